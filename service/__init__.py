@@ -1,0 +1,1 @@
+"""The HTTP API, and what both processes share: the tables, the events, the settings."""

@@ -1,0 +1,185 @@
+"""The command line of the API and of its operators: `python -m service`."""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import asyncpg
+import jwt
+import uvicorn
+import uvloop
+
+from service import auth, conveyancers, postgres, telemetry
+from service.app import create_app
+from service.conveyancers import UnknownConveyancer
+from service.postgres import Connection
+from service.settings import InvalidSetting, ServiceSettings, load
+
+_SCHEMA = Path(__file__).parent.parent / "schema.sql"
+
+
+def main() -> int:
+    """Run one command. Expected trouble is one line on standard error and exit status 1."""
+    arguments = _parser().parse_args()
+    try:
+        arguments.run(arguments)
+    except (InvalidSetting, UnknownConveyancer) as error:
+        return _fail(str(error) or error.__doc__ or "")
+    except postgres.UNAVAILABLE as error:
+        return _fail(f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__}).")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
+
+
+def serve(_: argparse.Namespace) -> None:
+    """Serve the API until SIGTERM; requests under way are finished first."""
+    settings = load(ServiceSettings)
+    telemetry.configure(settings)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+    )
+
+
+def schema_apply(_: argparse.Namespace) -> None:
+    """Create what is missing of the schema."""
+    _with_connection(lambda connection: postgres.apply_schema(connection, _SCHEMA.read_text()))
+    print(f"schema version {postgres.SCHEMA_VERSION} applied")
+
+
+def conveyancer_add(arguments: argparse.Namespace) -> None:
+    """Register a conveyancer, or change a registered one."""
+    _with_connection(
+        lambda connection: conveyancers.add(
+            connection,
+            arguments.id,
+            name=arguments.name,
+            charges_calculation_fee=arguments.charges_calculation_fee,
+        )
+    )
+    print(f"conveyancer {arguments.id} registered")
+
+
+def conveyancer_list(_: argparse.Namespace) -> None:
+    """Print every conveyancer: id, name, whether it charges a calculation fee."""
+
+    async def print_all(connection: Connection) -> None:
+        for conveyancer_id, name, charges in await conveyancers.list_all(connection):
+            print(conveyancer_id, name, "charges-calculation-fee" if charges else "no-fee", sep="\t")
+
+    _with_connection(print_all)
+
+
+def api_key_create(arguments: argparse.Namespace) -> None:
+    """Print a new API key, which cannot be shown again."""
+
+    async def create(connection: Connection) -> None:
+        print(await conveyancers.create_api_key(connection, arguments.conveyancer_id))
+
+    _with_connection(create)
+
+
+def api_key_revoke(arguments: argparse.Namespace) -> None:
+    """Revoke the API key with this prefix."""
+
+    async def revoke(connection: Connection) -> None:
+        revoked = await conveyancers.revoke_api_key(connection, arguments.prefix)
+        print(f"{arguments.prefix} revoked" if revoked else f"{arguments.prefix}: no such valid key")
+
+    _with_connection(revoke)
+
+
+def token(arguments: argparse.Namespace) -> None:
+    """Print a development access token, signed with a local key."""
+    missing = [name for name in ("AUTH_ISSUER", "AUTH_AUDIENCE") if not os.environ.get(name)]
+    if missing:
+        raise InvalidSetting(f"missing environment variable `{missing[0]}`")
+    issued_at = int(time.time())
+    claims = {
+        "iss": os.environ["AUTH_ISSUER"],
+        "aud": os.environ["AUTH_AUDIENCE"],
+        "sub": arguments.client_id,
+        os.environ.get("AUTH_TENANT_CLAIM") or "client_id": arguments.client_id,
+        "scope": arguments.scope,
+        "iat": issued_at,
+        "exp": issued_at + arguments.expires_in,
+    }
+    headers = {"typ": "at+jwt", "kid": arguments.key_id}
+    print(jwt.encode(claims, arguments.key.read_text(), algorithm="ES256", headers=headers))
+
+
+def _with_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+    url = os.environ.get("DATABASE_URL")
+    if not url:
+        raise InvalidSetting("missing environment variable `DATABASE_URL`")
+
+    async def run() -> None:
+        connection: Connection = await asyncpg.connect(url, timeout=10)
+        try:
+            await work(connection)
+        finally:
+            await connection.close(timeout=10)
+
+    asyncio.run(run())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    _command(commands, "serve", serve)
+
+    schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
+    _command(schema, "apply", schema_apply)
+
+    conveyancer = commands.add_parser("conveyancer", help="The law firms.").add_subparsers(required=True)
+    add = _command(conveyancer, "add", conveyancer_add)
+    add.add_argument("id", help="the value of the tenant claim in the firm's access tokens")
+    add.add_argument("--name", required=True)
+    add.add_argument("--charges-calculation-fee", action=argparse.BooleanOptionalAction, default=False)
+    _command(conveyancer, "list", conveyancer_list)
+
+    api_key = commands.add_parser("api-key", help="Keys to the questionnaire.").add_subparsers(required=True)
+    create = _command(api_key, "create", api_key_create)
+    create.add_argument("conveyancer_id")
+    revoke = _command(api_key, "revoke", api_key_revoke)
+    revoke.add_argument("prefix", help="the second part of the key: cr_<prefix>_…")
+
+    sign = _command(commands, "token", token)
+    sign.add_argument("client_id", help="the conveyancer the token is for")
+    sign.add_argument("--key", type=Path, required=True, help="PEM file of an EC P-256 private key")
+    sign.add_argument("--key-id", default="local", help="its kid in the JWK set (default: local)")
+    sign.add_argument("--scope", default=f"{auth.READ} {auth.WRITE}")
+    sign.add_argument("--expires-in", type=int, default=3600, metavar="SECONDS")
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+    command.set_defaults(run=run)
+    return command
+
+
+if __name__ == "__main__":
+    uvloop.install()
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""From the Authorization header to a caller: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
+
+import time
+from typing import Any
+
+import jwt
+import msgspec
+from cachetools import TLRUCache
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import Guard
+
+from service import conveyancers, postgres
+from service.postgres import Pool
+from service.settings import ServiceSettings
+from service.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
+
+READ = "request:read"
+WRITE = "request:write"
+
+_LARGEST_TOKEN = 8 * 1024
+_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})  # RFC 9068, section 4
+_LONGEST_MEMORY_SECONDS = 300.0  # a token signed with a withdrawn key is trusted no longer than this
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is calling: a conveyancer's system, and what its token lets it do."""
+
+    conveyancer_id: str
+    scopes: frozenset[str]
+    expires_at: float  # seconds since the epoch
+
+
+class Unauthenticated(Exception):
+    """There is no valid token."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason  # None when no credentials were sent: RFC 6750 then wants no error code
+
+
+class InsufficientScope(Exception):
+    """The token does not carry the scope that this endpoint needs."""
+
+    def __init__(self, scope: str) -> None:
+        super().__init__(scope)
+        self.scope = scope
+
+
+class Authenticator:
+    """Verifies what stands in an Authorization header, and remembers access tokens it has verified."""
+
+    def __init__(self, settings: ServiceSettings, keys: SigningKeys, pool: Pool) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._pool = pool
+        self._verified: TLRUCache[str, Caller] = TLRUCache(
+            maxsize=settings.auth_remembered_tokens, ttu=_forget_at, timer=time.time
+        )
+
+    async def access_token(self, authorization: str | None, *, scope: str) -> Caller:
+        """Return the caller behind an access token that carries *scope*.
+
+        Raises Unauthenticated, InsufficientScope or SigningKeysUnavailable.
+        """
+        token = _bearer_token(authorization)
+        if conveyancers.looks_like_api_key(token):
+            raise Unauthenticated("An API key does not open this endpoint: send an access token")
+        caller = await self._verify(token)
+        if scope not in caller.scopes:
+            raise InsufficientScope(scope)
+        return caller
+
+    async def api_key_or_token(self, authorization: str | None) -> None:
+        """Let any valid API key or access token pass. Raises Unauthenticated."""
+        token = _bearer_token(authorization)
+        if not conveyancers.looks_like_api_key(token):
+            await self._verify(token)
+            return
+        seconds = self._settings.database_timeout_seconds
+        async with postgres.connection(self._pool, seconds=seconds) as connection:
+            if await conveyancers.find_by_api_key(connection, token) is None:
+                raise Unauthenticated("The API key is not valid")
+
+    async def _verify(self, token: str) -> Caller:
+        if caller := self._verified.get(token):
+            return caller
+        caller = await self._decode(token)
+        self._verified[token] = caller
+        return caller
+
+    async def _decode(self, token: str) -> Caller:
+        if len(token) > _LARGEST_TOKEN:
+            raise Unauthenticated("The access token is too large")
+        try:
+            header = jwt.get_unverified_header(token)
+            _check_header(header)
+            claims = jwt.decode(
+                token,
+                await self._keys.find(header["kid"]),
+                algorithms=[header["alg"]],
+                issuer=self._settings.auth_issuer,
+                audience=self._settings.auth_audience,
+                leeway=self._settings.auth_leeway_seconds,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise Unauthenticated("The access token expired") from None
+        except jwt.InvalidAudienceError:
+            raise Unauthenticated("The access token is for another audience") from None
+        except jwt.InvalidIssuerError:
+            raise Unauthenticated("The access token is of another issuer") from None
+        except (jwt.PyJWTError, UnknownSigningKey, ValueError):
+            raise Unauthenticated("The access token is not valid") from None
+        return self._caller(claims)
+
+    def _caller(self, claims: dict[str, Any]) -> Caller:
+        conveyancer_id = claims.get(self._settings.auth_tenant_claim)
+        scope = claims.get("scope", "")
+        if not isinstance(conveyancer_id, str) or not isinstance(scope, str):
+            raise Unauthenticated("The access token names no client")
+        expires_at = claims["exp"] + self._settings.auth_leeway_seconds
+        return Caller(conveyancer_id, frozenset(scope.split()), expires_at)
+
+
+def requires(scope: str) -> Guard:
+    """Return a guard for endpoints that take an access token with *scope*."""
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        authenticator: Authenticator = connection.app.state.authenticator
+        connection.scope["user"] = await authenticator.access_token(
+            connection.headers.get("authorization"), scope=scope
+        )
+
+    return guard
+
+
+async def requires_api_key_or_token(
+    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
+) -> None:
+    """Guard of endpoints that take an API key or any valid access token."""
+    authenticator: Authenticator = connection.app.state.authenticator
+    await authenticator.api_key_or_token(connection.headers.get("authorization"))
+
+
+def _bearer_token(authorization: str | None) -> str:
+    if authorization is None:
+        raise Unauthenticated
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated
+    return token.strip()
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    """Refuse, before any cryptography, what cannot be one of the issuer's access tokens."""
+    if header.get("alg") not in ALGORITHMS:
+        raise Unauthenticated("The access token is signed with an algorithm that is not accepted")
+    if str(header.get("typ", "")).lower() not in _TOKEN_TYPES:
+        raise Unauthenticated("The token is not an access token: its typ must be at+jwt")
+    if "crit" in header or not isinstance(header.get("kid"), str):
+        raise Unauthenticated("The access token has a header that is not accepted")
+
+
+def _forget_at(_token: str, caller: Caller, now: float) -> float:
+    return min(caller.expires_at, now + _LONGEST_MEMORY_SECONDS)

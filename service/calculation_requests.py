@@ -1,0 +1,322 @@
+"""Calculation requests: the record the interface returns, and the SQL of its table."""
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from service import events, outbox, request_secrets
+from service.conveyancers import UnknownConveyancer
+from service.identifiers import new_request_id, uuid_of
+from service.postgres import Connection
+from service.request_secrets import SecretKeyRing
+
+RequestType = Literal["SDLT_CALCULATION"]
+
+
+class RequestNotFound(Exception):
+    """There is no such request."""
+
+
+class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
+
+    uuid: str
+    created_at: datetime
+    updated_at: datetime
+    customer_email: str
+    customer_phone: str | None
+    customer_first_name: str
+    customer_last_name: str
+    sender_email: str
+    sender_organization_name: str
+    sender_first_name: str
+    sender_last_name: str
+    case_ref: str
+    request_type: RequestType
+    property_value: int | None
+    notes: str | None
+    calculation_id: str | None
+    secret: str
+    request_url: str
+    external_id: str | None
+    meta_data: dict[str, Any] | None
+    calculation_fee_exempt: bool
+    calculation_fee_exempt_reason: str | None
+
+
+class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of calculation_request."""
+
+    id: UUID
+    conveyancer_id: str
+    created_at: datetime
+    updated_at: datetime
+    customer_email: str
+    customer_phone: str | None
+    customer_first_name: str
+    customer_last_name: str
+    sender_email: str
+    sender_organization_name: str
+    sender_first_name: str
+    sender_last_name: str
+    case_ref: str
+    request_type: RequestType
+    property_value: int | None
+    notes: str | None
+    external_id: str | None
+    meta_data: str | None
+    calculation_fee_exempt: bool
+    calculation_fee_exempt_reason: str | None
+    calculation_id: str | None
+    secret_salt: bytes
+    secret_key_id: str
+    sequence: int
+
+    @property
+    def uuid(self) -> str:
+        """The identifier as the outside sees it."""
+        return uuid_of(self.id)
+
+    def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
+        """Return the customer's link, secret included: never to be logged or queued."""
+        return request_secrets.request_url(app_url, self.uuid, self.secret(keys))
+
+    def secret(self, keys: SecretKeyRing) -> str:
+        """Return the secret that opens this request."""
+        return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
+
+    def record(self, keys: SecretKeyRing, app_url: str) -> CalculationRequestRecord:
+        """Return what the interface shows of this request."""
+        uuid = self.uuid
+        secret = self.secret(keys)
+        return CalculationRequestRecord(
+            uuid=uuid,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            customer_email=self.customer_email,
+            customer_phone=self.customer_phone,
+            customer_first_name=self.customer_first_name,
+            customer_last_name=self.customer_last_name,
+            sender_email=self.sender_email,
+            sender_organization_name=self.sender_organization_name,
+            sender_first_name=self.sender_first_name,
+            sender_last_name=self.sender_last_name,
+            case_ref=self.case_ref,
+            request_type=self.request_type,
+            property_value=self.property_value,
+            notes=self.notes,
+            calculation_id=self.calculation_id,
+            secret=secret,
+            request_url=request_secrets.request_url(app_url, uuid, secret),
+            external_id=self.external_id,
+            meta_data=None if self.meta_data is None else msgspec.json.decode(self.meta_data),
+            calculation_fee_exempt=self.calculation_fee_exempt,
+            calculation_fee_exempt_reason=self.calculation_fee_exempt_reason,
+        )
+
+    def facts(self, *, sequence: int) -> dict[str, Any]:
+        """Return the fields that every event about this request carries."""
+        return {
+            "uuid": self.uuid,
+            "tenant": self.conveyancer_id,
+            "request_type": self.request_type,
+            "property_value": self.property_value,
+            "calculation_fee_exempt": self.calculation_fee_exempt,
+            "external_id": self.external_id,
+            "sequence": sequence,
+        }
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid request as submitted, after the rules of the fee waiver."""
+
+    customer_email: str
+    customer_phone: str | None
+    customer_first_name: str
+    customer_last_name: str
+    sender_email: str
+    sender_organization_name: str
+    sender_first_name: str
+    sender_last_name: str
+    case_ref: str
+    request_type: RequestType
+    property_value: int | None
+    notes: str | None
+    external_id: str | None
+    meta_data: dict[str, Any] | None
+    calculation_fee_exempt: bool
+    calculation_fee_exempt_reason: str | None
+
+
+def now() -> datetime:
+    """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+async def insert(
+    connection: Connection,
+    submission: Submission,
+    *,
+    conveyancer_id: str,
+    keys: SecretKeyRing,
+    traceparent: str | None,
+) -> CalculationRequest:
+    """Store a request and its request.created event in one statement, so both or neither exist.
+
+    Raises UnknownConveyancer, and stores nothing, when *conveyancer_id* is not registered.
+    """
+    created_at = now()
+    fields = msgspec.structs.asdict(submission)
+    if submission.meta_data is not None:
+        fields["meta_data"] = msgspec.json.encode(submission.meta_data).decode()
+    request = CalculationRequest(
+        id=new_request_id(),
+        conveyancer_id=conveyancer_id,
+        created_at=created_at,
+        updated_at=created_at,
+        calculation_id=None,
+        secret_salt=request_secrets.new_salt(),
+        secret_key_id=keys.current_id,
+        sequence=1,
+        **fields,
+    )
+    created = events.RequestCreated(**request.facts(sequence=request.sequence))
+    stored = await connection.fetchval(
+        """
+        WITH stored AS (
+            INSERT INTO calculation_request (
+                   id, conveyancer_id, created_at, updated_at,
+                   customer_email, customer_phone, customer_first_name, customer_last_name,
+                   sender_email, sender_organization_name, sender_first_name, sender_last_name,
+                   case_ref, request_type, property_value, notes, external_id, meta_data,
+                   calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+                   secret_salt, secret_key_id, sequence)
+            SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+                   $18, $19, $20, $21, $22, $23, $24
+              FROM conveyancer
+             WHERE conveyancer.id = $2
+            RETURNING id
+        )
+        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+        SELECT $25, stored.id, $26, $24, $27, $28
+          FROM stored
+        RETURNING request_id
+        """,
+        *msgspec.structs.astuple(request),
+        outbox.lane_of(request.id),
+        created.type,
+        traceparent,
+        events.encode(created, time=created_at, traceparent=traceparent),
+    )
+    if stored is None:
+        raise UnknownConveyancer
+    return request
+
+
+async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
+    """Return a request of this conveyancer.
+
+    Raises RequestNotFound, also when it is another's, and UnknownConveyancer.
+    """
+    row = await connection.fetchrow(
+        """
+        SELECT request.id, request.conveyancer_id, request.created_at, request.updated_at,
+               request.customer_email, request.customer_phone, request.customer_first_name,
+               request.customer_last_name,
+               request.sender_email, request.sender_organization_name, request.sender_first_name,
+               request.sender_last_name,
+               request.case_ref, request.request_type, request.property_value, request.notes,
+               request.external_id, request.meta_data,
+               request.calculation_fee_exempt, request.calculation_fee_exempt_reason,
+               request.calculation_id,
+               request.secret_salt, request.secret_key_id, request.sequence
+          FROM conveyancer
+          LEFT JOIN calculation_request AS request
+            ON request.id = $1
+           AND request.conveyancer_id = conveyancer.id
+         WHERE conveyancer.id = $2
+        """,
+        request_id,
+        conveyancer_id,
+    )
+    if row is None:
+        raise UnknownConveyancer
+    if row["id"] is None:
+        raise RequestNotFound
+    return CalculationRequest(**row)
+
+
+async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
+    """Return a request and keep its row locked until the transaction ends, so that its events are in order.
+
+    For the consumers alone, who act for every conveyancer. Raises RequestNotFound.
+    """
+    row = await connection.fetchrow(
+        """
+        SELECT id, conveyancer_id, created_at, updated_at,
+               customer_email, customer_phone, customer_first_name, customer_last_name,
+               sender_email, sender_organization_name, sender_first_name, sender_last_name,
+               case_ref, request_type, property_value, notes, external_id, meta_data,
+               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+               secret_salt, secret_key_id, sequence
+          FROM calculation_request
+         WHERE id = $1
+           FOR NO KEY UPDATE
+        """,
+        request_id,
+    )
+    if row is None:
+        raise RequestNotFound
+    return CalculationRequest(**row)
+
+
+async def record_calculation(
+    connection: Connection, request: CalculationRequest, calculation_id: str, *, traceparent: str | None
+) -> None:
+    """Set the calculation of a locked request, and announce it."""
+    updated_at = now()
+    await connection.execute(
+        """
+        UPDATE calculation_request
+           SET calculation_id = $2,
+               updated_at = $3
+         WHERE id = $1
+        """,
+        request.id,
+        calculation_id,
+        updated_at,
+    )
+    event = events.RequestCalculated(
+        **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id
+    )
+    await announce(connection, request, event, time=updated_at, traceparent=traceparent)
+
+
+async def announce(
+    connection: Connection,
+    request: CalculationRequest,
+    event: events.RequestEvent,
+    *,
+    time: datetime | None = None,
+    traceparent: str | None = None,
+) -> None:
+    """Write the next event of a locked request to the outbox, and count it."""
+    await connection.execute(
+        """
+        WITH counted AS (
+            UPDATE calculation_request
+               SET sequence = $2
+             WHERE id = $1
+        )
+        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+        VALUES ($3, $1, $4, $2, $5, $6)
+        """,
+        request.id,
+        event.sequence,
+        outbox.lane_of(request.id),
+        event.type,
+        traceparent,
+        events.encode(event, time=time or now(), traceparent=traceparent),
+    )

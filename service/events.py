@@ -1,0 +1,105 @@
+"""The events that travel: CloudEvents 1.0, thin and free of personal data."""
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Generic, TypeVar
+
+import msgspec
+
+SOURCE = "/calculation-requests"
+CONTENT_TYPE = "application/cloudevents+json"
+
+
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What every event about a calculation request says; consumers that need more ask the API."""
+
+    type: ClassVar[str]
+
+    uuid: str
+    tenant: str
+    request_type: str
+    property_value: int | None
+    calculation_fee_exempt: bool
+    external_id: str | None
+    sequence: int
+
+
+class RequestCreated(RequestEvent, frozen=True, kw_only=True):
+    """A request was stored."""
+
+    type: ClassVar[str] = "request.created"
+
+
+class RequestEmailSent(RequestEvent, frozen=True, kw_only=True):
+    """The mail server accepted the e-mail to the customer."""
+
+    type: ClassVar[str] = "request.email_sent"
+
+
+class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
+    """The mail server refused the e-mail to the customer for good, with this SMTP reply code."""
+
+    type: ClassVar[str] = "request.email_failed"
+
+    smtp_code: int
+
+
+class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
+    """The request has its calculation."""
+
+    type: ClassVar[str] = "request.calculated"
+
+    calculation_id: str
+
+
+class CalculationCreated(msgspec.Struct, frozen=True):
+    """A calculation team made a calculation from a request (inbound). Fields we do not know are ignored."""
+
+    type: ClassVar[str] = "calculation.created"
+
+    request_uuid: str
+    calculation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"\A\S+\Z")]
+
+
+# Someone must be listening to these: an unroutable one is a fault, not a success.
+MUST_BE_ROUTED = frozenset({RequestCreated.type})
+
+Data = TypeVar("Data")
+
+
+class CloudEvent(msgspec.Struct, Generic[Data], frozen=True, kw_only=True, omit_defaults=True):
+    """A CloudEvents 1.0 event in structured JSON."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    subject: str | None = None
+    time: datetime | None = None
+    datacontenttype: str = ""
+    traceparent: str | None = None
+    data: Data
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def event_id(uuid: str, event_type: str, sequence: int) -> str:
+    """Return the id of an event, the same whenever it is made again: consumers deduplicate by it."""
+    return f"{uuid}.{event_type}.{sequence}"
+
+
+def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
+    """Return the message body of an event."""
+    return _encoder.encode(
+        CloudEvent(
+            specversion="1.0",
+            id=event_id(data.uuid, data.type, data.sequence),
+            source=SOURCE,
+            type=data.type,
+            subject=data.uuid,
+            time=time,
+            datacontenttype="application/json",
+            traceparent=traceparent,
+            data=data,
+        )
+    )

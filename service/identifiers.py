@@ -1,0 +1,36 @@
+"""The uuid of a calculation request: `req_` and a UUIDv7 as 22 base62 characters, so it sorts by time."""
+
+import re
+from uuid import UUID
+
+import uuid_utils.compat
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGITS = {character: digit for digit, character in enumerate(_ALPHABET)}
+_WIDTH = 22
+_SHAPE = re.compile(rf"req_[0-9A-Za-z]{{{_WIDTH}}}", re.ASCII)
+
+
+def new_request_id() -> UUID:
+    """Return a new UUIDv7."""
+    return uuid_utils.compat.uuid7()
+
+
+def uuid_of(request_id: UUID) -> str:
+    """Return the `req_…` form that the outside sees."""
+    number = request_id.int
+    characters = []
+    for _ in range(_WIDTH):
+        number, digit = divmod(number, 62)
+        characters.append(_ALPHABET[digit])
+    return "req_" + "".join(reversed(characters))
+
+
+def parse_uuid(text: str) -> UUID | None:
+    """Return the id behind *text*, or None when it is not the `req_…` form of any."""
+    if not _SHAPE.fullmatch(text):
+        return None
+    number = 0
+    for character in text[4:]:
+        number = number * 62 + _DIGITS[character]
+    return UUID(int=number) if number < 2**128 else None

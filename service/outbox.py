@@ -1,0 +1,191 @@
+"""Everything SQL does to the outbox, for the side that writes it and the side that relays it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from service.events import event_id
+from service.identifiers import uuid_of
+from service.postgres import Connection
+
+LANES = 16
+CHANNEL = "outbox"  # of LISTEN and NOTIFY
+_LANE_LOCKS = 0x0B0C  # the class of our advisory locks; the lane is the second key
+
+
+class LaneLost(Exception):
+    """Rows of a lane were gone when they were to be settled: another relay has had the lane."""
+
+
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An event on its way."""
+
+    id: int
+    request_id: UUID
+    type: str
+    sequence: int
+    traceparent: str | None
+    payload: bytes
+    created_at: datetime
+    attempts: int
+    held: bool
+
+    @property
+    def event_id(self) -> str:
+        """The id of the event, which is the AMQP message id too."""
+        return event_id(uuid_of(self.request_id), self.type, self.sequence)
+
+
+def lane_of(request_id: UUID) -> int:
+    """Return the lane of a request: its events share one, and so keep their order with many relays."""
+    return request_id.int % LANES
+
+
+async def notify(connection: Connection) -> None:
+    """Wake the relays. Never inside the writing transaction: commits would queue for one lock."""
+    await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
+
+
+async def due_lanes(connection: Connection) -> list[int]:
+    """Return the lanes in which something can be published now."""
+    rows = await connection.fetch(
+        """
+        SELECT lane
+          FROM generate_series(0, $1 - 1) AS lane
+         WHERE EXISTS (SELECT
+                         FROM outbox
+                        WHERE outbox.lane = lane.lane)
+            OR EXISTS (SELECT
+                         FROM outbox_held
+                        WHERE outbox_held.lane = lane.lane
+                          AND parked_at IS NULL
+                          AND next_attempt_at <= now())
+        """,
+        LANES,
+    )
+    return [row["lane"] for row in rows]
+
+
+async def lock_lane(connection: Connection, lane: int) -> bool:
+    """Take a lane until the transaction ends. False when another relay has it.
+
+    A statement of its own: the next one then sees all that the last holder has settled.
+    """
+    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1, $2)", _LANE_LOCKS, lane)
+    return locked
+
+
+async def read(connection: Connection, lane: int, *, limit: int) -> list[OutboxRow]:
+    """Return the oldest events of a locked lane; `held` says that an earlier event of the request is held."""
+    rows = await connection.fetch(
+        """
+        SELECT id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
+               EXISTS (SELECT
+                         FROM outbox_held
+                        WHERE outbox_held.request_id = outbox.request_id) AS held
+          FROM outbox
+         WHERE lane = $1
+         ORDER BY id
+         LIMIT $2
+        """,
+        lane,
+        limit,
+    )
+    return [OutboxRow(**row) for row in rows]
+
+
+async def read_held(connection: Connection, lane: int, *, limit: int) -> list[OutboxRow]:
+    """Return the held events of a locked lane that are due and have none of their request before them."""
+    rows = await connection.fetch(
+        """
+        SELECT id, request_id, type, sequence, traceparent, payload, created_at, attempts, true AS held
+          FROM outbox_held AS candidate
+         WHERE lane = $1
+           AND parked_at IS NULL
+           AND next_attempt_at <= now()
+           AND NOT EXISTS (SELECT
+                             FROM outbox_held AS earlier
+                            WHERE earlier.request_id = candidate.request_id
+                              AND earlier.id < candidate.id)
+         ORDER BY next_attempt_at
+         LIMIT $2
+        """,
+        lane,
+        limit,
+    )
+    return [OutboxRow(**row) for row in rows]
+
+
+async def delete(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+    """Settle events that the broker has confirmed. Raises LaneLost unless every one was there."""
+    if not ids:
+        return
+    deleted = await connection.execute("DELETE FROM outbox WHERE lane = $1 AND id = ANY($2)", lane, ids)
+    if deleted != f"DELETE {len(ids)}":
+        raise LaneLost
+
+
+async def delete_held(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+    """Settle held events that the broker has confirmed. Raises LaneLost unless every one was there."""
+    if not ids:
+        return
+    deleted = await connection.execute("DELETE FROM outbox_held WHERE lane = $1 AND id = ANY($2)", lane, ids)
+    if deleted != f"DELETE {len(ids)}":
+        raise LaneLost
+
+
+async def hold(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+    """Move events out of the lane; each waits for the earlier ones of its request, then is due at once."""
+    if not ids:
+        return
+    await connection.execute(
+        """
+        WITH moved AS (
+            DELETE FROM outbox
+             WHERE lane = $1
+               AND id = ANY($2)
+            RETURNING lane, id, request_id, type, sequence, traceparent, payload, created_at
+        )
+        INSERT INTO outbox_held (lane, id, request_id, type, sequence, traceparent, payload, created_at,
+                                 attempts, next_attempt_at)
+        SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, now()
+          FROM moved
+        """,
+        lane,
+        ids,
+    )
+
+
+async def postpone(
+    connection: Connection,
+    lane: int,
+    ids: Sequence[int],
+    errors: Sequence[str],
+    *,
+    base_seconds: float,
+    longest_seconds: float,
+    attempt_limit: int,
+) -> None:
+    """Charge held events one attempt: due again after a delay that doubles, or parked at the limit."""
+    if not ids:
+        return
+    await connection.execute(
+        """
+        UPDATE outbox_held
+           SET attempts = attempts + 1,
+               last_error = failure.error,
+               next_attempt_at = now() + make_interval(secs => least($6, $5 * 2 ^ least(attempts, 30))),
+               parked_at = CASE WHEN attempts + 1 >= $4 THEN now() END
+          FROM unnest($2::bigint[], $3::text[]) AS failure (id, error)
+         WHERE outbox_held.lane = $1
+           AND outbox_held.id = failure.id
+        """,
+        lane,
+        ids,
+        errors,
+        attempt_limit,
+        base_seconds,
+        longest_seconds,
+    )

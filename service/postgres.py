@@ -1,0 +1,109 @@
+"""Connections to Postgres: one pool a process, bounded waits, and one name for every way it can be away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from service.settings import Settings
+
+Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
+Pool: TypeAlias = "asyncpg.Pool[Any]"
+
+SCHEMA_VERSION = 1
+_SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
+
+# What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
+UNAVAILABLE = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
+
+
+class PostgresUnavailable(Exception):
+    """Postgres did not answer in time."""
+
+
+class SchemaOutdated(Exception):
+    """The database has an older schema than this release needs: run `python -m service schema apply`."""
+
+
+def open_pool(settings: Settings) -> Pool:
+    """Return the pool of this process. It connects when first used, so a process starts without Postgres."""
+    return asyncpg.create_pool(
+        settings.database_url,
+        min_size=0,
+        max_size=settings.database_pool_size,
+        timeout=settings.database_timeout_seconds,
+        command_timeout=30.0,
+        reset=_keep_session,
+        server_settings={"application_name": "calculation-requests"},
+    )
+
+
+async def _keep_session(_: object) -> None:
+    """Skip asyncpg's clean-up query at each release: nothing here outlives its transaction."""
+
+
+@asynccontextmanager
+async def unavailability() -> AsyncIterator[None]:
+    """Raise PostgresUnavailable in place of whatever asyncpg says when the server is away."""
+    try:
+        yield
+    except UNAVAILABLE as error:
+        raise PostgresUnavailable from error
+
+
+@asynccontextmanager
+async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+    """Lend a connection for at most *seconds*, the wait for it included.
+
+    Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
+    """
+    async with unavailability(), asyncio.timeout(seconds), pool.acquire(timeout=seconds) as lent:
+        yield lent
+
+
+@asynccontextmanager
+async def transaction(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+    """Lend a connection with an open transaction, on the terms of `connection`."""
+    async with connection(pool, seconds=seconds) as lent, lent.transaction():
+        yield lent
+
+
+async def apply_schema(connection: Connection, statements: str) -> None:
+    """Run the statements of schema.sql, one process at a time."""
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
+        await connection.execute(statements)
+
+
+async def check_schema(connection: Connection) -> None:
+    """Raise SchemaOutdated unless the schema is at least the one this release needs."""
+    try:
+        version = await connection.fetchval("SELECT max(version) FROM schema_version")
+    except asyncpg.UndefinedTableError:
+        version = None
+    if version is None or version < SCHEMA_VERSION:
+        raise SchemaOutdated
+
+
+def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
+    """Return a readiness check: Postgres answers and its schema is recent enough."""
+
+    async def check() -> None:
+        async with connection(pool, seconds=seconds) as lent:
+            await check_schema(lent)
+
+    return check

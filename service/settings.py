@@ -1,0 +1,67 @@
+"""Settings come from environment variables only; a bad one stops the process and is named."""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class InvalidSetting(Exception):
+    """An environment variable is missing or has a value that cannot be used."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
+    """What both processes need. Durations are in seconds."""
+
+    database_url: NonBlank
+    app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
+    request_secret_keys: NonBlank
+    database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
+    database_timeout_seconds: Seconds = 1.0
+    host: NonBlank = "127.0.0.1"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["json", "console"] = "json"
+
+
+class ServiceSettings(Settings, frozen=True, kw_only=True):
+    """What the API needs. It is given no broker address: it has no use for one."""
+
+    port: Port = 8000
+    auth_issuer: NonBlank
+    auth_audience: NonBlank
+    auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
+    auth_tenant_claim: NonBlank = "client_id"
+    auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
+    auth_jwks_refresh_seconds: Seconds = 300.0
+    auth_jwks_timeout_seconds: Seconds = 5.0
+    auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 10_000
+    shutdown_seconds: Seconds = 20.0
+    relay_wake_seconds: Seconds = 0.005
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def load(kind: type[AnySettings], environment: Mapping[str, str] = os.environ) -> AnySettings:
+    """Read the settings of one process from *environment*; an empty variable counts as unset.
+
+    Raises InvalidSetting, which names the variable but never its value: it may be a password.
+    """
+    given = {name: value for name, value in environment.items() if value != ""}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidSetting(_explain(str(error))) from None
+
+
+def _explain(problem: str) -> str:
+    """Turn msgspec's `… - at `$.PORT`` into a sentence that begins with the variable."""
+    reason, _, path = problem.partition(" - at `$.")
+    if path:
+        return f"{path.rstrip('`')}: {reason}"
+    return problem.replace("Object missing required field", "missing environment variable")

@@ -1,0 +1,244 @@
+"""What a caller may submit, and every reason to refuse it: all failing fields are told at once."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import email_validator
+import msgspec
+
+from service.calculation_requests import RequestType, Submission
+
+META_DATA_BYTES = 16 * 1024
+META_DATA_DEPTH = 16
+REASON_CHARACTERS = 500
+_INT64 = range(-(2**63), 2**63)
+
+Line = Annotated[str, msgspec.Meta(max_length=255)]
+EmailAddress = Annotated[str, msgspec.Meta(max_length=254)]
+
+
+class MalformedBody(Exception):
+    """The body is not JSON that can be read: bad syntax, not UTF-8, or nested too deeply."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One reason why one field was refused; `pointer` is a JSON pointer (RFC 6901) into the body."""
+
+    code: str
+    message: str
+    field: str | None
+    pointer: str | None
+
+
+class InvalidSubmission(Exception):
+    """Some fields are missing or not acceptable."""
+
+    def __init__(self, errors: list[FieldError]) -> None:
+        super().__init__(len(errors))
+        self.errors = errors
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a create request: types and lengths (interface, *Request, as sent on creation*)."""
+
+    customer_email: EmailAddress
+    customer_phone: Annotated[str, msgspec.Meta(max_length=32)] | None = None
+    customer_first_name: Line
+    customer_last_name: Line
+    sender_email: EmailAddress
+    sender_organization_name: Line
+    sender_first_name: Line
+    sender_last_name: Line
+    case_ref: Line
+    request_type: RequestType = "SDLT_CALCULATION"
+    property_value: Annotated[int, msgspec.Meta(ge=0, le=10**12)] | None = None
+    notes: Annotated[str, msgspec.Meta(max_length=10_000)] | None = None
+    external_id: Line | None = None
+    meta_data: dict[str, Any] | None = None
+    calculation_fee_exempt: bool = False
+    # Looked at only when the waiver applies: until then anything goes, as the interface says *ignored*.
+    calculation_fee_exempt_reason: Any = None
+
+
+_decoder = msgspec.json.Decoder(Form)
+_fields = {field.name: field for field in msgspec.structs.fields(Form)}
+
+
+class Draft:
+    """A submitted body whose fee waiver has yet to be judged, for which the conveyancer must be known."""
+
+    def __init__(self, body: bytes) -> None:
+        """Read *body*. Raises MalformedBody; what is wrong with its fields is told by `validated`."""
+        self.values: Mapping[str, Any]
+        try:
+            form = _decoder.decode(body)
+            self.values = msgspec.structs.asdict(form)
+            self.errors: list[FieldError] = []
+        except msgspec.ValidationError:
+            self.values, self.errors = _read_field_by_field(_decode_plain(body))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise MalformedBody from None
+        self.errors += [error for error in map(self._check, _CHECKS) if error is not None]
+
+    @property
+    def asks_for_waiver(self) -> bool:
+        """Whether the conveyancer's fee setting matters."""
+        return self.values.get("calculation_fee_exempt") is True
+
+    def validated(self, *, waiver_applies: bool) -> Submission:
+        """Return the submission. Raises InvalidSubmission with every failing field."""
+        reason = self.values.get("calculation_fee_exempt_reason") if waiver_applies else None
+        errors = self.errors + (_reason_errors(reason) if waiver_applies else [])
+        if errors:
+            raise InvalidSubmission(errors)
+        waiver = {"calculation_fee_exempt": waiver_applies, "calculation_fee_exempt_reason": reason}
+        return Submission(**{**self.values, **waiver})
+
+    def _check(self, name: str) -> FieldError | None:
+        value = self.values.get(name)
+        failure = None if value is None else _CHECKS[name](value)
+        return failure and _field_error(name, *failure)
+
+
+def _decode_plain(body: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MalformedBody from None
+    if not isinstance(decoded, dict):
+        error = FieldError("invalid_type", "The body must be a JSON object.", None, "")
+        raise InvalidSubmission([error])
+    return decoded
+
+
+def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[FieldError]]:
+    """Return the fields of the right type, and an error for each that is not, is missing or unknown."""
+    values: dict[str, Any] = {}
+    errors = []
+    for name, field in _fields.items():
+        if name not in body:
+            if field.required:
+                errors.append(_field_error(name, "required", "This field is required."))
+            else:
+                values[name] = field.default
+            continue
+        try:
+            values[name] = msgspec.convert(body[name], field.type)
+        except msgspec.ValidationError as error:
+            errors.append(_field_error(name, *_classify(str(error))))
+    errors += [
+        _field_error(name, "unknown_field", "There is no such field.") for name in body if name not in _fields
+    ]
+    return values, errors
+
+
+def _field_error(name: str, code: str, message: str) -> FieldError:
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return FieldError(code, message, name, f"/{escaped}")
+
+
+def _classify(problem: str) -> tuple[str, str]:
+    """Return our code and sentence for what msgspec says of a single value."""
+    plain = problem.partition(" - at ")[0].replace("`", "")
+    if plain.startswith("Expected str of length"):
+        return "too_long", f"{plain} characters."
+    if plain.startswith(("Expected int <=", "Expected int >=")):
+        return "out_of_range", f"{plain}."
+    if plain.startswith("Invalid enum value"):
+        return "invalid_choice", "Expected SDLT_CALCULATION."
+    return "invalid_type", f"{plain}."
+
+
+Failure = tuple[str, str]  # an error code and a sentence for the caller
+
+# What no single line has: control characters, line and paragraph separators, surrogates (which cannot be
+# stored), and the bidirectional controls of UAX #9, which could make a name read as something else.
+_FORBIDDEN_IN_LINES = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def _check_line(value: str) -> Failure | None:
+    if _FORBIDDEN_IN_LINES.search(value):
+        return "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
+    return None
+
+
+def _check_required_line(value: str) -> Failure | None:
+    if not value.strip():
+        return "blank", "This field must not be blank."
+    return _check_line(value)
+
+
+def _check_text(value: str) -> Failure | None:
+    return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
+
+
+def _check_email(value: str) -> Failure | None:
+    if failure := _check_required_line(value):
+        return failure
+    try:
+        email_validator.validate_email(
+            value, check_deliverability=False, allow_smtputf8=False, test_environment=True
+        )
+    except email_validator.EmailNotValidError:
+        return "invalid_email", "Expected the e-mail address of exactly one recipient."
+    return None
+
+
+def _check_meta_data(value: dict[str, Any]) -> Failure | None:
+    if failure := _check_json(value, depth=1):
+        return failure
+    if len(msgspec.json.encode(value)) > META_DATA_BYTES:
+        return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON."
+    return None
+
+
+def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
+    """Check strings, integers and depth of a JSON value; the recursion ends at META_DATA_DEPTH."""
+    match value:
+        case str():
+            return _check_text(value)
+        case dict() | list() if depth > META_DATA_DEPTH:
+            return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting."
+        case dict():
+            parts = [*value.keys(), *value.values()]
+            return next(filter(None, (_check_json(part, depth=depth + 1) for part in parts)), None)
+        case list():
+            return next(filter(None, (_check_json(part, depth=depth + 1) for part in value)), None)
+        case int() if value not in _INT64:
+            return "out_of_range", "Integers must fit into 64 bits."
+    return None
+
+
+def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON value
+    """Check the reason of a waiver that applies."""
+    failure: Failure | None
+    if reason is None:
+        failure = "required", "This field is required when calculation_fee_exempt is true."
+    elif not isinstance(reason, str):
+        failure = "invalid_type", "Expected str."
+    elif len(reason) > REASON_CHARACTERS:
+        failure = "too_long", f"Expected str of length <= {REASON_CHARACTERS} characters."
+    elif not reason.strip():
+        failure = "blank", "This field must not be blank."
+    else:
+        failure = _check_text(reason)
+    return [_field_error("calculation_fee_exempt_reason", *failure)] if failure else []
+
+
+_CHECKS: dict[str, Callable[[Any], Failure | None]] = {
+    "customer_email": _check_email,
+    "customer_phone": _check_line,
+    "customer_first_name": _check_required_line,
+    "customer_last_name": _check_required_line,
+    "sender_email": _check_email,
+    "sender_organization_name": _check_required_line,
+    "sender_first_name": _check_required_line,
+    "sender_last_name": _check_required_line,
+    "case_ref": _check_required_line,
+    "notes": _check_text,
+    "external_id": _check_line,
+    "meta_data": _check_meta_data,
+}

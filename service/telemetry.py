@@ -1,0 +1,95 @@
+"""Logs: one event per unit of work, as JSON or for the console, with nothing personal or secret."""
+
+import logging
+import logging.config
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import asyncpg
+import structlog
+from structlog.typing import Processor
+
+from service.settings import Settings
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def configure(settings: Settings) -> None:
+    """Send the logs of structlog and of all libraries to standard output, in one format."""
+    renderer: Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+    )
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {
+                "all": {
+                    "()": structlog.stdlib.ProcessorFormatter,
+                    "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+                    "foreign_pre_chain": [*shared, _tame],
+                }
+            },
+            "handlers": {
+                "all": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "all"}
+            },
+            "root": {"handlers": ["all"], "level": settings.log_level},
+            # Libraries speak up only when something is wrong: at INFO some of them print addresses and URLs.
+            "loggers": {
+                name: {"level": "WARNING"}
+                for name in ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "uvicorn")
+            },
+        }
+    )
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return what a log line may say of an exception: its class and place, never values that it quotes."""
+    frames = traceback.extract_tb(error.__traceback__)
+    facts: dict[str, Any] = {
+        "error": type(error).__name__,
+        "at": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-8:]],
+    }
+    if isinstance(error, asyncpg.PostgresError):
+        facts["sqlstate"] = error.sqlstate
+        facts["constraint"] = getattr(error, "constraint_name", None)
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":
+        # The system's own words quote nothing; those of Postgres, parsers and mail servers may.
+        facts["reason"] = str(error)
+    if error.__cause__ is not None:
+        facts["cause"] = describe(error.__cause__)
+    return facts
+
+
+def traceparent(headers: Mapping[str, str]) -> str | None:
+    """Return the trace context (W3C Trace Context, section 3.2), or None unless it is well-formed."""
+    value = headers.get("traceparent", "")
+    return value if _TRACEPARENT.fullmatch(value) else None
+
+
+def _tame(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Reduce the traceback of a library's log line to what `describe` allows."""
+    exc_info = event.pop("exc_info", None)
+    if isinstance(exc_info, tuple) and exc_info[1] is not None:
+        event.update(describe(exc_info[1]))
+    return event

@@ -1,0 +1,1 @@
+"""Everything that happens after a request is stored: relay, notifications, calculations."""

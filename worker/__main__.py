@@ -1,0 +1,90 @@
+"""The command line of the worker: `python -m worker [relay|notifications|calculations ...]`."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+
+import structlog
+import uvloop
+
+from service import health, postgres, telemetry
+from service.postgres import Pool
+from service.settings import InvalidSetting, load
+from worker import calculations, notifications
+from worker.listener import Listener
+from worker.notifications import Postman
+from worker.relay import Relay
+from worker.settings import WorkerSettings
+
+ROLES = ("relay", "notifications", "calculations")
+
+_log = structlog.get_logger()
+
+Part = Callable[[asyncio.Event], Coroutine[None, None, None]]
+
+
+def main() -> int:
+    """Run the roles named on the command line, or all, until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument(
+        "roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)}; all when none is named"
+    )
+    roles = frozenset(parser.parse_args().roles or ROLES)
+    if unknown := roles.difference(ROLES):
+        parser.error(f"no such role: {', '.join(sorted(unknown))}")
+    try:
+        settings = load(WorkerSettings)
+        telemetry.configure(settings)
+        uvloop.run(run(settings, roles))
+    except InvalidSetting as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
+    """Run *roles* until SIGTERM or SIGINT; what is in hand then is settled first, with a bound."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with postgres.open_pool(settings) as pool:
+        parts, checks = assemble(settings, pool, roles)
+        async with asyncio.TaskGroup() as running:
+            for part in parts:
+                running.create_task(part(stop))
+            running.create_task(
+                health.serve(checks, host=settings.host, port=settings.health_port, stop=stop)
+            )
+            _log.info("worker_started", roles=sorted(roles))
+            await stop.wait()
+            _log.info("worker_stopping")
+    _log.info("worker_stopped")
+
+
+def assemble(
+    settings: WorkerSettings, pool: Pool, roles: frozenset[str]
+) -> tuple[list[Part], dict[str, Callable[[], Awaitable[None]]]]:
+    """Return what *roles* are made of, and their readiness checks."""
+    parts: list[Part] = []
+    checks = {"postgres": postgres.schema_check(pool, seconds=settings.database_timeout_seconds)}
+    if "relay" in roles:
+        woken = asyncio.Event()
+        relay = Relay(settings, pool, woken)
+        parts += [relay.run, Listener(settings, woken).run]
+        checks["relay"] = relay.check
+    if "notifications" in roles:
+        due = asyncio.Event()
+        notification_consumer = notifications.consumer(settings, pool, due)
+        parts += [notification_consumer.run, Postman(settings, pool, due).run]
+        checks["notifications"] = notification_consumer.check
+    if "calculations" in roles:
+        calculation_consumer = calculations.consumer(settings, pool)
+        parts.append(calculation_consumer.run)
+        checks["calculations"] = calculation_consumer.check
+    return parts, checks
+
+
+if __name__ == "__main__":
+    sys.exit(main())

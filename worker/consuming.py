@@ -1,0 +1,183 @@
+"""How a queue is read, settled and dead-lettered: once for every consumer."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import structlog
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from structlog.contextvars import bound_contextvars
+
+from service import telemetry
+from service.health import NotReady
+from service.postgres import PostgresUnavailable, SchemaOutdated
+from worker import broker, topology
+from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.outages import Pauses, first_of, rest
+from worker.settings import WorkerSettings
+from worker.topology import Queue
+
+Content = TypeVar("Content")
+
+_BLIPS = 5  # attempts at one message before Postgres counts as away
+_FAULT_SECONDS = 1.0  # between the attempts at a message that makes a handler fail
+_FINISH_SECONDS = 10.0  # for the deliveries in hand when the channel is left
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+_log = structlog.get_logger()
+
+
+_OUTAGES: tuple[type[Exception], ...] = (
+    BrokerUnavailable,
+    PostgresUnavailable,
+    SchemaOutdated,
+    *BROKER_ERRORS,
+)
+
+
+class Malformed(Exception):
+    """The message is not what this queue carries."""
+
+
+class Consumer(Generic[Content]):
+    """Reads one queue: decodes each message, has it handled, and settles it by hand.
+
+    *refusals* are the exceptions of a handler that no repetition can mend: the message goes to the dead
+    letters with the reason in its headers. *dependency* raises PostgresUnavailable while nothing can be
+    handled: then the queue is left alone, and what was in hand goes back to it.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        queue: Queue,
+        *,
+        decode: Callable[[bytes], Content],
+        handle: Callable[[Content], Awaitable[None]],
+        refusals: tuple[type[Exception], ...],
+        dependency: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._decode = decode
+        self._handle = handle
+        self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
+        self._dependency = dependency
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._leaving = asyncio.Event()  # nothing more may be handled on the present channel
+        self._consuming = False
+
+    async def check(self) -> None:
+        """Raise NotReady unless the queue is being read."""
+        if not self._consuming:
+            raise NotReady(f"not reading {self._queue.name}")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Consume until *stop*, through every outage of RabbitMQ and Postgres."""
+        pauses = Pauses("consumer_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        while not stop.is_set():
+            try:
+                await self._dependency()
+                async with broker.open_channel(self._settings, name=self._queue.name) as channel:
+                    await self._consume(channel, pauses, stop)
+            except _OUTAGES as error:
+                await pauses.after(error, stop)
+
+    async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
+        """Consume on one channel until *stop*, or until the channel or its consumer is gone."""
+        self._leaving = leaving = asyncio.Event()
+        channel.close_callbacks.add(lambda *_: leaving.set())
+        underlay = await channel.get_underlay_channel()
+        underlay.on_consumer_cancel_callbacks.add(lambda _: leaving.set())
+        async with asyncio.timeout(self._settings.broker_timeout_seconds):
+            await channel.set_qos(prefetch_count=self._settings.consumer_prefetch)
+            queue = await channel.get_queue(self._queue.name, ensure=False)
+            tag = await queue.consume(partial(self._receive, channel))
+        self._consuming = True
+        pauses.reset()
+        _log.info("consumer_started", queue=self._queue.name)
+        try:
+            await first_of(leaving, stop)
+            if leaving.is_set():
+                raise BrokerUnavailable("the channel, its consumer or Postgres is gone")
+            await queue.cancel(tag, timeout=self._settings.broker_timeout_seconds)
+        finally:
+            self._consuming = False
+            await self._finish_deliveries(leaving)
+
+    async def _finish_deliveries(self, leaving: asyncio.Event) -> None:
+        """Let the deliveries in hand end, with a bound; those not settled then go back to the queue."""
+        if self._deliveries:
+            await asyncio.wait(self._deliveries, timeout=_FINISH_SECONDS)
+        leaving.set()
+        for delivery in self._deliveries:
+            delivery.cancel()
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
+
+    async def _receive(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+        """Start a delivery. In a task of ours: the channel would cancel its own in the middle of the work."""
+        delivery = asyncio.create_task(self._deliver(channel, message))
+        self._deliveries.add(delivery)
+        delivery.add_done_callback(self._deliveries.discard)
+
+    async def _deliver(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+        """Handle one message and settle it. A lost channel leaves it unsettled: it will come again."""
+        with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)):
+            try:
+                await self._handle_and_settle(channel, message)
+            except BROKER_ERRORS as error:
+                self._leaving.set()
+                _log.warning("message_not_settled", **telemetry.describe(error))
+
+    async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+        try:
+            await self._handle_through_blips(self._decode(message.body))
+        except self._refusals as refusal:
+            await self._bury(channel, message, refusal)
+        except PostgresUnavailable:
+            self._leaving.set()  # Unsettled: closing the channel returns it to the queue.
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
+            _log.error("message_failed", **telemetry.describe(error))
+            await rest(_FAULT_SECONDS, self._leaving)
+            await message.nack(requeue=True)  # The delivery limit of the queue ends this.
+        else:
+            await message.ack()
+            _log.info("message_handled")
+
+    async def _handle_through_blips(self, content: Content) -> None:
+        """Handle, and again if a connection to Postgres breaks: that alone is no reason to redeliver."""
+        pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
+        for _ in range(_BLIPS):
+            try:
+                return await self._handle(content)
+            except PostgresUnavailable as error:
+                await pauses.after(error, self._leaving)
+        return await self._handle(content)
+
+    async def _bury(
+        self, channel: AbstractChannel, message: AbstractIncomingMessage, refusal: Exception
+    ) -> None:
+        """Move a message to the dead letters: a confirmed copy with the reason first, then the settling."""
+        reason = type(refusal).__name__
+        exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
+        copy = Message(
+            message.body,
+            headers={**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""},
+            content_type=message.content_type,
+            message_id=message.message_id,
+            type=message.type,
+            timestamp=message.timestamp,
+            delivery_mode=DeliveryMode.PERSISTENT,
+        )
+        async with asyncio.timeout(self._settings.broker_timeout_seconds):
+            await exchange.publish(copy, self._queue.dead_letters, mandatory=True)
+        await message.ack()
+        _log.warning("message_dead_lettered", reason=reason)
+
+
+def safe_id(message_id: str | None) -> str | None:
+    """Return the id of a message of another team when it is fit for a log line."""
+    return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None

@@ -1,0 +1,145 @@
+"""The ledger of e-mails: what is to be sent, what was sent, and what the mail server said."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from service.postgres import Connection
+
+
+class Email(msgspec.Struct, frozen=True):
+    """An e-mail to be sent, claimed by this process."""
+
+    event_id: str
+    request_id: UUID
+    created_at: datetime
+    attempts: int
+
+
+async def intend(connection: Connection, event_id: str, request_id: UUID) -> bool:
+    """Write down that an e-mail is to be sent. False when there is no such request.
+
+    The same event again changes nothing.
+    """
+    known: bool = await connection.fetchval(
+        """
+        WITH request AS (
+            SELECT id
+              FROM calculation_request
+             WHERE id = $2
+        ), intended AS (
+            INSERT INTO email (event_id, request_id)
+            SELECT $1, id
+              FROM request
+            ON CONFLICT (event_id) DO NOTHING
+        )
+        SELECT EXISTS (SELECT FROM request)
+        """,
+        event_id,
+        request_id,
+    )
+    return known
+
+
+async def claim(connection: Connection, process_id: UUID, *, limit: int, seconds: float) -> list[Email]:
+    """Claim e-mails that are due, for *seconds* unless renewed.
+
+    A claim runs by the database clock. Those that ran out while Postgres itself was away are left alone for
+    as long again after its start: their process may be alive, with the mail server's answer in hand.
+    """
+    rows = await connection.fetch(
+        """
+        UPDATE email
+           SET claimed_by = $1,
+               next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id IN (SELECT event_id
+                              FROM email
+                             WHERE state = 'pending'
+                               AND next_attempt_at <= now()
+                               AND (claimed_by IS NULL
+                                    OR pg_postmaster_start_time() <= now() - make_interval(secs => $3))
+                             ORDER BY next_attempt_at
+                             LIMIT $2
+                               FOR UPDATE SKIP LOCKED)
+        RETURNING event_id, request_id, created_at, attempts
+        """,
+        process_id,
+        limit,
+        seconds,
+    )
+    return [Email(**row) for row in rows]
+
+
+async def renew(
+    connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
+) -> None:
+    """Extend the claims of a process on what it is still sending."""
+    await connection.execute(
+        """
+        UPDATE email
+           SET next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id = ANY($2)
+           AND claimed_by = $1
+           AND state = 'pending'
+        """,
+        process_id,
+        event_ids,
+        seconds,
+    )
+
+
+async def settle(connection: Connection, event_id: str, *, state: str, server_reply: str) -> bool:
+    """Record the end of an e-mail, `sent` or `failed`. False when it had ended before."""
+    settled = await connection.fetchval(
+        """
+        UPDATE email
+           SET state = $2,
+               server_reply = $3,
+               attempts = attempts + 1,
+               claimed_by = NULL,
+               settled_at = now()
+         WHERE event_id = $1
+           AND state = 'pending'
+        RETURNING event_id
+        """,
+        event_id,
+        state,
+        server_reply,
+    )
+    return settled is not None
+
+
+async def postpone(connection: Connection, event_id: str, *, server_reply: str, seconds: float) -> None:
+    """Charge one attempt that the mail server refused for now; the e-mail is due again after *seconds*."""
+    await connection.execute(
+        """
+        UPDATE email
+           SET attempts = attempts + 1,
+               server_reply = $2,
+               claimed_by = NULL,
+               next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id = $1
+           AND state = 'pending'
+        """,
+        event_id,
+        server_reply,
+        seconds,
+    )
+
+
+async def release(connection: Connection, process_id: UUID, event_id: str) -> None:
+    """Give a claim back uncharged: the mail server was away, or we are stopping."""
+    await connection.execute(
+        """
+        UPDATE email
+           SET claimed_by = NULL,
+               next_attempt_at = now()
+         WHERE event_id = $2
+           AND claimed_by = $1
+           AND state = 'pending'
+        """,
+        process_id,
+        event_id,
+    )

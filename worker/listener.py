@@ -1,0 +1,61 @@
+"""Hears the NOTIFY that says the outbox has grown; the relay's polling covers for it when it fails."""
+
+import asyncio
+
+import asyncpg
+import structlog
+
+from service import outbox, postgres
+from service.postgres import Connection, PostgresUnavailable
+from worker.outages import Pauses, rest
+from worker.settings import WorkerSettings
+
+_log = structlog.get_logger()
+
+
+class NothingHeard(Exception):
+    """A NOTIFY of our own did not come back: the connection is dead, or a pooler stands in between."""
+
+
+class Listener:
+    """A direct connection that LISTENs, and tests itself: a half-open one gives no error of its own."""
+
+    def __init__(self, settings: WorkerSettings, woken: asyncio.Event) -> None:
+        self._settings = settings
+        self._woken = woken
+        self._heard = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Listen until *stop*, connecting again whenever the connection fails."""
+        pauses = Pauses("listener_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        while not stop.is_set():
+            try:
+                async with postgres.unavailability():
+                    await self._listen(pauses, stop)
+            except (PostgresUnavailable, NothingHeard) as error:
+                await pauses.after(error, stop)
+
+    async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:
+        seconds = self._settings.database_timeout_seconds
+        connection: Connection = await asyncpg.connect(
+            self._settings.database_url, timeout=seconds, command_timeout=seconds
+        )
+        try:
+            await connection.add_listener(outbox.CHANNEL, self._hear)
+            while not stop.is_set():
+                await self._test(connection, seconds)
+                pauses.reset()
+                await rest(self._settings.relay_listen_check_seconds, stop)
+        finally:
+            connection.terminate()
+
+    async def _test(self, connection: Connection, seconds: float) -> None:
+        self._heard.clear()
+        await outbox.notify(connection)
+        await rest(seconds, self._heard)
+        if not self._heard.is_set():
+            raise NothingHeard
+
+    def _hear(self, *_: object) -> None:
+        self._heard.set()
+        self._woken.set()

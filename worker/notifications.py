@@ -1,0 +1,219 @@
+"""request.created → an e-mail to the customer: the intent is written first, then sent from the ledger."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID, uuid4
+
+import msgspec
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from service import calculation_requests, events, postgres, telemetry
+from service.calculation_requests import RequestNotFound
+from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
+from service.identifiers import parse_uuid
+from service.postgres import Connection, Pool, PostgresUnavailable
+from service.request_secrets import SecretKeyRing
+from worker import emails, mailer
+from worker.consuming import Consumer, Malformed
+from worker.emails import Email
+from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.outages import Pauses, rest
+from worker.settings import WorkerSettings
+from worker.topology import NOTIFICATIONS
+
+_OWN_FAULT = EmailRefused(451, "451 this service failed before the mail server was asked")
+
+_log = structlog.get_logger()
+
+
+def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[RequestCreated]:
+    """Return the consumer that writes down which e-mails to send, and sets *due*."""
+    seconds = settings.work_timeout_seconds
+
+    async def handle(event: RequestCreated) -> None:
+        await intend_email(event, pool=pool, seconds=seconds)
+        due.set()
+
+    return Consumer(
+        settings,
+        NOTIFICATIONS,
+        decode=decode,
+        handle=handle,
+        refusals=(RequestNotFound,),
+        dependency=postgres.schema_check(pool, seconds=seconds),
+    )
+
+
+def decode(body: bytes) -> RequestCreated:
+    """Read a request.created event. Raises Malformed."""
+    try:
+        event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Malformed from None
+    if event.type != RequestCreated.type:
+        raise Malformed
+    return event.data
+
+
+async def intend_email(event: RequestCreated, *, pool: Pool, seconds: float) -> None:
+    """Write the intent to send one e-mail for one event, however often the event comes."""
+    request_id = parse_uuid(event.uuid)
+    if request_id is None:
+        raise RequestNotFound
+    event_id = events.event_id(event.uuid, event.type, event.sequence)
+    async with postgres.connection(pool, seconds=seconds) as connection:
+        if not await emails.intend(connection, event_id, request_id):
+            raise RequestNotFound
+
+
+class Postman:
+    """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
+
+    An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind: a
+    process that dies leaves its e-mails to the others within seconds, and nobody sends one that is under way.
+    """
+
+    def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._due = due
+        self._keys = SecretKeyRing.parse(settings.request_secret_keys)
+        self._sender = Sender.parse(settings.mail_from)
+        self._mailer = Mailer(settings)
+        self._seconds = settings.work_timeout_seconds
+        self._process_id: UUID = uuid4()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
+        self._outage: Exception | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
+        renewing = asyncio.create_task(self._renew_claims())
+        try:
+            while not stop.is_set():
+                await self._start_or_rest(stop)
+            if self._under_way:
+                await asyncio.wait(self._under_way.values(), timeout=self._settings.shutdown_seconds / 2)
+        finally:
+            tasks = [renewing, *self._under_way.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._mailer.close()
+
+    async def _start_or_rest(self, stop: asyncio.Event) -> None:
+        self._due.clear()
+        try:
+            started = await self.start_due()
+        except PostgresUnavailable as error:
+            await self._pauses.after(error, stop)
+            return
+        if self._outage is not None:
+            outage, self._outage = self._outage, None
+            await self._pauses.after(outage, stop)
+        elif not started:
+            await rest(self._settings.email_poll_seconds, self._due, stop)
+
+    async def start_due(self) -> int:
+        """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
+        room = self._settings.email_concurrency - len(self._under_way)
+        if room == 0:
+            return 0
+        async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+            claimed = await emails.claim(
+                connection, self._process_id, limit=room, seconds=self._settings.email_claim_seconds
+            )
+        for email in claimed:
+            sending = asyncio.create_task(self._send(email))
+            self._under_way[email.event_id] = sending
+            sending.add_done_callback(partial(self._free, email.event_id))
+        return len(claimed)
+
+    def _free(self, event_id: str, _: object) -> None:
+        del self._under_way[event_id]
+        self._due.set()  # There is room for another.
+
+    async def _send(self, email: Email) -> None:
+        """Send one e-mail and record what became of it."""
+        with bound_contextvars(event_id=email.event_id):
+            try:
+                reply = await self._hand_over(email)
+            except EmailRefused as refusal:
+                record = partial(self._record_refusal, email=email, refusal=refusal)
+            except (MailServerUnavailable, PostgresUnavailable) as error:
+                self._outage = error
+                record = partial(emails.release, process_id=self._process_id, event_id=email.event_id)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the other e-mails
+                _log.error("email_failed", **telemetry.describe(error))
+                record = partial(self._record_refusal, email=email, refusal=_OWN_FAULT)
+            else:
+                self._pauses.reset()
+                record = partial(self._record_acceptance, email=email, reply=reply)
+            await self._keep_recording(record)
+
+    async def _hand_over(self, email: Email) -> str:
+        """Return the mail server's reply on acceptance."""
+        async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
+            request = await calculation_requests.lock(connection, email.request_id)
+        message = mailer.compose(
+            request,
+            request_url=request.request_url(self._keys, self._settings.app_url),
+            event_id=email.event_id,
+            date=email.created_at,
+            sender=self._sender,
+        )
+        return await self._mailer.send(
+            message, sender=self._sender.address, recipient=mailer.recipient_of(request)
+        )
+
+    async def _keep_recording(self, record: Callable[[Connection], Awaitable[None]]) -> None:
+        """Record an answer of the mail server, through outages: it is known to nobody else."""
+        pauses = Pauses("email_not_recorded", longest_seconds=self._settings.longest_outage_pause_seconds)
+        never = asyncio.Event()
+        while True:
+            try:
+                async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
+                    return await record(connection)
+            except PostgresUnavailable as error:
+                await pauses.after(error, never)
+
+    async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> None:
+        request = await calculation_requests.lock(connection, email.request_id)
+        if await emails.settle(connection, email.event_id, state="sent", server_reply=reply):
+            event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
+            await calculation_requests.announce(connection, request, event)
+        _log.info("email_sent", attempts=email.attempts + 1)
+
+    async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> None:
+        age = (datetime.now(UTC) - email.created_at).total_seconds()
+        if not refusal.is_final and age < self._settings.email_give_up_seconds:
+            seconds = min(
+                self._settings.email_longest_retry_seconds,
+                self._settings.email_retry_seconds * 2 ** min(email.attempts, 20),
+            )
+            await emails.postpone(connection, email.event_id, server_reply=refusal.reply, seconds=seconds)
+            _log.warning("email_postponed", smtp_code=refusal.code, seconds=seconds)
+            return
+        request = await calculation_requests.lock(connection, email.request_id)
+        if await emails.settle(connection, email.event_id, state="failed", server_reply=refusal.reply):
+            event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
+            await calculation_requests.announce(connection, request, event)
+        _log.error("email_given_up", smtp_code=refusal.code, attempts=email.attempts + 1)
+
+    async def _renew_claims(self) -> None:
+        """Keep the claims on what is under way, as long as this process lives."""
+        while True:
+            await asyncio.sleep(self._settings.email_claim_seconds / 4)
+            if self._under_way:
+                with suppress(PostgresUnavailable):
+                    async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+                        await emails.renew(
+                            connection,
+                            self._process_id,
+                            list(self._under_way),
+                            seconds=self._settings.email_claim_seconds,
+                        )

@@ -1,0 +1,136 @@
+"""Outbox → RabbitMQ: run() is the loop, relay_lane() one pass over one lane."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import structlog
+from aio_pika.abc import AbstractChannel
+
+from service import outbox, postgres
+from service.health import NotReady
+from service.outbox import LaneLost, OutboxRow
+from service.postgres import Connection, Pool, PostgresUnavailable
+from worker import broker
+from worker.broker import BrokerUnavailable
+from worker.outages import Pauses, rest
+from worker.publisher import Outcome, Publisher
+from worker.settings import WorkerSettings
+
+_log = structlog.get_logger()
+
+
+class Relay:
+    """Publishes what stands in the outbox, in order within each request, and deletes what is confirmed.
+
+    Any number of relays share the lanes: each takes one at a time under a lock that ends with the
+    transaction, so there is no leader and nothing to clean up after a crash.
+    """
+
+    def __init__(self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._woken = woken
+        self._connected = False
+
+    async def check(self) -> None:
+        """Raise NotReady while RabbitMQ is away."""
+        if not self._connected:
+            raise NotReady("not connected to RabbitMQ")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Relay until *stop*, through every outage of RabbitMQ and Postgres."""
+        pauses = Pauses("relay_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        while not stop.is_set():
+            try:
+                async with broker.open_channel(self._settings, name="relay") as channel:
+                    await self._relay_on(channel, pauses, stop)
+            except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
+                await pauses.after(error, stop)
+            finally:
+                self._connected = False
+
+    async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
+        """Relay on one channel until *stop* or the first outage, resting only when nothing is due."""
+        publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
+        self._connected = True
+        while not stop.is_set():
+            if channel.is_closed:
+                raise BrokerUnavailable("the channel was closed")
+            self._woken.clear()
+            moved = await self.relay_due(publisher, stop)
+            pauses.reset()
+            if moved == 0:
+                await rest(self._settings.relay_poll_seconds, self._woken, stop)
+
+    async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
+        """Give every lane in which something is due one pass. Returns the number of events moved."""
+        async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
+            lanes = await outbox.due_lanes(connection)
+        random.shuffle(lanes)  # Relays that start together should not queue for the same lane.
+        moved = 0
+        for lane in lanes:
+            if not stop.is_set():
+                moved += await self.relay_lane(publisher, lane)
+        return moved
+
+    async def relay_lane(self, publisher: Publisher, lane: int) -> int:
+        """Publish the oldest events of one lane and delete those the broker confirmed.
+
+        Returns the number of events that left the lane, confirmed or held back. A crash between confirm and
+        commit publishes a batch again: delivery is at least once, in order per request. Raises
+        BrokerUnavailable, after what was confirmed has been settled.
+        """
+        seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
+        async with postgres.transaction(self._pool, seconds=seconds) as connection:
+            if not await outbox.lock_lane(connection, lane):
+                return 0
+            fresh = await outbox.read(connection, lane, limit=self._settings.relay_batch_size)
+            held = await outbox.read_held(connection, lane, limit=self._settings.relay_held_batch_size)
+            window = [*_first_of_each_request(fresh), *held]
+            outcome = await publisher.publish(window)
+            moved = await self._settle(connection, lane, fresh, held, outcome)
+        if moved:
+            _log.info("outbox_relayed", lane=lane, events=len(outcome.confirmed), failed=len(outcome.failed))
+        if outcome.outage is not None:
+            raise BrokerUnavailable from outcome.outage
+        return moved
+
+    async def _settle(
+        self,
+        connection: Connection,
+        lane: int,
+        fresh: Sequence[OutboxRow],
+        held: Sequence[OutboxRow],
+        outcome: Outcome,
+    ) -> int:
+        """Delete what was confirmed, hold back what failed and what must wait behind it."""
+        delivered = [row.id for row in fresh if row.id in outcome.confirmed]
+        redelivered = [row.id for row in held if row.id in outcome.confirmed]
+        holding = [row.id for row in fresh if row.held or row.id in outcome.failed]
+        await outbox.delete(connection, lane, delivered)
+        await outbox.delete_held(connection, lane, redelivered)
+        await outbox.hold(connection, lane, holding)
+        await outbox.postpone(
+            connection,
+            lane,
+            list(outcome.failed.keys()),
+            list(outcome.failed.values()),
+            base_seconds=self._settings.relay_retry_seconds,
+            longest_seconds=self._settings.relay_longest_retry_seconds,
+            attempt_limit=self._settings.relay_attempt_limit,
+        )
+        for row in (*fresh, *held):
+            if row.id in outcome.failed:
+                _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
+        return len(delivered) + len(redelivered) + len(holding)
+
+    @property
+    def _statement_seconds(self) -> float:
+        return max(self._settings.database_timeout_seconds, 5.0)
+
+
+def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+    """Leave out every event that must wait for an earlier one of its request to be confirmed."""
+    first = {row.request_id: row for row in reversed(rows) if not row.held}
+    return [row for row in rows if first.get(row.request_id) is row]

@@ -1,0 +1,42 @@
+"""What the worker needs beyond the settings that both processes share."""
+
+from typing import Annotated
+
+import msgspec
+
+from service.settings import NonBlank, Port, Seconds, Settings
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+
+
+class WorkerSettings(Settings, frozen=True, kw_only=True):
+    """What the worker needs. Durations are in seconds."""
+
+    amqp_url: Annotated[str, msgspec.Meta(pattern=r"\Aamqps?://\S+\Z")]
+    smtp_url: Annotated[str, msgspec.Meta(pattern=r"\A(smtp|smtp\+starttls|smtps)://\S+\Z")]
+    mail_from: NonBlank
+    health_port: Port = 8001
+    shutdown_seconds: Seconds = 20.0
+    longest_outage_pause_seconds: Seconds = 2.0
+    work_timeout_seconds: Seconds = 5.0  # for the statements of one unit of work
+
+    broker_timeout_seconds: Seconds = 10.0
+    broker_heartbeat_seconds: Annotated[int, msgspec.Meta(ge=1, le=600)] = 10
+
+    relay_batch_size: Count = 500
+    relay_held_batch_size: Count = 20
+    relay_poll_seconds: Seconds = 1.0
+    relay_listen_check_seconds: Seconds = 30.0
+    relay_attempt_limit: Count = 10
+    relay_retry_seconds: Seconds = 1.0
+    relay_longest_retry_seconds: Seconds = 300.0
+
+    consumer_prefetch: Count = 20
+
+    email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    email_poll_seconds: Seconds = 2.0
+    email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 4.0
+    email_retry_seconds: Seconds = 30.0
+    email_longest_retry_seconds: Seconds = 1800.0
+    email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
+    smtp_timeout_seconds: Seconds = 60.0
