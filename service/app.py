@@ -47,7 +47,7 @@ async def open_resources(app: Litestar, *, settings: ServiceSettings) -> AsyncIt
     signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(postgres.open_pool(settings))
-        relay = RelayWaker(pool, interval_seconds=settings.relay_wake_seconds, timeout_seconds=seconds)
+        relay = RelayWaker(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background(signing_keys.run()))
         await stack.enter_async_context(in_background(relay.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}

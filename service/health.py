@@ -45,7 +45,9 @@ async def _result(check: Callable[[], Awaitable[None]]) -> str:
 async def serve(checks: Checks, *, host: str, port: int, stop: asyncio.Event) -> None:
     """Serve the probes of a process without an API until *stop*."""
     app = Litestar([livez, readyz], state=State({"checks": checks}), openapi_config=None, logging_config=None)
-    config = uvicorn.Config(app, host=host, port=port, access_log=False, log_config=None, lifespan="off")
+    config = uvicorn.Config(
+        app, host=host, port=port, access_log=False, log_config=None, lifespan="off", server_header=False
+    )
     server = _ProbeServer(config)
     serving = asyncio.create_task(server.serve())
     try:

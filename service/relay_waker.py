@@ -6,13 +6,14 @@ from contextlib import suppress
 from service import outbox, postgres
 from service.postgres import Pool, PostgresUnavailable
 
+_INTERVAL_SECONDS = 0.005
+
 
 class RelayWaker:
     """Sends one NOTIFY for all the commits of a few milliseconds. A lost one costs the relay's next poll."""
 
-    def __init__(self, pool: Pool, *, interval_seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
         self._pool = pool
-        self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._committed = asyncio.Event()
 
@@ -28,4 +29,4 @@ class RelayWaker:
             with suppress(PostgresUnavailable):
                 async with postgres.connection(self._pool, seconds=self._timeout_seconds) as connection:
                     await outbox.notify(connection)
-            await asyncio.sleep(self._interval_seconds)
+            await asyncio.sleep(_INTERVAL_SECONDS)

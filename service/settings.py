@@ -41,7 +41,6 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_jwks_timeout_seconds: Seconds = 5.0
     auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 10_000
     shutdown_seconds: Seconds = 20.0
-    relay_wake_seconds: Seconds = 0.005
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

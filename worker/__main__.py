@@ -10,7 +10,9 @@ import structlog
 import uvloop
 
 from service import health, postgres, telemetry
+from service.background import in_background
 from service.postgres import Pool
+from service.relay_waker import RelayWaker
 from service.settings import InvalidSetting, load
 from worker import calculations, notifications
 from worker.listener import Listener
@@ -50,8 +52,9 @@ async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with postgres.open_pool(settings) as pool:
-        parts, checks = assemble(settings, pool, roles)
-        async with asyncio.TaskGroup() as running:
+        relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
+        parts, checks = assemble(settings, pool, roles, relay_waker)
+        async with in_background(relay_waker.run()), asyncio.TaskGroup() as running:
             for part in parts:
                 running.create_task(part(stop))
             running.create_task(
@@ -64,7 +67,7 @@ async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
 
 
 def assemble(
-    settings: WorkerSettings, pool: Pool, roles: frozenset[str]
+    settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
 ) -> tuple[list[Part], dict[str, Callable[[], Awaitable[None]]]]:
     """Return what *roles* are made of, and their readiness checks."""
     parts: list[Part] = []
@@ -77,10 +80,10 @@ def assemble(
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
-        parts += [notification_consumer.run, Postman(settings, pool, due).run]
+        parts += [notification_consumer.run, Postman(settings, pool, due, relay_waker).run]
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
-        calculation_consumer = calculations.consumer(settings, pool)
+        calculation_consumer = calculations.consumer(settings, pool, relay_waker)
         parts.append(calculation_consumer.run)
         checks["calculations"] = calculation_consumer.check
     return parts, checks

@@ -7,6 +7,7 @@ from service.calculation_requests import RequestNotFound
 from service.events import CalculationCreated, CloudEvent
 from service.identifiers import parse_uuid
 from service.postgres import Pool
+from service.relay_waker import RelayWaker
 from service.telemetry import traceparent
 from worker.consuming import Consumer, Malformed
 from worker.settings import WorkerSettings
@@ -24,12 +25,13 @@ class Result(msgspec.Struct, frozen=True):
     traceparent: str | None
 
 
-def consumer(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
-    """Return the consumer of the calculation teams' results."""
+def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
+    """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
     async def handle(result: Result) -> None:
         await record_calculation(result, pool=pool, seconds=seconds)
+        relay.wake()
 
     return Consumer(
         settings,

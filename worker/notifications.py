@@ -16,6 +16,7 @@ from service.calculation_requests import RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
+from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
 from worker import emails, mailer
 from worker.consuming import Consumer, Malformed
@@ -77,8 +78,9 @@ class Postman:
     process that dies leaves its e-mails to the others within seconds, and nobody sends one that is under way.
     """
 
-    def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> None:
+    def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
         self._settings = settings
+        self._relay = relay
         self._pool = pool
         self._due = due
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
@@ -177,9 +179,12 @@ class Postman:
         while True:
             try:
                 async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
-                    return await record(connection)
+                    await record(connection)
             except PostgresUnavailable as error:
                 await pauses.after(error, never)
+            else:
+                self._relay.wake()
+                return
 
     async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> None:
         request = await calculation_requests.lock(connection, email.request_id)

@@ -1,0 +1,279 @@
+"""Real servers, a database for each test, and callers with tokens."""
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import asyncpg
+import httpx
+import jwt
+import pytest
+import uvicorn
+from aio_pika.abc import AbstractChannel
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from litestar.types import ASGIApp
+
+from deploy.local import servers
+from service import conveyancers, postgres
+from service.app import create_app
+from service.postgres import Connection, Pool
+from service.settings import ServiceSettings
+from tests.mail_server import MailServer
+from worker import topology
+from worker.settings import WorkerSettings
+
+ROOT = Path(__file__).parent.parent
+ISSUER = "https://issuer.test"
+AUDIENCE = "calculation-requests"
+SECRET_KEYS = "current:" + "A" * 43 + ",older:" + "B" * 43
+CONVEYANCER = "acme-conveyancing"  # charges a calculation fee
+FREE_CONVEYANCER = "free-conveyancing"  # does not
+
+A_REQUEST: dict[str, Any] = {
+    "customer_email": "ada@customer.example.com",
+    "customer_first_name": "Ada",
+    "customer_last_name": "Lovelace",
+    "sender_email": "grace@firm.example.com",
+    "sender_organization_name": "Hopper & Partners",
+    "sender_first_name": "Grace",
+    "sender_last_name": "Hopper",
+    "case_ref": "12 High Street",
+}
+
+_database_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Postgres server whose user may create databases."""
+    with servers.postgres(tmp_path_factory.mktemp("postgres"), keep=False, report=print) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def amqp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a RabbitMQ node."""
+    with servers.rabbitmq(tmp_path_factory.mktemp("rabbitmq"), keep=False, report=print) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+async def template(postgres_server: str) -> AsyncIterator[str]:
+    """Name of a database with the schema and two conveyancers, from which each test's is copied."""
+    name = f"template_{time.time_ns()}"
+    async with _created(postgres_server, f'CREATE DATABASE "{name}"', name):
+        connection = await asyncpg.connect(_with_database(postgres_server, name))
+        await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+        await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+        await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
+        await connection.close()
+        yield name
+
+
+@pytest.fixture
+async def database_url(postgres_server: str, template: str) -> AsyncIterator[str]:
+    """URL of an empty database of this test's own."""
+    name = f"{template}_{next(_database_numbers)}"
+    async with _created(postgres_server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"', name):
+        yield _with_database(postgres_server, name)
+
+
+@asynccontextmanager
+async def _created(server: str, statement: str, name: str) -> AsyncIterator[None]:
+    connection = await asyncpg.connect(server)
+    try:
+        await connection.execute(statement)
+        yield
+        await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await connection.close()
+
+
+def _with_database(url: str, name: str) -> str:
+    return httpx.URL(url).copy_with(path=f"/{name}").__str__()
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Connection]:
+    """A connection to look at the test's database with."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+class Issuer:
+    """An OAuth 2.0 issuer: signs access tokens, publishes its key in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
+        self.jwks = folder / "jwks.json"
+        self.publish("local")
+
+    def publish(self, key_id: str) -> None:
+        """Write the JWK set, with the key under this id."""
+        jwk = jwt.algorithms.ECAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
+        self.jwks.write_text(json.dumps({"keys": [{**jwk, "kid": key_id, "use": "sig", "alg": "ES256"}]}))
+
+    def token(
+        self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
+    ) -> str:
+        """Return a token, valid unless *claims* or *headers* say otherwise."""
+        usual = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "client_id": client_id,
+            "scope": "request:read request:write",
+            "exp": int(time.time()) + 600,
+        }
+        every = {name: value for name, value in {**usual, **claims}.items() if value is not None}
+        return jwt.encode(
+            every, self.key, algorithm="ES256", headers={"typ": "at+jwt", "kid": "local", **(headers or {})}
+        )
+
+
+@pytest.fixture(scope="session")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
+    """The issuer that the service trusts."""
+    return Issuer(tmp_path_factory.mktemp("issuer"))
+
+
+@pytest.fixture
+def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
+    """Settings of an API on the test's database."""
+    return ServiceSettings(
+        database_url=database_url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        auth_issuer=ISSUER,
+        auth_audience=AUDIENCE,
+        auth_jwks_url=issuer.jwks.as_uri(),
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server in the test's own loop, which leaves the signals to pytest."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve *app* on a free port of the loopback; yields its base URL."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        await eventually(lambda: server.started or serving.done())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an API with *settings*; yields a client of it that sends *token*."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with (
+        serve(create_app(settings)) as base_url,
+        httpx.AsyncClient(base_url=base_url, headers=headers) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the API with a token of CONVEYANCER."""
+    async with api_client(service_settings, issuer.token()) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
+    """A channel to a broker on which our topology is freshly declared and every queue is empty."""
+    connection = await aio_pika.connect(amqp_url)
+    async with connection:
+        opened = await connection.channel()
+        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
+            await opened.queue_delete(queue.name)
+            await opened.queue_delete(queue.dead_letters)
+        for exchange in (topology.REQUESTS, topology.CALCULATIONS, topology.DEAD_LETTERS):
+            await opened.exchange_delete(exchange)
+        await topology.declare(opened)
+        yield opened
+
+
+@pytest.fixture
+async def mail_server() -> AsyncIterator[MailServer]:
+    """A real SMTP server whose answers the test decides."""
+    async with MailServer() as server:
+        yield server
+
+
+@pytest.fixture
+def worker_settings(
+    database_url: str,
+    amqp_url: str,
+    channel: AbstractChannel,  # noqa: ARG001 - its fixture prepares the broker
+    mail_server: MailServer,
+) -> WorkerSettings:
+    """Settings of a worker on the test's database, broker and mail server."""
+    return WorkerSettings(
+        database_url=database_url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        amqp_url=amqp_url,
+        smtp_url=mail_server.url,
+        mail_from="Calculations <calculations@service.example.com>",
+        email_poll_seconds=0.2,
+        email_retry_seconds=0.2,
+        smtp_timeout_seconds=5.0,
+        relay_retry_seconds=0.2,
+        relay_poll_seconds=0.2,
+    )
+
+
+@pytest.fixture
+async def pool(worker_settings: WorkerSettings) -> AsyncIterator[Pool]:
+    """The pool of a worker."""
+    async with postgres.open_pool(worker_settings) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run parts of the worker until the block is left, and let them stop in order."""
+    stop = asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(_run(part, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event) -> None:
+    await part(stop)
+
+
+async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:
+    """Return what *check* returns, or its coroutine, once that is true; fail after *seconds*."""
+    deadline = time.monotonic() + seconds
+    while True:
+        result = check()
+        if isinstance(result, Awaitable):
+            result = await result
+        if result:
+            return result
+        assert time.monotonic() < deadline, "this did not happen in time"
+        await asyncio.sleep(0.01)
