@@ -61,6 +61,8 @@ def load(kind: type[AnySettings], environment: Mapping[str, str] = os.environ) -
 def _explain(problem: str) -> str:
     """Turn msgspec's `… - at `$.PORT`` into a sentence that begins with the variable."""
     reason, _, path = problem.partition(" - at `$.")
+    if reason.startswith("Invalid enum value"):  # msgspec quotes the value
+        reason = "not one of the values allowed"
     if path:
         return f"{path.rstrip('`')}: {reason}"
     return problem.replace("Object missing required field", "missing environment variable")

@@ -1,0 +1,126 @@
+"""What holds for every route: envelope, request ids, probes, outages."""
+
+import json
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.app import create_app
+from service.postgres import Connection
+from service.questionnaire import load
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, Issuer, api_client, serve
+
+
+async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/questionnaire/structure", headers={"Content-Type": "application/json"})
+
+    assert response.status_code == 200
+    assert response.json()["status"] == {"code": 200, "message": "OK"}
+    assert response.json()["data"] == json.loads(msgspec.json.encode(load()))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nonsense", 404, "not_found"),
+        ("GET", "/v1/request/a/b", 404, "not_found"),
+        ("DELETE", "/v1/request", 405, "method_not_allowed"),
+        ("PUT", "/v1/questionnaire/structure", 405, "method_not_allowed"),
+    ],
+)
+async def test_errors_of_the_router_share_the_envelope(
+    client: httpx.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    response = await client.request(method, path)
+
+    assert response.status_code == status
+    body = response.json()
+    assert body["status"]["code"] == status
+    assert body["data"] is None
+    assert body["errors"][0]["code"] == code
+    assert body["meta"]["timestamp"]
+    assert response.headers["X-Request-Id"]
+    assert ("Allow" in response.headers) == (status == 405)
+
+
+async def test_well_formed_request_id_is_kept(client: httpx.AsyncClient) -> None:
+    response = await client.get("/nonsense", headers={"X-Request-Id": "case-17.a_B"})
+
+    assert response.headers["X-Request-Id"] == "case-17.a_B"
+
+
+@pytest.mark.parametrize("sent", ["", "ada@example.com", "x" * 129, "a b"])
+async def test_other_request_ids_are_replaced(client: httpx.AsyncClient, sent: str) -> None:
+    response = await client.get("/livez", headers={"X-Request-Id": sent})
+
+    assert response.headers["X-Request-Id"] not in ("", sent)
+
+
+async def test_process_is_alive_and_ready(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/livez")).status_code == 200
+    assert (await client.get("/readyz")).json() == {"postgres": "ok"}
+
+
+async def test_process_is_not_ready_on_an_older_schema(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await database.execute("DELETE FROM schema_version")
+    older = await client.get("/readyz")
+    await database.execute("DROP TABLE schema_version")
+    none = await client.get("/readyz")
+
+    for response in (older, none):
+        assert response.status_code == 503
+        assert "schema apply" in response.json()["postgres"]
+
+
+async def test_without_postgres_it_lives_and_answers_503(
+    service_settings: ServiceSettings, issuer: Issuer, unused_tcp_port: int
+) -> None:
+    settings = msgspec.structs.replace(
+        service_settings, database_url=f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
+    )
+    async with api_client(settings, issuer.token()) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        response = await client.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+    assert response.json()["data"] is None
+
+
+async def test_without_the_issuers_keys_tokens_are_answered_503(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    settings = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
+    async with api_client(settings, issuer.token()) as client:
+        response = await client.get("/v1/questionnaire/structure")
+
+    assert response.status_code == 503
+
+
+async def test_unforeseen_failure_is_logged_and_told_to_nobody(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await database.execute("ALTER TABLE calculation_request ADD CHECK (customer_first_name <> 'Ada')")
+
+    with capture_logs() as logs:
+        response = await client.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 500
+    assert "Ada" not in response.text
+    failure = next(line for line in logs if line["event"] == "request_failed")
+    assert (failure["error"], failure["sqlstate"]) == ("CheckViolationError", "23514")
+    assert "Ada" not in str(logs)
+
+
+async def test_document_of_the_api_is_served(service_settings: ServiceSettings) -> None:
+    async with serve(create_app(service_settings)) as base_url, httpx.AsyncClient() as client:
+        response = await client.get(f"{base_url}/schema/openapi.json")
+
+    assert response.status_code == 200
+    assert "/v1/request" in response.json()["paths"]

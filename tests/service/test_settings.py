@@ -1,0 +1,89 @@
+"""Settings and the key ring: a bad variable is named, its value never shown."""
+
+import pytest
+
+from service.identifiers import new_request_id
+from service.request_secrets import SecretKeyRing
+from service.settings import InvalidSetting, ServiceSettings, load
+from tests.conftest import SECRET_KEYS
+
+ENVIRONMENT = {
+    "DATABASE_URL": "postgresql://localhost/x",
+    "APP_URL": "https://app.example.com",
+    "REQUEST_SECRET_KEYS": SECRET_KEYS,
+    "AUTH_ISSUER": "https://issuer.test",
+    "AUTH_AUDIENCE": "calculation-requests",
+    "AUTH_JWKS_URL": "https://issuer.test/jwks",
+}
+
+
+def test_settings_are_read_from_the_environment() -> None:
+    settings = load(ServiceSettings, {**ENVIRONMENT, "PORT": "8080", "AUTH_LEEWAY_SECONDS": "1.5"})
+
+    assert settings.port == 8080
+    assert settings.auth_leeway_seconds == 1.5
+    assert settings.log_format == "json"
+
+
+def test_empty_variable_counts_as_unset() -> None:
+    assert load(ServiceSettings, {**ENVIRONMENT, "PORT": ""}).port == 8000
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
+        load(ServiceSettings, {**ENVIRONMENT, name: ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "eighty"),
+        ("PORT", "70000"),
+        ("LOG_LEVEL", "LOUD"),
+        ("APP_URL", "app.example.com"),
+        ("APP_URL", "https://app.example.com/?x=1"),
+        ("AUTH_JWKS_URL", "http://issuer.test/jwks"),
+        ("DATABASE_TIMEOUT_SECONDS", "-1"),
+    ],
+)
+def test_bad_variable_is_named_and_its_value_not_shown(name: str, value: str) -> None:
+    with pytest.raises(InvalidSetting) as failure:
+        load(ServiceSettings, {**ENVIRONMENT, name: value})
+
+    assert str(failure.value).startswith(f"{name}: ")
+    assert value not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "id",
+        "id:",
+        "id:c2hvcnQ",
+        f":{'A' * 43}",
+        f"id:{'A' * 43},id:{'B' * 43}",
+        f"id:{'!' * 43}",
+        "id:A,",
+    ],
+)
+def test_key_ring_that_cannot_be_read_is_refused_without_showing_a_key(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="REQUEST_SECRET_KEYS") as failure:
+        SecretKeyRing.parse(text)
+
+    assert "AAA" not in str(failure.value)
+
+
+def test_secrets_differ_by_request_salt_and_key() -> None:
+    ring = SecretKeyRing.parse(SECRET_KEYS)
+    first, second = new_request_id(), new_request_id()
+    secrets = {
+        ring.secret(first, salt=b"a" * 16, key_id="current"),
+        ring.secret(second, salt=b"a" * 16, key_id="current"),
+        ring.secret(first, salt=b"b" * 16, key_id="current"),
+        ring.secret(first, salt=b"a" * 16, key_id="older"),
+    }
+
+    assert len(secrets) == 4
+    assert all(len(secret) == 43 for secret in secrets)
