@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import asyncpg
 import jwt
-import uvicorn
 import uvloop
 
-from service import auth, conveyancers, postgres, telemetry
+from service import auth, conveyancers, http_server, postgres, telemetry
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
+from service.http_server import listen, stop_on_signals
 from service.postgres import Connection
 from service.settings import InvalidSetting, ServiceSettings, load
 
@@ -43,17 +44,13 @@ def serve(_: argparse.Namespace) -> None:
     """Serve the API until SIGTERM; requests under way are finished first."""
     settings = load(ServiceSettings)
     telemetry.configure(settings)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_seconds),
+    with listen(settings.host, settings.port) as listening:
+        uvloop.run(_serve(settings, listening))
+
+
+async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
+    await http_server.serve(
+        create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
     )
 
 
@@ -121,7 +118,10 @@ def token(arguments: argparse.Namespace) -> None:
         "exp": issued_at + arguments.expires_in,
     }
     headers = {"typ": "at+jwt", "kid": arguments.key_id}
-    print(jwt.encode(claims, arguments.key.read_text(), algorithm="ES256", headers=headers))
+    try:
+        print(jwt.encode(claims, arguments.key.read_text(), algorithm="ES256", headers=headers))
+    except (OSError, ValueError, jwt.PyJWTError):
+        raise InvalidSetting(f"--key {arguments.key}: cannot be read as an EC P-256 private key") from None
 
 
 def _with_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
@@ -181,5 +181,4 @@ def _command(
 
 
 if __name__ == "__main__":
-    uvloop.install()
     sys.exit(main())

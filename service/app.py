@@ -25,10 +25,11 @@ LARGEST_BODY = 64 * 1024
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
-    """Return the ASGI application."""
+    """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
+    keys = SecretKeyRing.parse(settings.request_secret_keys)
     app = Litestar(
         route_handlers=[create_request, retrieve_request, questionnaire_structure, livez, readyz],
-        lifespan=[partial(open_resources, settings=settings)],
+        lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
@@ -41,7 +42,9 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
 
 
 @asynccontextmanager
-async def open_resources(app: Litestar, *, settings: ServiceSettings) -> AsyncIterator[None]:
+async def open_resources(
+    app: Litestar, *, settings: ServiceSettings, keys: SecretKeyRing
+) -> AsyncIterator[None]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     signing_keys = open_signing_keys(settings)
@@ -55,7 +58,7 @@ async def open_resources(app: Litestar, *, settings: ServiceSettings) -> AsyncIt
         app.state.resources = Resources(
             settings=settings,
             pool=pool,
-            keys=SecretKeyRing.parse(settings.request_secret_keys),
+            keys=keys,
             relay=relay,
             questionnaire=questionnaire.load(),
         )

@@ -1,18 +1,19 @@
 """`/livez` and `/readyz`, for the API and for the worker."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+import socket
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-import uvicorn
 from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 
+from service import http_server
 from service.postgres import PostgresUnavailable, SchemaOutdated
 
-Checks = Mapping[str, Callable[[], Awaitable[None]]]
+Check = Callable[[], Awaitable[None]]
+Checks = Mapping[str, Check]
 
 
 class NotReady(Exception):
@@ -34,7 +35,7 @@ async def readyz(request: Request[Any, Any, State]) -> Response[dict[str, str]]:
     return Response(results, status_code=HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-async def _result(check: Callable[[], Awaitable[None]]) -> str:
+async def _result(check: Check) -> str:
     try:
         await check()
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
@@ -42,24 +43,7 @@ async def _result(check: Callable[[], Awaitable[None]]) -> str:
     return "ok"
 
 
-async def serve(checks: Checks, *, host: str, port: int, stop: asyncio.Event) -> None:
+async def serve(checks: Checks, listening: socket.socket, stop: asyncio.Event) -> None:
     """Serve the probes of a process without an API until *stop*."""
     app = Litestar([livez, readyz], state=State({"checks": checks}), openapi_config=None, logging_config=None)
-    config = uvicorn.Config(
-        app, host=host, port=port, access_log=False, log_config=None, lifespan="off", server_header=False
-    )
-    server = _ProbeServer(config)
-    serving = asyncio.create_task(server.serve())
-    try:
-        await stop.wait()
-    finally:
-        server.should_exit = True
-        await serving
-
-
-class _ProbeServer(uvicorn.Server):
-    """A server that leaves the signals to the process it is part of."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    await http_server.serve(app, listening, stop, shutdown_seconds=1.0)

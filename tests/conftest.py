@@ -3,10 +3,9 @@
 import asyncio
 import itertools
 import json
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ import asyncpg
 import httpx
 import jwt
 import pytest
-import uvicorn
 from aio_pika.abc import AbstractChannel
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from litestar.types import ASGIApp
 
 from deploy.local import servers
-from service import conveyancers, postgres
+from service import conveyancers, http_server, postgres
 from service.app import create_app
+from service.http_server import listen
 from service.postgres import Connection, Pool
 from service.settings import ServiceSettings
 from tests.mail_server import MailServer
@@ -158,24 +157,14 @@ def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     )
 
 
-class _Server(uvicorn.Server):
-    """A server in the test's own loop, which leaves the signals to pytest."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @asynccontextmanager
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = _Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        await eventually(lambda: server.started or serving.done())
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0))
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
+        stop.set()
         await serving
 
 

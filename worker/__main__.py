@@ -2,21 +2,24 @@
 
 import argparse
 import asyncio
-import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 import structlog
 import uvloop
 
 from service import health, postgres, telemetry
 from service.background import in_background
-from service.postgres import Pool
+from service.health import Check
+from service.http_server import listen, stop_on_signals
+from service.postgres import Pool, PostgresUnavailable, SchemaOutdated
 from service.relay_waker import RelayWaker
 from service.settings import InvalidSetting, load
 from worker import calculations, notifications
 from worker.listener import Listener
 from worker.notifications import Postman
+from worker.outages import Pauses
 from worker.relay import Relay
 from worker.settings import WorkerSettings
 
@@ -43,32 +46,56 @@ def main() -> int:
     except InvalidSetting as error:
         print(error, file=sys.stderr)
         return 1
+    except BaseExceptionGroup as failures:
+        for failure in failures.exceptions:
+            _log.critical("worker_failed", **telemetry.describe(failure))
+        return 1
     return 0
 
 
 async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
     """Run *roles* until SIGTERM or SIGINT; what is in hand then is settled first, with a bound."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with postgres.open_pool(settings) as pool:
-        relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
-        parts, checks = assemble(settings, pool, roles, relay_waker)
-        async with in_background(relay_waker.run()), asyncio.TaskGroup() as running:
-            for part in parts:
-                running.create_task(part(stop))
-            running.create_task(
-                health.serve(checks, host=settings.host, port=settings.health_port, stop=stop)
-            )
-            _log.info("worker_started", roles=sorted(roles))
-            await stop.wait()
-            _log.info("worker_stopping")
+    stop = stop_on_signals()
+    with listen(settings.host, settings.health_port) as probes:
+        async with postgres.open_pool(settings) as pool:
+            await _run_parts(settings, roles, pool, probes, stop)
     _log.info("worker_stopped")
+
+
+async def _run_parts(
+    settings: WorkerSettings,
+    roles: frozenset[str],
+    pool: Pool,
+    probes: socket.socket,
+    stop: asyncio.Event,
+) -> None:
+    relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
+    parts, checks = assemble(settings, pool, roles, relay_waker)
+    async with in_background(relay_waker.run()), asyncio.TaskGroup() as running:
+        running.create_task(health.serve(checks, probes, stop))
+        await _wait_for_schema(checks["postgres"], settings, stop)
+        for part in parts:
+            running.create_task(part(stop))
+        _log.info("worker_started", roles=sorted(roles))
+        await stop.wait()
+        _log.info("worker_stopping")
+
+
+async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio.Event) -> None:
+    """Do nothing, and be seen not to be ready, until the database has the schema that this release needs."""
+    pauses = Pauses("worker_waits_for_schema", longest_seconds=settings.longest_outage_pause_seconds)
+    while not stop.is_set():
+        try:
+            await check()
+        except (PostgresUnavailable, SchemaOutdated) as error:
+            await pauses.after(error, stop)
+        else:
+            return
 
 
 def assemble(
     settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
-) -> tuple[list[Part], dict[str, Callable[[], Awaitable[None]]]]:
+) -> tuple[list[Part], dict[str, Check]]:
     """Return what *roles* are made of, and their readiness checks."""
     parts: list[Part] = []
     checks = {"postgres": postgres.schema_check(pool, seconds=settings.database_timeout_seconds)}

@@ -1,0 +1,70 @@
+"""Serves an ASGI application on a socket until told to stop: for the API and for the worker's probes."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from litestar.types import ASGIApp
+
+from service.settings import InvalidSetting
+
+
+class ApplicationNotStarted(Exception):
+    """The application failed before it could serve; its log says why."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises InvalidSetting when the port is not to be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InvalidSetting(f"cannot listen on {host}:{port} ({reason})") from None
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set. Both processes then finish what they have in hand."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def serve(
+    app: ASGIApp, listening: socket.socket, stop: asyncio.Event, *, shutdown_seconds: float
+) -> None:
+    """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+    if not server.started:
+        raise ApplicationNotStarted
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals to the process it is part of."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
