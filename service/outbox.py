@@ -38,6 +38,13 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a statement could see: transactions below xmin had ended, those from xmax on not begun."""
+
+    xmin: int
+    xmax: int
+
+
 def lane_of(request_id: UUID) -> int:
     """Return the lane of a request: its events share one, and so keep their order with many relays."""
     return request_id.int % LANES
@@ -48,36 +55,47 @@ async def notify(connection: Connection) -> None:
     await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
 
 
-async def due_lanes(connection: Connection) -> list[int]:
-    """Return the lanes in which something can be published now."""
+async def due_lanes(connection: Connection, marks: Sequence[int]) -> list[int]:
+    """Return the lanes in which something can be published now; *marks* are their low-water marks."""
     rows = await connection.fetch(
         """
         SELECT lane
-          FROM generate_series(0, $1 - 1) AS lane
+          FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number),
+               LATERAL (SELECT (number - 1)::smallint AS lane) AS numbered
          WHERE EXISTS (SELECT
                          FROM outbox
-                        WHERE outbox.lane = lane.lane)
+                        WHERE outbox.lane = numbered.lane
+                          AND outbox.id >= low_water)
             OR EXISTS (SELECT
                          FROM outbox_held
-                        WHERE outbox_held.lane = lane.lane
+                        WHERE outbox_held.lane = numbered.lane
                           AND parked_at IS NULL
                           AND next_attempt_at <= now())
         """,
-        LANES,
+        marks,
     )
     return [row["lane"] for row in rows]
 
 
-async def lock_lane(connection: Connection, lane: int) -> bool:
-    """Take a lane until the transaction ends. False when another relay has it.
+async def lock_lane(connection: Connection, lane: int) -> Snapshot | None:
+    """Take a lane until the transaction ends. None when another relay has it.
 
     A statement of its own: the next one then sees all that the last holder has settled.
     """
-    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1, $2)", _LANE_LOCKS, lane)
-    return locked
+    row = await connection.fetchrow(
+        """
+        SELECT pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
+               pg_snapshot_xmax(snapshot)::text::bigint AS xmax
+          FROM pg_current_snapshot() AS snapshot
+         WHERE pg_try_advisory_xact_lock($1, $2)
+        """,
+        _LANE_LOCKS,
+        lane,
+    )
+    return Snapshot(**row) if row else None
 
 
-async def read(connection: Connection, lane: int, *, limit: int) -> list[OutboxRow]:
+async def read(connection: Connection, lane: int, *, low_water: int, limit: int) -> list[OutboxRow]:
     """Return the oldest events of a locked lane; `held` says that an earlier event of the request is held."""
     rows = await connection.fetch(
         """
@@ -87,10 +105,12 @@ async def read(connection: Connection, lane: int, *, limit: int) -> list[OutboxR
                         WHERE outbox_held.request_id = outbox.request_id) AS held
           FROM outbox
          WHERE lane = $1
+           AND id >= $2
          ORDER BY id
-         LIMIT $2
+         LIMIT $3
         """,
         lane,
+        low_water,
         limit,
     )
     return [OutboxRow(**row) for row in rows]

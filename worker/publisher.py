@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from aio_pika import DeliveryMode, Message
@@ -14,7 +15,9 @@ from service import events
 from service.identifiers import uuid_of
 from service.outbox import OutboxRow
 from worker import topology
-from worker.broker import BrokerUnavailable
+from worker.broker import BROKER_ERRORS, BrokerUnavailable
+
+_NOWHERE = "relay.probe"  # a routing key that nobody binds
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -42,8 +45,21 @@ class Publisher:
         exchange = await channel.get_exchange(topology.REQUESTS, ensure=False)
         return cls(exchange, timeout_seconds=timeout_seconds)
 
-    async def publish(self, window: Sequence[OutboxRow]) -> Outcome:
-        """Publish all of *window* side by side and wait for the confirms, up to the timeout.
+    async def probe(self) -> None:
+        """Have an empty message confirmed that goes nowhere: a broker with an alarm tells only publishers.
+
+        Raises BrokerUnavailable.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._exchange.publish(Message(b""), _NOWHERE, mandatory=False)
+        except BROKER_ERRORS as error:
+            raise BrokerUnavailable from error
+
+    async def publish(
+        self, window: Sequence[OutboxRow], *, abandoned: asyncio.Event | None = None
+    ) -> Outcome:
+        """Publish all of *window* side by side and wait for the confirms, up to the timeout or *abandoned*.
 
         No two rows may be of one request: a refused one would be overtaken by the next.
         """
@@ -59,17 +75,19 @@ class Publisher:
             publishing[row.id] = asyncio.create_task(
                 self._exchange.publish(message, row.type, mandatory=mandatory)
             )
-        await self._wait_for(publishing.values())
+        await self._wait_for(publishing.values(), abandoned or asyncio.Event())
         return _outcome(publishing, failed)
 
-    async def _wait_for(self, tasks: Collection[asyncio.Task[object]]) -> None:
+    async def _wait_for(self, tasks: Collection[asyncio.Task[object]], abandoned: asyncio.Event) -> None:
         """Wait with a bound. What is unfinished then is cancelled; its channel must go too."""
-        if not tasks:
-            return
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.gather(*tasks, return_exceptions=True),
+            asyncio.create_task(abandoned.wait()),
+        ]
         try:
-            await asyncio.wait(tasks, timeout=self._timeout_seconds)
+            await asyncio.wait(waits, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            for task in (*tasks, waits[1]):
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

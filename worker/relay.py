@@ -13,6 +13,7 @@ from service.outbox import LaneLost, OutboxRow
 from service.postgres import Connection, Pool, PostgresUnavailable
 from worker import broker
 from worker.broker import BrokerUnavailable
+from worker.lane_mark import LaneMark
 from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
 from worker.settings import WorkerSettings
@@ -32,6 +33,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._connected = False
+        self._marks = [LaneMark() for _ in range(outbox.LANES)]
 
     async def check(self) -> None:
         """Raise NotReady while RabbitMQ is away."""
@@ -53,6 +55,7 @@ class Relay:
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop* or the first outage, resting only when nothing is due."""
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
+        await publisher.probe()
         self._connected = True
         while not stop.is_set():
             if channel.is_closed:
@@ -66,7 +69,7 @@ class Relay:
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
         async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
-            lanes = await outbox.due_lanes(connection)
+            lanes = await outbox.due_lanes(connection, [mark.low_water for mark in self._marks])
         random.shuffle(lanes)  # Relays that start together should not queue for the same lane.
         moved = 0
         for lane in lanes:
@@ -83,18 +86,38 @@ class Relay:
         """
         seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
         async with postgres.transaction(self._pool, seconds=seconds) as connection:
-            if not await outbox.lock_lane(connection, lane):
+            snapshot = await outbox.lock_lane(connection, lane)
+            if snapshot is None:
                 return 0
-            fresh = await outbox.read(connection, lane, limit=self._settings.relay_batch_size)
+            mark = self._marks[lane]
+            fresh = await outbox.read(
+                connection, lane, low_water=mark.low_water, limit=self._settings.relay_batch_size
+            )
+            mark.advance(snapshot, [row.id for row in fresh])
             held = await outbox.read_held(connection, lane, limit=self._settings.relay_held_batch_size)
             window = [*_first_of_each_request(fresh), *held]
-            outcome = await publisher.publish(window)
+            outcome = await self._publish(connection, publisher, window)
             moved = await self._settle(connection, lane, fresh, held, outcome)
         if moved:
             _log.info("outbox_relayed", lane=lane, events=len(outcome.confirmed), failed=len(outcome.failed))
         if outcome.outage is not None:
             raise BrokerUnavailable from outcome.outage
         return moved
+
+    async def _publish(
+        self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
+    ) -> Outcome:
+        """Publish while the lane is ours: with the connection its lock is gone, and another relay has it."""
+        lost = asyncio.Event()
+
+        def note_loss(_: object) -> None:
+            lost.set()
+
+        connection.add_termination_listener(note_loss)
+        try:
+            return await publisher.publish(window, abandoned=lost)
+        finally:
+            connection.remove_termination_listener(note_loss)
 
     async def _settle(
         self,
