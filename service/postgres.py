@@ -47,6 +47,7 @@ def open_pool(settings: Settings) -> Pool:
         max_size=settings.database_pool_size,
         timeout=settings.database_timeout_seconds,
         command_timeout=30.0,
+        statement_cache_size=settings.database_statement_cache_size,
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )

@@ -23,6 +23,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     request_secret_keys: NonBlank
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
     database_timeout_seconds: Seconds = 1.0
+    database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     host: NonBlank = "127.0.0.1"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"

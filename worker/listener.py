@@ -38,7 +38,9 @@ class Listener:
     async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:
         seconds = self._settings.database_timeout_seconds
         connection: Connection = await asyncpg.connect(
-            self._settings.database_url, timeout=seconds, command_timeout=seconds
+            self._settings.listen_database_url or self._settings.database_url,
+            timeout=seconds,
+            command_timeout=seconds,
         )
         try:
             await connection.add_listener(outbox.CHANNEL, self._hear)

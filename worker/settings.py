@@ -12,6 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 class WorkerSettings(Settings, frozen=True, kw_only=True):
     """What the worker needs. Durations are in seconds."""
 
+    listen_database_url: str = ""  # where DATABASE_URL leads through a pooler: the way around it
     amqp_url: Annotated[str, msgspec.Meta(pattern=r"\Aamqps?://\S+\Z")]
     smtp_url: Annotated[str, msgspec.Meta(pattern=r"\A(smtp|smtp\+starttls|smtps)://\S+\Z")]
     mail_from: NonBlank
