@@ -51,17 +51,22 @@ _database_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a Postgres server whose user may create databases."""
-    with servers.postgres(tmp_path_factory.mktemp("postgres"), keep=False, report=print) as url:
-        yield url
+def both_servers() -> Iterator[servers.Servers]:
+    """Postgres and RabbitMQ, found or started side by side."""
+    with servers.both(ROOT / ".local" / "tests", keep=False, report=print) as both:
+        yield both
 
 
 @pytest.fixture(scope="session")
-def amqp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server(both_servers: servers.Servers) -> str:
+    """URL of a Postgres server whose user may create databases."""
+    return both_servers.postgres.url
+
+
+@pytest.fixture(scope="session")
+def amqp_url(both_servers: servers.Servers) -> str:
     """URL of a RabbitMQ node."""
-    with servers.rabbitmq(tmp_path_factory.mktemp("rabbitmq"), keep=False, report=print) as url:
-        yield url
+    return both_servers.rabbitmq.url
 
 
 @pytest.fixture(scope="session")

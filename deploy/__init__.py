@@ -1,0 +1,1 @@
+"""How the service is run: on this machine, in containers, on Kubernetes."""

@@ -1,0 +1,89 @@
+"""What the processes of a local stack, and the people who try it, find in their environment."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local import keys
+
+CONVEYANCER = "demo-conveyancer"
+_ISSUER = "https://issuer.calculation-requests.test"
+_AUDIENCE = "calculation-requests"
+_MAIL_FROM = "no-reply@calculation-requests.test"
+# The API process is given no broker and no mail server: the outbox is its only way out.
+_NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
+_EXPORT = re.compile(r"export ([A-Z_]+)=(.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """Where the parts of ours listen, on the loopback interface."""
+
+    api: int
+    worker: int
+    smtp: int
+
+
+def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -> dict[str, str]:
+    """Return what processes, operators' commands and people need to know of a stack."""
+    base_url = f"http://127.0.0.1:{ports.api}"
+    return {
+        "BASE_URL": base_url,
+        "WORKER_URL": f"http://127.0.0.1:{ports.worker}",
+        "MAIL_DIR": str(folder / "mail"),
+        "DATABASE_URL": database_url,
+        "AMQP_URL": amqp_url,
+        "SMTP_URL": f"smtp://127.0.0.1:{ports.smtp}",
+        "MAIL_FROM": os.environ.get("MAIL_FROM") or _MAIL_FROM,
+        "APP_URL": os.environ.get("APP_URL") or base_url,
+        "REQUEST_SECRET_KEYS": keys.request_secret_keys(folder / "request-secret-keys"),
+        "AUTH_ISSUER": _ISSUER,
+        "AUTH_AUDIENCE": _AUDIENCE,
+        "AUTH_JWKS_URL": (folder / "jwks.json").as_uri(),
+    }
+
+
+def of_api(variables: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the whole environment of the API process."""
+    inherited = {**os.environ, **variables, **_of_processes(), "PORT": str(port)}
+    return {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_API}
+
+
+def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the whole environment of the worker process."""
+    return {**os.environ, **variables, **_of_processes(), "HEALTH_PORT": str(port)}
+
+
+def of_operator(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of a command that an operator gives."""
+    return {**os.environ, **variables}
+
+
+def _of_processes() -> dict[str, str]:
+    return {"HOST": "127.0.0.1", "LOG_FORMAT": "json", "LOG_LEVEL": os.environ.get("LOG_LEVEL") or "INFO"}
+
+
+def write(file: Path, named: Mapping[str, str]) -> None:
+    """Write *named* values for a shell to read: `. .local/env`."""
+    keys.write_private(file, render(named))
+
+
+def render(named: Mapping[str, str]) -> str:
+    """Return the lines that export *named* values; every value reaches a shell as it is."""
+    return "".join(f"export {name}={_quoted(value)}\n" for name, value in named.items())
+
+
+def read(file: Path) -> dict[str, str]:
+    """Return what `write` wrote, or nothing where it did not."""
+    if not file.exists():
+        return {}
+    matches = (_EXPORT.fullmatch(line) for line in file.read_text().splitlines())
+    return {match[1]: shlex.split(match[2])[0] for match in matches if match}
+
+
+def _quoted(value: str) -> str:
+    # Quoted even where nothing demands it, so that other scripts can rely on one form.
+    return "'" + value.replace("'", "'\"'\"'") + "'"

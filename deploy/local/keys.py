@@ -1,0 +1,49 @@
+"""The keys of a local stack: one that signs its access tokens, one ring that makes its request secrets."""
+
+import base64
+import json
+import os
+import secrets
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from jwt.algorithms import ECAlgorithm
+
+KEY_ID = "local"
+
+
+def write_signing_key(private: Path, public: Path) -> None:
+    """Make the ES256 key that signs access tokens, unless there is one, and publish its public half."""
+    if not private.exists():
+        pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
+        write_private(private, pem.decode())
+    key = load_pem_private_key(private.read_bytes(), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError(f"{private} is not an EC key")
+    jwk = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    public.write_text(json.dumps({"keys": [{**jwk, "kid": KEY_ID, "use": "sig", "alg": "ES256"}]}))
+
+
+def request_secret_keys(file: Path) -> str:
+    """Return the key ring of the request secrets, made when there is none: secrets outlive a run."""
+    if not file.exists():
+        key = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
+        write_private(file, f"{KEY_ID}:{key}\n")
+    return file.read_text().strip()
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, in one step: nobody ever sees half of it."""
+    unfinished = file.with_name(f"{file.name}.part")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as output:
+        output.write(text)
+    unfinished.rename(file)

@@ -1,0 +1,70 @@
+"""An SMTP server that keeps each message it accepts as a file: what customers would have received."""
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+from aiosmtpd.smtp import SMTP, Envelope, Session
+
+_numbers = itertools.count()
+
+
+class MailCatcher:
+    """The handler of the SMTP server: one `.eml` file per message, with the bytes as they came."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
+        """Accept the message, or ask the client to come again when it cannot be written."""
+        try:
+            name = await asyncio.to_thread(keep, self._folder, envelope.original_content or b"")
+        except OSError as error:
+            return f"451 4.3.0 The message cannot be kept: {error.strerror}"
+        return f"250 2.0.0 Kept as {name}"
+
+
+def keep(folder: Path, message: bytes) -> str:
+    """Write *message* to a file of its own and return its name; names sort by time."""
+    name = f"{time.time_ns()}-{os.getpid()}-{next(_numbers):06d}.eml"
+    # Under another name until it is complete: who looks for .eml files never sees half a message.
+    unfinished = folder / f"{name}.part"
+    try:
+        unfinished.write_bytes(message)
+        unfinished.rename(folder / name)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    return name
+
+
+async def catch_mail(folder: Path, port: int) -> None:
+    """Serve SMTP on the loopback interface until SIGTERM."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    handler = MailCatcher(folder)
+    server = await loop.create_server(
+        lambda: SMTP(handler, hostname="localhost", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", port
+    )
+    await stop.wait()
+    server.close()
+
+
+def main() -> None:
+    """Run the server as a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    asyncio.run(catch_mail(arguments.folder, arguments.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Debian packages, installed where that is allowed."""
+
+import subprocess
+from pathlib import Path
+from typing import IO
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import Report
+from deploy.local.waiting import wait_until
+
+_INSTALL_SECONDS = 900.0
+_NOT_ALLOWED = 3
+_SCRIPT = Path(__file__).with_name("apt-install")
+
+
+def install(package: str, *services: str, report: Report, log: Path) -> bool:
+    """Install *package* and let none of its *services* start. Return whether that is allowed and worked.
+
+    Nothing but the time limit ends it early, and Ctrl-C, which the package manager hears by itself: packages
+    are better not left half installed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output, log.open() as progress:
+        process = subprocess.Popen(
+            [_SCRIPT, package, *services], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+
+        def ended() -> bool:
+            over = process.poll() is not None
+            _report_steps(progress, report)
+            return over
+
+        if not wait_until(ended, seconds=_INSTALL_SECONDS, pause_seconds=0.5):
+            raise LocalStackError(f"Installing {package} takes too long (process {process.pid}); see {log}.")
+    if process.returncode not in (0, _NOT_ALLOWED):
+        report(f"  That failed; all that was said is in {log}.")
+    return process.returncode == 0
+
+
+def _report_steps(progress: IO[str], report: Report) -> None:
+    """Pass on one line a package, of all that the package manager says."""
+    for line in progress:
+        if line.startswith(("Need to get", "Setting up")):
+            report(f"  {line.strip().removesuffix(' ...')}")

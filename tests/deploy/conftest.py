@@ -1,0 +1,37 @@
+"""What these tests share: a place for servers, and what it was told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deploy.local.folders import Place
+
+
+@dataclass
+class Reports:
+    """A person who remembers every line they were told."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def __call__(self, line: str) -> None:
+        """Hear one line."""
+        self.lines.append(line)
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+@pytest.fixture
+def place(tmp_path: Path, reports: Reports) -> Place:
+    return Place(folder=tmp_path / "servers", keep=False, report=reports)
+
+
+@pytest.fixture
+def without_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Take away the URLs and the Docker engine that this machine may have."""
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("AMQP_URL", raising=False)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")

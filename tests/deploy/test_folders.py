@@ -1,0 +1,75 @@
+"""One process at a time works in a folder, and nothing is left of one that died."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import CHECKOUT, Claimed, Place, claimed, working_folder
+
+CLAIM_AND_DIE = """
+import os, sys
+from pathlib import Path
+from deploy.local.folders import Place, working_folder
+place = Place(folder=Path(sys.argv[1]), keep=False, report=print)
+with working_folder(place, "server") as folder:
+    (folder / "data").write_text("half written")
+    os._exit(9)
+"""
+
+
+def test_claimed_folder_is_refused_to_others_with_the_number_of_its_owner(tmp_path: Path) -> None:
+    lock = tmp_path / "run.lock"
+    with claimed(lock), pytest.raises(Claimed, match=r"run is in use by process \d+\."), claimed(lock):
+        pass
+
+
+def test_claim_ends_with_its_context(tmp_path: Path) -> None:
+    for _ in range(2):
+        with claimed(tmp_path / "run.lock"):
+            pass
+
+
+def test_kept_folder_is_the_same_next_time(place: Place) -> None:
+    kept = replace(place, keep=True)
+    with working_folder(kept, "server") as folder:
+        (folder / "data").write_text("kept")
+
+    with working_folder(kept, "server") as folder:
+        assert (folder / "data").read_text() == "kept"
+
+
+def test_second_run_in_a_kept_folder_is_told_to_wait_for_the_first(place: Place) -> None:
+    kept = replace(place, keep=True)
+    with (
+        working_folder(kept, "server"),
+        pytest.raises(LocalStackError, match="Stop the other `make run` first"),
+        working_folder(kept, "server"),
+    ):
+        pass
+
+
+def test_folder_that_is_not_kept_is_removed(place: Place) -> None:
+    with working_folder(place, "server") as folder:
+        (folder / "data").write_text("not kept")
+
+    assert list(place.folder.iterdir()) == []
+
+
+def test_two_runs_that_keep_nothing_do_not_meet(place: Place) -> None:
+    with working_folder(place, "server") as one, working_folder(place, "server") as other:
+        assert one != other
+        assert one.is_dir()
+
+
+def test_folder_of_a_run_that_died_is_ended_and_removed_by_the_next(place: Place) -> None:
+    subprocess.run([sys.executable, "-c", CLAIM_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
+    (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
+    ended: list[Path] = []
+
+    with working_folder(place, "server", end=ended.append) as folder:
+        assert ended == [abandoned]
+        assert sorted(place.folder.iterdir()) == sorted([folder, folder.with_name(f"{folder.name}.lock")])

@@ -1,0 +1,83 @@
+"""The mail catcher, as its own process and over real SMTP."""
+
+import signal
+import smtplib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.local.folders import CHECKOUT
+from deploy.local.ports import accepts, free_port
+from deploy.local.waiting import wait_until
+
+MESSAGE = (
+    b"From: sender@example.com\r\nTo: jane@example.com\r\nSubject: =?utf-8?q?caf=C3=A9?=\r\n"
+    b"\r\nfirst line\r\n.a line that begins with a dot\r\n\r\nlast line\xc3\xa9\r\n"
+)
+
+
+@contextmanager
+def mail_catcher(folder: Path) -> Iterator[int]:
+    port = free_port()
+    options = ["--port", str(port), "--folder", str(folder)]
+    process = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
+    try:
+        assert wait_until(lambda: accepts(port), seconds=10)
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mails")
+
+
+@pytest.fixture(scope="module")
+def port(mails: Path) -> Iterator[int]:
+    with mail_catcher(mails) as listening:
+        yield listening
+
+
+@pytest.fixture
+def files(mails: Path) -> Iterator[Path]:
+    yield mails
+    for file in mails.iterdir():
+        file.unlink()
+
+
+def send(port: int, message: bytes) -> None:
+    with smtplib.SMTP("127.0.0.1", port, timeout=5) as client:
+        client.sendmail("sender@example.com", ["jane@example.com"], message)
+
+
+def test_accepted_message_is_kept_byte_for_byte(port: int, files: Path) -> None:
+    send(port, MESSAGE)
+
+    (file,) = files.iterdir()
+    assert file.suffix == ".eml"
+    assert file.read_bytes() == MESSAGE
+
+
+def test_names_of_messages_sort_by_time(port: int, files: Path) -> None:
+    for number in range(20):
+        send(port, b"Subject: %d\r\n\r\n\r\n" % number)
+
+    subjects = [file.read_bytes().splitlines()[0] for file in sorted(files.iterdir())]
+    assert subjects == [b"Subject: %d" % number for number in range(20)]
+
+
+def test_message_that_cannot_be_written_is_refused_for_now(tmp_path: Path) -> None:
+    folder = tmp_path / "mails"
+    with mail_catcher(folder) as port:
+        folder.rmdir()
+
+        with pytest.raises(smtplib.SMTPDataError) as refusal:
+            send(port, MESSAGE)
+
+    assert refusal.value.smtp_code == 451

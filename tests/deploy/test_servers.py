@@ -1,0 +1,200 @@
+"""Where Postgres and RabbitMQ come from, and in which order they are looked for."""
+
+import asyncio
+import http.server
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from deploy.local import servers
+from deploy.local.errors import Interrupted, LocalStackError
+from deploy.local.folders import Place
+from deploy.local.ports import free_port, remembered_port
+from deploy.local.postgres_process import postgres_process
+from deploy.local.server import NotHere, Server
+from tests.deploy.conftest import Reports
+
+
+def nowhere(_: Place) -> AbstractContextManager[Server]:
+    raise NotHere("nothing to be had this way")
+
+
+@contextmanager
+def here(_: Place) -> Iterator[Server]:
+    yield Server("url://here")
+
+
+def elsewhere(_: Place) -> AbstractContextManager[Server]:
+    raise AssertionError("not to be asked")
+
+
+class DockerEngine(http.server.BaseHTTPRequestHandler):
+    """A Docker engine that has no images and cannot get any."""
+
+    def do_GET(self) -> None:
+        """Answer questions about the engine and about images."""
+        if self.path.endswith("/version"):
+            self._answer(HTTPStatus.OK, {"ApiVersion": "1.43"})
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, {"message": "No such image"})
+
+    def do_POST(self) -> None:
+        """Fail to pull an image."""
+        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"message": "no route to the registry"})
+
+    def _answer(self, status: HTTPStatus, body: dict[str, str]) -> None:
+        encoded = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(encoded)))
+        self.end_headers()
+        self.wfile.write(encoded)
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def docker_without_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), DockerEngine) as engine:
+        thread = threading.Thread(target=engine.serve_forever)
+        thread.start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{engine.server_port}")
+        yield
+        engine.shutdown()
+        thread.join()
+
+
+def select_one(url: str) -> int:
+    async def select() -> int:
+        connection = await asyncpg.connect(url)
+        try:
+            return int(await connection.fetchval("SELECT 1"))
+        finally:
+            await connection.close()
+
+    return asyncio.run(select())
+
+
+def test_first_way_that_leads_to_a_server_is_taken(place: Place, reports: Reports) -> None:
+    with servers.first_to_be_had((nowhere, here, elsewhere), place) as server:
+        assert server.url == "url://here"
+
+    assert reports.lines == ["nothing to be had this way"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "url", "server"),
+    [
+        ("DATABASE_URL", "postgresql://me:s3cret@127.0.0.1:{port}/db", servers.postgres),
+        ("AMQP_URL", "amqp://me:s3cret@127.0.0.1:{port}/", servers.rabbitmq),
+    ],
+)
+def test_url_that_leads_nowhere_is_one_clear_line_without_its_password(
+    variable: str,
+    url: str,
+    server: Callable[..., AbstractContextManager[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    place: Place,
+) -> None:
+    port = free_port()
+    monkeypatch.setenv(variable, url.format(port=port))
+
+    with pytest.raises(LocalStackError) as refusal, server(place.folder, keep=False, report=place.report):
+        pass
+
+    text = str(refusal.value)
+    assert text.startswith(f"{variable} is set, but no ")
+    assert f"127.0.0.1:{port}" in text
+    assert "s3cret" not in text
+    assert "\n" not in text
+
+
+def test_url_that_is_no_url_is_not_quoted(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    monkeypatch.setenv("DATABASE_URL", "mysql://me:s3cret@[nowhere")
+
+    with (
+        pytest.raises(LocalStackError, match="DATABASE_URL is set, but no Postgres") as refusal,
+        servers.postgres(place.folder, keep=False, report=place.report),
+    ):
+        pass
+
+    assert "s3cret" not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("docker_without_images")
+def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(
+    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
+
+    with servers.postgres(place.folder, keep=False, report=place.report) as url:
+        assert select_one(url) == 1
+
+    pulling, refused, running = reports.lines
+    assert pulling == "Pulling the image postgres:17 …"
+    assert refused.startswith("No container for Postgres: postgres:17 cannot be pulled (")
+    assert running.startswith("Postgres 18 runs on this machine, port ")
+
+
+@pytest.mark.usefixtures("without_servers")
+def test_url_in_the_environment_comes_first(
+    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
+) -> None:
+    with servers.postgres(place.folder, keep=False, report=place.report) as started:
+        monkeypatch.setenv("DATABASE_URL", started)
+        reports.lines.clear()
+
+        with servers.postgres(place.folder, keep=False, report=place.report) as given:
+            assert given == started
+
+    assert reports.lines == []
+
+
+def test_kept_postgres_that_was_killed_starts_again_on_its_port_with_its_data(place: Place) -> None:
+    kept = replace(place, keep=True)
+    with postgres_process(kept) as first:
+        asyncio.run(execute(first.url, "CREATE TABLE kept (n int)"))
+        pid_file = kept.folder / "postgres-18" / "data" / "postmaster.pid"
+        os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
+
+    # As if the system had given the number of the dead server to another process: here, to this one.
+    pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]))
+    with postgres_process(kept) as second:
+        asyncio.run(execute(second.url, "SELECT n FROM kept"))
+
+    assert second.url == first.url
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def test_server_that_is_given_up_leaves_nothing_behind(place: Place) -> None:
+    with pytest.raises(Interrupted), postgres_process(replace(place, stopping=lambda: True)):
+        pass
+
+    assert list(place.folder.iterdir()) == []
+
+
+def test_remembered_port_is_given_up_when_somebody_else_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "port"
+    port = remembered_port(file)
+    assert remembered_port(file) == port
+
+    with socket.create_server(("127.0.0.1", port)):
+        assert remembered_port(file) != port
