@@ -81,6 +81,12 @@ def describe(error: BaseException) -> dict[str, Any]:
     return facts
 
 
+def summarize(error: BaseException) -> str:
+    """Return the class of a foreseen exception and of what caused it, which says enough."""
+    name = type(error).__name__
+    return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
+
+
 def traceparent(headers: Mapping[str, str]) -> str | None:
     """Return the trace context (W3C Trace Context, section 3.2), or None unless it is well-formed."""
     value = headers.get("traceparent", "")

@@ -130,7 +130,7 @@ class Consumer(Generic[Content]):
                 await self._handle_and_settle(channel, message)
             except BROKER_ERRORS as error:
                 self._leaving.set()
-                _log.warning("message_not_settled", **telemetry.describe(error))
+                _log.warning("message_not_settled", error=telemetry.summarize(error))
 
     async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
         try:

@@ -29,7 +29,7 @@ class Pauses:
         seconds = min(self._longest_seconds, self._shortest_seconds * 2 ** min(self._failures, 20))
         seconds *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
         self._failures += 1
-        _log.warning(self._event, pause_seconds=round(seconds, 2), **telemetry.describe(error))
+        _log.warning(self._event, pause_seconds=round(seconds, 2), error=telemetry.summarize(error))
         await rest(seconds, stop)
 
 
