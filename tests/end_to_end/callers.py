@@ -1,0 +1,90 @@
+"""Callers of the API, and the load that they make."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from tests.conftest import A_REQUEST
+from tests.end_to_end.processes import Process
+from worker.outages import rest
+
+_PAUSE_SECONDS = 0.05  # after a call that nobody has answered
+_numbers = itertools.count(1)
+
+
+def another_request() -> dict[str, Any]:
+    """Return a body like no other: its customer's address and external_id tell it from the rest."""
+    number = next(_numbers)
+    return A_REQUEST | {
+        "customer_email": f"customer-{number}@customer.example.com",
+        "external_id": f"case-{number}",
+    }
+
+
+def client_of(api: Process, token: str) -> httpx.AsyncClient:
+    """Return a client of the API that sends *token*."""
+    return httpx.AsyncClient(
+        base_url=api.base_url, headers={"Authorization": f"Bearer {token}"}, timeout=20.0
+    )
+
+
+async def create(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Have another request stored, and return its record."""
+    response = await client.post("/v1/request", json=another_request())
+    assert response.status_code == 200, response.text
+    record: dict[str, Any] = response.json()["data"]
+    return record
+
+
+async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4) -> list[dict[str, Any]]:
+    """Have *count* requests stored, a few at a time, and return their records."""
+    places = asyncio.Semaphore(at_once)
+
+    async def create_in_turn() -> dict[str, Any]:
+        async with places:
+            return await create(client)
+
+    return await asyncio.gather(*(create_in_turn() for _ in range(count)))
+
+
+class Load:
+    """What callers have sent and heard so far."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()  # by external_id
+        self.stored: set[str] = set()  # by external_id: these were answered with 200
+        self.refused: list[int] = []  # the status of any other answer
+
+    async def call(self, api: Process, token: str, stop: asyncio.Event) -> None:
+        """Post one request after another until *stop*; an API that is away is no reason to give up."""
+        async with client_of(api, token) as client:
+            while not stop.is_set():
+                body = another_request()
+                self.sent.add(body["external_id"])
+                try:
+                    response = await client.post("/v1/request", json=body)
+                except httpx.TransportError:
+                    await rest(_PAUSE_SECONDS, stop)
+                    continue
+                if response.status_code == 200:
+                    self.stored.add(response.json()["data"]["external_id"])
+                else:
+                    self.refused.append(response.status_code)
+
+
+@asynccontextmanager
+async def under_load(api: Process, token: str, *, callers: int = 4) -> AsyncIterator[Load]:
+    """Have *callers* post requests until the block is left."""
+    load = Load()
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as calls:
+        for _ in range(callers):
+            calls.create_task(load.call(api, token, stop))
+        try:
+            yield load
+        finally:
+            stop.set()

@@ -1,0 +1,41 @@
+"""An API and a worker as processes, a caller, and another team that listens."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from service.settings import ServiceSettings
+from tests.conftest import Issuer
+from tests.end_to_end.callers import client_of
+from tests.end_to_end.events import Subscriber, subscribed
+from tests.end_to_end.processes import Process, api_process, worker_process
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture
+def api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
+    """An API on the test's database, not yet started."""
+    return api_process(service_settings, tmp_path)
+
+
+@pytest.fixture
+def worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
+    """A worker on the test's servers, not yet started."""
+    return worker_process(worker_settings, tmp_path)
+
+
+@pytest.fixture
+async def caller(api: Process, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the API with a token of CONVEYANCER."""
+    async with client_of(api, issuer.token()) as client:
+        yield client
+
+
+@pytest.fixture
+async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
+    """Another team, which hears every event about requests."""
+    async with subscribed(channel) as listening:
+        yield listening

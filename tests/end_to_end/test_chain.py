@@ -1,0 +1,45 @@
+"""From the request to its calculation: every link of the chain, once."""
+
+import httpx
+from aio_pika.abc import AbstractChannel
+
+from tests.conftest import A_REQUEST, eventually
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.processes import Process, started
+from tests.mail_server import MailServer
+
+
+async def test_request_gets_its_email_and_its_calculation(
+    *,
+    api: Process,
+    worker: Process,
+    caller: httpx.AsyncClient,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    mail_server: MailServer,
+) -> None:
+    async with started(api, worker):
+        response = await caller.post("/v1/request", json=A_REQUEST)
+        created = response.json()["data"]
+        uuid = created["uuid"]
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        await publish_calculation(channel, uuid, "calc-1")
+        await eventually(lambda: len(subscriber.about(uuid)) == 3)
+        read_back = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
+
+    assert response.status_code == 200
+    first, second, third = subscriber.about(uuid)
+    assert [event["type"] for event in (first, second, third)] == [
+        "request.created",
+        "request.email_sent",
+        "request.calculated",
+    ]
+    assert subscriber.sequences(uuid) == [1, 2, 3]
+    assert subscriber.strays == []
+    assert third["data"]["calculation_id"] == "calc-1"
+    assert read_back == created | {"calculation_id": "calc-1", "updated_at": third["time"]}
+    (mail,) = mail_server.accepted
+    assert mail.recipients == [A_REQUEST["customer_email"]]
+    text = mail.message.get_body(("plain",))
+    assert text is not None
+    assert created["request_url"] in text.get_content().splitlines()

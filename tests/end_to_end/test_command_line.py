@@ -1,0 +1,236 @@
+"""`python -m service` and `python -m worker`, as operators use them: what works, and what goes wrong."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from msgspec.structs import replace
+
+from service import postgres
+from service.postgres import Connection
+from service.settings import ServiceSettings
+from tests.conftest import CONVEYANCER, FREE_CONVEYANCER, Issuer
+from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.processes import (
+    Ended,
+    Process,
+    bare_environment,
+    environment_of,
+    free_port,
+    run,
+    started,
+)
+from worker.settings import WorkerSettings
+
+STRUCTURE = "/v1/questionnaire/structure"
+
+
+@pytest.fixture
+def environment(database_url: str) -> dict[str, str]:
+    """What the commands of an operator need to know."""
+    return bare_environment(DATABASE_URL=database_url)
+
+
+async def test_schema_may_be_applied_again(environment: Mapping[str, str], database: Connection) -> None:
+    await database.execute("DROP SCHEMA public CASCADE")
+    await database.execute("CREATE SCHEMA public")
+
+    first = await run("service", "schema", "apply", environment=environment)
+    second = await run("service", "schema", "apply", environment=environment)
+
+    assert first == second == Ended(0, f"schema version {postgres.SCHEMA_VERSION} applied\n", "")
+    await postgres.check_schema(database)
+
+
+async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str]) -> None:
+    command = ("service", "conveyancer", "add", "new-firm", "--name", "New Firm")
+    added = await run(*command, environment=environment)
+    changed = await run(*command, "--charges-calculation-fee", environment=environment)
+    listed = await run("service", "conveyancer", "list", environment=environment)
+
+    assert added == changed == Ended(0, "conveyancer new-firm registered\n", "")
+    assert [line.split("\t") for line in listed.output.splitlines()] == [
+        [CONVEYANCER, "Acme", "charges-calculation-fee"],
+        [FREE_CONVEYANCER, "Free", "no-fee"],
+        ["new-firm", "New Firm", "charges-calculation-fee"],
+    ]
+
+
+async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
+    environment: Mapping[str, str], api: Process
+) -> None:
+    created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
+    key = created.output.strip()
+    async with started(api), client_of(api, key) as caller:
+        opened = await caller.get(STRUCTURE)
+        prefix = key.split("_")[1]
+        revoked = await run("service", "api-key", "revoke", prefix, environment=environment)
+        closed = await caller.get(STRUCTURE)
+
+    assert created.status == revoked.status == 0
+    assert opened.status_code == 200
+    assert len(opened.json()["data"]["questionnaire"]) == 27
+    assert closed.status_code == 401
+
+
+async def test_token_is_accepted(
+    service_settings: ServiceSettings, api: Process, issuer: Issuer, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes(issuer.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+    signed = await run(
+        "service", "token", CONVEYANCER, "--key", str(key), environment=environment_of(service_settings)
+    )
+    async with started(api), client_of(api, signed.output.strip()) as caller:
+        response = await caller.post("/v1/request", json=another_request())
+
+    assert signed.status == 0
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("service", "schema", "apply"), ("service", "serve"), ("worker",)],
+    ids=" ".join,
+)
+async def test_missing_setting_is_named(command: tuple[str, ...]) -> None:
+    _assert_one_clear_line(await run(*command, environment=bare_environment()), "DATABASE_URL")
+
+
+async def test_postgres_that_cannot_be_reached_is_named() -> None:
+    url = f"postgresql://user:zqmark@127.0.0.1:{free_port()}/none"
+
+    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=url))
+
+    _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],
+)
+async def test_postgres_address_that_makes_no_sense_is_named_but_not_shown(url: str) -> None:
+    ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
+
+    _assert_one_clear_line(ended, "DATABASE_URL", hidden="zqmark")
+
+
+async def test_unknown_conveyancer_gets_no_api_key(environment: Mapping[str, str]) -> None:
+    ended = await run("service", "api-key", "create", "nobody", environment=environment)
+
+    _assert_one_clear_line(ended, "conveyancer")
+
+
+async def test_key_that_is_not_there_cannot_be_revoked(environment: Mapping[str, str]) -> None:
+    ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
+
+    assert ended.status != 0
+    assert "no such valid key" in ended.output + ended.errors
+
+
+async def test_missing_schema_is_named(environment: Mapping[str, str], database: Connection) -> None:
+    await database.execute("DROP SCHEMA public CASCADE")
+    await database.execute("CREATE SCHEMA public")
+
+    ended = await run("service", "conveyancer", "list", environment=environment)
+
+    _assert_one_clear_line(ended, "schema apply")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "zqmark"),
+        ("DATABASE_URL", "zqmark"),
+        ("DATABASE_URL", "postgresql://user:zqmark/unescaped@localhost/none"),
+        ("REQUEST_SECRET_KEYS", "zqmark:tooshort"),
+        ("AUTH_JWKS_URL", "http://zqmark.example.com/jwks"),
+        ("LOG_LEVEL", "zqmark"),
+    ],
+)
+async def test_setting_of_the_api_that_cannot_be_used_is_named_but_not_shown(
+    name: str, value: str, service_settings: ServiceSettings
+) -> None:
+    usable = environment_of(service_settings, PORT=str(free_port()))
+
+    ended = await run("service", "serve", environment=usable | {name: value})
+
+    _assert_one_clear_line(ended, name, hidden="zqmark")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HEALTH_PORT", "zqmark"),
+        ("AMQP_URL", "amqp://user:zqmark/unescaped@localhost/"),
+        ("SMTP_URL", "smtp://user:zqmark/unescaped@localhost"),
+        ("MAIL_FROM", "zqmark"),
+        ("DATABASE_URL", "zqmark"),
+        ("REQUEST_SECRET_KEYS", "zqmark"),
+    ],
+)
+async def test_setting_of_the_worker_that_cannot_be_used_is_named_but_not_shown(
+    name: str, value: str, worker_settings: WorkerSettings
+) -> None:
+    usable = environment_of(worker_settings, HEALTH_PORT=str(free_port()))
+
+    ended = await run("worker", environment=usable | {name: value})
+
+    _assert_one_clear_line(ended, name, hidden="zqmark")
+
+
+async def test_port_in_use_is_named(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        served = await run("service", "serve", environment=environment_of(service_settings, PORT=port))
+        worked = await run("worker", environment=environment_of(worker_settings, HEALTH_PORT=port))
+
+    _assert_one_clear_line(served, port)
+    _assert_one_clear_line(worked, port)
+
+
+async def test_host_that_does_not_exist_is_named(service_settings: ServiceSettings) -> None:
+    environment = environment_of(replace(service_settings, host="none.invalid"))
+
+    ended = await run("service", "serve", environment=environment)
+
+    _assert_one_clear_line(ended, "none.invalid")
+    assert "Unknown error" not in ended.errors
+
+
+async def test_token_needs_an_issuer_an_audience_and_a_key(
+    service_settings: ServiceSettings, tmp_path: Path
+) -> None:
+    bad_key = tmp_path / "bad.pem"
+    bad_key.write_text("zqmark")
+    environment = environment_of(service_settings)
+
+    nowhere = await run("service", "token", "firm", "--key", "none.pem", environment=environment)
+    unreadable = await run("service", "token", "firm", "--key", str(bad_key), environment=environment)
+    unissued = await run("service", "token", "firm", "--key", "none.pem", environment=bare_environment())
+
+    _assert_one_clear_line(nowhere, "none.pem")
+    _assert_one_clear_line(unreadable, str(bad_key), hidden="zqmark")
+    _assert_one_clear_line(unissued, "AUTH_ISSUER")
+
+
+async def test_unknown_role_is_named(worker_settings: WorkerSettings) -> None:
+    ended = await run("worker", "relay", "zqmark", environment=environment_of(worker_settings))
+
+    assert ended.status == 2
+    assert ended.errors.splitlines()[-1].endswith("no such role: zqmark")
+
+
+def _assert_one_clear_line(ended: Ended, *named: str, hidden: str | None = None) -> None:
+    """Check that a command failed with one line, which names what is wrong without showing its value."""
+    printed = ended.output + ended.errors
+    assert ended.status not in (0, None)
+    assert len(printed.splitlines()) == 1, printed
+    for name in named:
+        assert name in printed
+    assert hidden is None or hidden not in printed

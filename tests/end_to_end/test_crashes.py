@@ -1,0 +1,136 @@
+"""SIGKILL at any moment: whatever was answered with 200 sees its whole chain."""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+
+import httpx
+import msgspec
+from aio_pika.abc import AbstractChannel
+
+from service.postgres import Connection
+from service.settings import ServiceSettings
+from tests.conftest import Issuer, eventually
+from tests.end_to_end.callers import create_many, under_load
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.processes import Process, api_process, started, worker_process
+from tests.mail_server import MailServer
+from worker.settings import WorkerSettings
+
+_ROUNDS = 6
+_REQUESTS_A_ROUND = 25
+
+
+async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
+    *,
+    api: Process,
+    worker_settings: WorkerSettings,
+    tmp_path: Path,
+    caller: httpx.AsyncClient,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    mail_server: MailServer,
+    database: Connection,
+) -> None:
+    mail_server.data_delay_seconds = 0.02
+    worker = worker_process(
+        msgspec.structs.replace(worker_settings, email_claim_seconds=1.0, relay_batch_size=5), tmp_path
+    )
+    uuids: list[str] = []
+    in_flight_at_a_kill: set[str] = set()
+
+    async def create_and_calculate() -> None:
+        for record in await create_many(caller, _REQUESTS_A_ROUND):
+            uuids.append(record["uuid"])
+            await publish_calculation(channel, record["uuid"], f"calculation-of-{record['uuid']}")
+
+    async with started(api, worker):
+        for _ in range(_ROUNDS):
+            async with asyncio.TaskGroup() as load:
+                load.create_task(create_and_calculate())
+                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.heard]))  # noqa: S311
+                await worker.kill()
+                in_flight_at_a_kill |= await _claimed_emails(database)
+                worker.start()
+        await eventually(lambda: _is_finished(database), seconds=30)
+        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids), seconds=30)
+
+    assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
+    for uuid in uuids:
+        sequences = subscriber.sequences(uuid)
+        assert set(sequences) == {1, 2, 3}
+        assert sequences == sorted(sequences), "a repeat came after a later event"
+        assert subscriber.types(uuid) == {"request.created", "request.email_sent", "request.calculated"}
+    assert await database.fetchval("SELECT count(*) FROM email WHERE state = 'sent'") == len(uuids)
+    assert await database.fetchval(
+        "SELECT bool_and(calculation_id IS NOT NULL AND sequence = 3) FROM calculation_request"
+    )
+    _assert_mailed_once_but_for(in_flight_at_a_kill, mail_server, customers=len(uuids))
+
+
+async def _any_moment_while_growing(collection: Collection[object]) -> None:
+    """Wait for a moment of chance, but not so late that all is quiet again."""
+    goal = len(collection) + random.randint(1, _REQUESTS_A_ROUND - 5)  # noqa: S311
+    await eventually(lambda: len(collection) >= goal, seconds=30)
+
+
+async def _claimed_emails(database: Connection) -> set[str]:
+    """Return the e-mails that a dead worker may have handed over without recording it."""
+    rows = await database.fetch(
+        "SELECT event_id FROM email WHERE state = 'pending' AND claimed_by IS NOT NULL"
+    )
+    return {row["event_id"] for row in rows}
+
+
+async def _is_finished(database: Connection) -> bool:
+    finished: bool = await database.fetchval(
+        """
+        SELECT NOT EXISTS (SELECT FROM outbox)
+           AND NOT EXISTS (SELECT FROM outbox_held)
+           AND NOT EXISTS (SELECT FROM email WHERE state <> 'sent')
+           AND NOT EXISTS (SELECT FROM calculation_request WHERE sequence < 3)
+        """
+    )
+    return finished
+
+
+def _assert_mailed_once_but_for(in_flight: set[str], mail_server: MailServer, *, customers: int) -> None:
+    """Two e-mails to one customer are one and the same, sent again because nobody knew the first's fate."""
+    message_ids: dict[str, list[str]] = defaultdict(list)
+    for mail in mail_server.accepted:
+        (recipient,) = mail.recipients
+        message_ids[recipient].append(mail.message["Message-ID"])
+    assert len(message_ids) == customers
+    for sent in message_ids.values():
+        assert len(set(sent)) == 1
+        if len(sent) > 1:
+            assert sent[0].strip("<>").partition("@")[0] in in_flight
+
+
+async def test_every_answer_of_a_killed_api_is_stored_with_one_event(
+    service_settings: ServiceSettings, tmp_path: Path, issuer: Issuer, database: Connection
+) -> None:
+    api = api_process(service_settings, tmp_path)
+
+    async with started(api), under_load(api, issuer.token()) as load:
+        for _ in range(4):
+            await _any_moment_while_growing(load.stored)
+            await api.kill()
+            api.start()
+        await _any_moment_while_growing(load.stored)
+
+    rows = await database.fetch(
+        """
+        SELECT external_id, count(outbox.id) AS events
+          FROM calculation_request
+          LEFT JOIN outbox ON outbox.request_id = calculation_request.id
+         GROUP BY external_id
+        """
+    )
+    stored = {row["external_id"] for row in rows}
+    assert load.refused == []
+    assert load.stored <= stored <= load.sent
+    assert {row["events"] for row in rows} == {1}
+    assert await database.fetchval("SELECT count(*) FROM outbox") == len(stored)

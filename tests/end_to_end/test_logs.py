@@ -1,0 +1,318 @@
+"""Logs: lines for machines, and nothing in them that is personal or secret, whatever is thrown at us."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from msgspec.structs import replace
+
+from service import conveyancers
+from service.postgres import Connection
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS, Issuer, eventually
+from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
+from tests.end_to_end.processes import Process, api_process, started, worker_process
+from tests.mail_server import MailServer
+from worker import topology
+from worker.settings import WorkerSettings
+
+MARK = "zqmark"  # in everything that must not be repeated
+PHONE = "+44 7700 900123"
+AN_EMAIL_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+")
+
+A_MARKED_REQUEST: dict[str, Any] = {
+    "customer_email": f"{MARK}-customer@customer.example.com",
+    "customer_phone": PHONE,
+    "customer_first_name": f"{MARK} first",
+    "customer_last_name": f"{MARK} last",
+    "sender_email": f"{MARK}-sender@firm.example.com",
+    "sender_organization_name": f"{MARK} organization",
+    "sender_first_name": f"{MARK} sender first",
+    "sender_last_name": f"{MARK} sender last",
+    "case_ref": f"{MARK} case",
+    "property_value": 271_828_182,
+    "notes": f"{MARK} notes",
+    "external_id": f"{MARK} external",
+    "meta_data": {f"{MARK} key": [f"{MARK} value", {"deep": f"{MARK} deep"}]},
+    "calculation_fee_exempt": True,
+    "calculation_fee_exempt_reason": f"{MARK} reason",
+}
+BAD_VALUES: dict[str, Any] = {
+    "customer_email": f"{MARK} is no address",
+    "customer_phone": f"{MARK}" * 100,
+    "customer_first_name": f"{MARK}\x00",
+    "property_value": f"{MARK}",
+    "request_type": f"{MARK}",
+    "meta_data": f"{MARK}",
+    f"{MARK}_unknown": f"{MARK}",
+    "calculation_fee_exempt": f"{MARK}",
+}
+
+
+@pytest.fixture
+def verbose_api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
+    """An API that logs all it can."""
+    return api_process(replace(service_settings, log_level="DEBUG"), tmp_path)
+
+
+@pytest.fixture
+def verbose_worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
+    """A worker that logs all it can."""
+    return worker_process(replace(worker_settings, log_level="DEBUG"), tmp_path)
+
+
+async def test_logs_of_the_api_hold_nothing_personal_or_secret(
+    verbose_api: Process, issuer: Issuer, database: Connection
+) -> None:
+    token = issuer.token()
+    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    async with started(verbose_api), client_of(verbose_api, token) as caller:
+        created = await caller.post("/v1/request", json=A_MARKED_REQUEST)
+        record = created.json()["data"]
+        seen = {
+            created.status_code,
+            *await _statuses_of_calls(caller, record, api_key),
+            *await _statuses_without_access(caller, issuer, record["uuid"]),
+            *await _statuses_of_failures(caller, database),
+        }
+        await _send_raw(verbose_api, f"GET /{MARK} HTTP/{MARK}\r\n\r\n")
+        await _send_raw(
+            verbose_api,
+            f"POST /v1/request HTTP/1.1\r\nHost: {MARK}\r\nAuthorization: Bearer {token}\r\n"
+            f'Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{{"notes": "{MARK}',
+        )
+        await verbose_api.becomes_ready()
+
+    assert seen >= {200, 400, 401, 403, 404, 405, 413, 415, 422, 500}
+    _assert_lines_for_machines(verbose_api.output)
+    _assert_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
+
+
+async def _statuses_of_calls(caller: httpx.AsyncClient, record: dict[str, Any], api_key: str) -> set[int]:
+    """Call every route, well and badly, with access to it."""
+    path = f"/v1/request/{record['uuid']}"
+    secret = {"secret": f"{MARK}{record['secret']}"}
+    key = {"Authorization": f"Bearer {api_key}", "traceparent": MARK}
+    as_json = {"Content-Type": "application/json"}
+    responses = [
+        await caller.get(path, params=secret),
+        await caller.get("/v1/questionnaire/structure", params=secret, headers=key),
+        await caller.get("/v1/request", params={"external_id": MARK, "cursor": MARK, "limit": MARK}),
+        await caller.post("/v1/request", json=A_MARKED_REQUEST | BAD_VALUES, params=secret),
+        await caller.post("/v1/request", content=f'{{"notes": {MARK}', headers=as_json),
+        await caller.post("/v1/request", content=b'"' + MARK.encode() + b'\xff"', headers=as_json),
+        await caller.post("/v1/request", content=b"[" * 50_000, headers=as_json),
+        await caller.post("/v1/request", content=MARK, headers={"Content-Type": f"text/{MARK}"}),
+        await caller.post("/v1/request", json={"notes": MARK * 20_000}),
+        await caller.post("/v1/request", json=A_MARKED_REQUEST, headers={"Idempotency-Key": f'"{MARK}'}),
+        await caller.put(path, json=A_MARKED_REQUEST, params=secret),
+        await caller.delete(f"/v1/questionnaire/structure?secret={MARK}"),
+        await caller.get(f"/v1/request/req_{MARK.ljust(22, '0')}"),
+        await caller.get(f"/v1/request/{MARK}@customer.example.com", params=secret),
+        await caller.get(f"/{MARK}/{record['secret']}", params=secret),
+        await caller.get(f"/livez?{MARK}"),
+        await caller.get(f"/readyz?{MARK}"),
+        await caller.get(f"/schema/openapi.json?{MARK}"),
+    ]
+    return {response.status_code for response in responses}
+
+
+async def _statuses_without_access(caller: httpx.AsyncClient, issuer: Issuer, uuid: str) -> set[int]:
+    """Call with credentials that do not open the door."""
+    credentials = [
+        f"Bearer {MARK}",
+        f"Bearer {MARK}.{MARK}.{MARK}",
+        f"Basic {MARK}",
+        f"Bearer cr_{'0' * 12}_{MARK.ljust(43, '0')}",
+        f"Bearer {issuer.token(MARK)}",
+        f"Bearer {issuer.token(aud=MARK)}",
+        f"Bearer {issuer.token(iss=MARK)}",
+        f"Bearer {issuer.token(exp=1)}",
+        f"Bearer {issuer.token(scope=MARK)}",
+        f"Bearer {issuer.token(headers={'kid': MARK})}",
+        f"Bearer {issuer.token(headers={'typ': MARK})}",
+    ]
+    statuses = set()
+    for authorization in credentials:
+        headers = {"Authorization": authorization, "Cookie": f"session={MARK}"}
+        for path in (f"/v1/request/{uuid}", "/v1/questionnaire/structure"):
+            statuses.add((await caller.get(path, headers=headers)).status_code)
+        response = await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=headers)
+        statuses.add(response.status_code)
+    return statuses
+
+
+async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection) -> set[int]:
+    """Call while Postgres refuses what it should take: its message quotes the whole row."""
+    await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
+    refused = await caller.post("/v1/request", json=A_MARKED_REQUEST)
+    await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
+    await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
+    missing = await caller.post("/v1/request", json=A_MARKED_REQUEST)
+    await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
+    return {refused.status_code, missing.status_code}
+
+
+async def _send_raw(process: Process, text: str) -> None:
+    """Send something that no client library would, and hang up."""
+    url = httpx.URL(process.base_url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(text.encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
+    *,
+    verbose_api: Process,
+    verbose_worker: Process,
+    issuer: Issuer,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    mail_server: MailServer,
+    database: Connection,
+) -> None:
+    token = issuer.token()
+    async with started(verbose_api, verbose_worker), client_of(verbose_api, token) as caller:
+        records = [
+            await _record_refused_for_now_then_mailed(caller, verbose_worker, mail_server, subscriber),
+            await _record_refused_for_good(caller, mail_server, subscriber),
+            await _record_calculated_twice(caller, channel, subscriber),
+            await _record_not_taken_by_postgres_at_first(
+                caller, verbose_worker, channel, subscriber, database
+            ),
+        ]
+        await _poison_both_queues(channel)
+
+    _assert_lines_for_machines(verbose_worker.output)
+    for record in records:
+        _assert_nothing_to_hide(verbose_worker.output, token, record["secret"])
+
+
+async def _marked(caller: httpx.AsyncClient) -> dict[str, Any]:
+    response = await caller.post("/v1/request", json=A_MARKED_REQUEST)
+    record: dict[str, Any] = response.json()["data"]
+    return record
+
+
+async def _record_refused_for_now_then_mailed(
+    caller: httpx.AsyncClient, worker: Process, mail_server: MailServer, subscriber: Subscriber
+) -> dict[str, Any]:
+    mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
+    record = await _marked(caller)
+    await eventually(lambda: "email_postponed" in worker.output)
+    mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
+    await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
+    return record
+
+
+async def _record_refused_for_good(
+    caller: httpx.AsyncClient, mail_server: MailServer, subscriber: Subscriber
+) -> dict[str, Any]:
+    mail_server.rcpt_reply = f"550 5.1.1 <{MARK}-customer@customer.example.com>: no such user"
+    record = await _marked(caller)
+    await eventually(lambda: "request.email_failed" in subscriber.types(record["uuid"]))
+    mail_server.rcpt_reply = "250 OK"
+    return record
+
+
+async def _record_calculated_twice(
+    caller: httpx.AsyncClient, channel: AbstractChannel, subscriber: Subscriber
+) -> dict[str, Any]:
+    record = await _marked(caller)
+    await publish_calculation(channel, record["uuid"], f"{MARK}-1")
+    await publish_calculation(channel, record["uuid"], f"{MARK}-2")
+    await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
+    await _eventually_dead(channel, topology.CALCULATION_RESULTS, 1)
+    return record
+
+
+async def _record_not_taken_by_postgres_at_first(
+    caller: httpx.AsyncClient,
+    worker: Process,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    database: Connection,
+) -> dict[str, Any]:
+    """Have Postgres refuse what it should take: its message quotes the whole row."""
+    record = await _marked(caller)
+    await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
+    await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
+    await publish_calculation(channel, record["uuid"], f"{MARK}-1")
+    await eventually(lambda: "CheckViolationError" in worker.output)
+    await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
+    await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
+    return record
+
+
+async def _poison_both_queues(channel: AbstractChannel) -> None:
+    bodies = [
+        MARK.encode(),
+        b"\xff" + MARK.encode(),
+        b"[" * 50_000,
+        json.dumps({"request_uuid": MARK, "calculation_id": MARK}).encode(),
+        json.dumps({"request_uuid": f"req_{MARK.ljust(22, '0')}", "calculation_id": MARK}).encode(),
+        json.dumps({"request_uuid": "req_" + "0" * 22, "calculation_id": f"{MARK} {PHONE}"}).encode(),
+        json.dumps({"specversion": "1.0", "id": MARK, "source": MARK, "type": MARK, "data": MARK}).encode(),
+    ]
+    for queue, dead_before in ((topology.NOTIFICATIONS, 0), (topology.CALCULATION_RESULTS, 1)):
+        for body in bodies:
+            message = Message(
+                body,
+                message_id=f"{MARK}@customer.example.com",
+                type=MARK,
+                correlation_id=MARK,
+                headers={"traceparent": MARK, MARK: MARK},
+            )
+            await channel.default_exchange.publish(message, queue.name)
+        await _eventually_dead(channel, queue, dead_before + len(bodies))
+
+
+async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, count: int) -> None:
+    """Wait until as many messages lie in the dead letters of a queue."""
+
+    async def lie_there() -> bool:
+        return await waiting_messages(channel, queue.dead_letters) == count
+
+    await eventually(lie_there)
+
+
+async def test_console_format_is_for_people(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, issuer: Issuer
+) -> None:
+    api = api_process(replace(service_settings, log_format="console"), tmp_path)
+    worker = worker_process(replace(worker_settings, log_format="console"), tmp_path)
+
+    async with started(api, worker), client_of(api, issuer.token()) as caller:
+        await create(caller)
+        await eventually(lambda: "email_sent" in worker.output)
+
+    assert re.search(r"^\S+Z \[info *\] request_served .*route=/v1/request ", api.output, re.MULTILINE)
+    for process in (api, worker):
+        assert not any(line.startswith("{") for line in process.output.splitlines())
+        _assert_nothing_to_hide(process.output, issuer.token())
+
+
+def _assert_lines_for_machines(output: str) -> None:
+    lines = output.splitlines()
+    assert lines
+    for line in lines:
+        entry = json.loads(line)
+        assert entry.keys() >= {"event", "level", "timestamp"}, line
+
+
+def _assert_nothing_to_hide(output: str, *secrets: str) -> None:
+    keys = [pair.partition(":")[2] for pair in SECRET_KEYS.split(",")]
+    personal = [MARK, PHONE, PHONE.replace(" ", ""), str(A_MARKED_REQUEST["property_value"])]
+    for line in output.splitlines():
+        assert not AN_EMAIL_ADDRESS.search(line)
+        for secret in (*keys, *personal, *secrets, *A_REQUEST.values()):
+            assert secret not in line, f"{secret!r} in {line}"

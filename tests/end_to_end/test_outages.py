@@ -1,0 +1,206 @@
+"""RabbitMQ, the mail server and Postgres away, and back again."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from aio_pika.abc import AbstractChannel
+from msgspec.structs import replace
+
+from service import conveyancers
+from service.postgres import Connection
+from service.settings import ServiceSettings
+from tests.conftest import CONVEYANCER, Issuer, eventually
+from tests.end_to_end.callers import another_request, client_of, create, create_many
+from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
+from tests.end_to_end.processes import Process, api_process, started, worker_process
+from tests.end_to_end.tcp_forwarder import TcpForwarder
+from tests.mail_server import MailServer
+from worker import topology
+from worker.settings import WorkerSettings
+
+Outage = Callable[[TcpForwarder], Awaitable[None]]
+OUTAGES = pytest.mark.parametrize("outage", [TcpForwarder.switch_off, TcpForwarder.fall_silent])
+
+_MEASURED = 40  # requests
+
+
+@OUTAGES
+async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is_back(
+    *,
+    outage: Outage,
+    api: Process,
+    caller: httpx.AsyncClient,
+    worker_settings: WorkerSettings,
+    tmp_path: Path,
+    subscriber: Subscriber,
+    mail_server: MailServer,
+    database: Connection,
+) -> None:
+    async with TcpForwarder(worker_settings.amqp_url) as network:
+        impatient = replace(
+            worker_settings,
+            amqp_url=network.url,
+            broker_timeout_seconds=1.0,
+            broker_heartbeat_seconds=1,
+            longest_outage_pause_seconds=0.5,
+        )
+        worker = worker_process(impatient, tmp_path)
+        async with started(api, worker):
+            usual_seconds = await _median_seconds(caller)
+            await outage(network)
+            await worker.becomes_alive_but_not_ready()
+            seconds = await _median_seconds(caller)
+            waiting = await database.fetchval("SELECT count(*) FROM outbox")
+            held = await database.fetchval("SELECT count(*) FROM outbox_held")
+            await network.switch_on()
+            await eventually(lambda: len(subscriber.event_ids) == 4 * _MEASURED, seconds=30)
+            await worker.becomes_ready()
+
+    assert not any(value.startswith("amqp") for value in api.environment.values())
+    assert seconds < 3 * usual_seconds + 0.02
+    assert waiting >= _MEASURED
+    assert held == 0, "an event was charged for an outage"
+    assert len(mail_server.accepted) == 2 * _MEASURED
+
+
+async def _median_seconds(caller: httpx.AsyncClient) -> float:
+    """Return how long it usually takes to have a request stored."""
+    durations = []
+    for _ in range(_MEASURED):
+        started_at = time.perf_counter()
+        await create(caller)
+        durations.append(time.perf_counter() - started_at)
+    return statistics.median(durations)
+
+
+async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
+    *,
+    api: Process,
+    worker: Process,
+    caller: httpx.AsyncClient,
+    channel: AbstractChannel,
+    mail_server: MailServer,
+    database: Connection,
+) -> None:
+    async def is_written_down() -> bool:
+        pending: int = await database.fetchval("SELECT count(*) FROM email WHERE state = 'pending'")
+        return pending == 30
+
+    await mail_server.stop()
+    async with started(api, worker):
+        records = await create_many(caller, 30)
+        await eventually(is_written_down)
+        await worker.stop()  # Messages in hand, if there were any, would now be back in their queue.
+        waiting = await waiting_messages(channel, topology.NOTIFICATIONS.name)
+        worker.start()
+        await worker.becomes_ready()
+        await mail_server.start()
+        await eventually(lambda: len(mail_server.accepted) >= 30, seconds=30)
+
+    assert waiting == 0
+    assert {mail.recipients[0] for mail in mail_server.accepted} == {
+        record["customer_email"] for record in records
+    }
+    assert len(mail_server.accepted) == 30
+    assert await database.fetchval("SELECT count(*) FROM email WHERE state = 'sent'") == 30
+
+
+@pytest.fixture
+async def network(database_url: str) -> AsyncIterator[TcpForwarder]:
+    """The network between our processes and Postgres."""
+    async with TcpForwarder(database_url) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+def remote_api(service_settings: ServiceSettings, network: TcpForwarder, tmp_path: Path) -> Process:
+    """An API with a network between itself and Postgres."""
+    return api_process(replace(service_settings, database_url=network.url), tmp_path)
+
+
+@pytest.fixture
+def remote_worker(worker_settings: WorkerSettings, network: TcpForwarder, tmp_path: Path) -> Process:
+    """A worker with a network between itself and Postgres."""
+    settings = replace(worker_settings, database_url=network.url, work_timeout_seconds=1.0)
+    return worker_process(settings, tmp_path)
+
+
+@OUTAGES
+async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_itself(
+    *,
+    outage: Outage,
+    network: TcpForwarder,
+    remote_api: Process,
+    remote_worker: Process,
+    issuer: Issuer,
+    database: Connection,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+) -> None:
+    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    async with started(remote_api, remote_worker), client_of(remote_api, issuer.token()) as caller:
+        before = await create(caller)
+        await _completes(before["uuid"], channel, subscriber)
+        await outage(network)
+        responses = await asyncio.gather(
+            caller.post("/v1/request", json=another_request()),
+            caller.get(f"/v1/request/{before['uuid']}"),
+            caller.get("/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}),
+        )
+        await remote_api.becomes_alive_but_not_ready()
+        await remote_worker.becomes_alive_but_not_ready()
+        await network.switch_on()
+        await remote_api.becomes_ready()
+        await remote_worker.becomes_ready()
+        after = await create(caller)
+        await _completes(after["uuid"], channel, subscriber)
+
+    for response in responses:
+        _assert_unavailable(response)
+
+
+async def _completes(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:
+    """See a request through its whole chain."""
+    await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+    await publish_calculation(channel, uuid, "calc-1")
+    await eventually(lambda: "request.calculated" in subscriber.types(uuid))
+
+
+def _assert_unavailable(response: httpx.Response) -> None:
+    assert response.status_code == 503
+    assert int(response.headers["Retry-After"]) >= 1
+    assert response.elapsed.total_seconds() < 2.5
+    answer = response.json()
+    assert answer["status"] == {"code": 503, "message": "Service Unavailable"}
+    assert answer["data"] is None
+    assert [error["code"] for error in answer["errors"]] == ["unavailable"]
+
+
+@OUTAGES
+async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
+    *,
+    outage: Outage,
+    network: TcpForwarder,
+    remote_api: Process,
+    remote_worker: Process,
+    issuer: Issuer,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+) -> None:
+    await outage(network)
+    async with (
+        started(remote_api, remote_worker, ready=False),
+        client_of(remote_api, issuer.token()) as caller,
+    ):
+        await remote_api.becomes_alive_but_not_ready()
+        await remote_worker.becomes_alive_but_not_ready()
+        await network.switch_on()
+        await remote_api.becomes_ready()
+        await remote_worker.becomes_ready()
+        record = await create(caller)
+        await _completes(record["uuid"], channel, subscriber)

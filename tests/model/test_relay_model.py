@@ -1,0 +1,202 @@
+"""The relay as a state machine, on real Postgres and with a broker that answers as scripted."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from service import events, outbox, postgres
+from service.identifiers import new_request_id, uuid_of
+from service.postgres import UNAVAILABLE
+from tests.model.scripted_broker import Script, ScriptedBroker
+from worker import broker
+from worker.broker import BrokerUnavailable
+from worker.publisher import Publisher
+from worker.relay import Relay
+from worker.settings import WorkerSettings
+
+REQUESTS = 4
+WINDOW = 8
+TYPES = ("request.created", "request.email_sent", "request.calculated")
+
+replies = st.sampled_from(
+    ["ack", "ack", "ack", "nack", "return", "silence", "close channel", "close connection"]
+)
+scripts = st.builds(
+    Script,
+    replies=st.lists(replies, min_size=0, max_size=WINDOW),
+    order=st.permutations(range(WINDOW)),
+    multiple=st.booleans(),
+)
+
+
+class RelayModel(RuleBasedStateMachine):
+    """Requests write events, a relay publishes them, a broker answers as scripted.
+
+    The model knows which events were written, in order within each request. All requests share one lane.
+    """
+
+    database_url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.resources = AsyncExitStack()
+        self.requests: list[UUID] = []
+        self.written: dict[UUID, list[str]] = {}
+
+    def run(self, coroutine: Any) -> Any:
+        """Run one step in the model's own event loop, with a bound."""
+        return self.runner.run(asyncio.wait_for(coroutine, 30))
+
+    @initialize()
+    def start(self) -> None:
+        """Start a broker and a relay on an empty outbox."""
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        self.broker = await self.resources.enter_async_context(ScriptedBroker())
+        self.settings = WorkerSettings(
+            database_url=self.database_url,
+            app_url="https://app.example.com",
+            request_secret_keys="unused",
+            amqp_url=self.broker.url,
+            smtp_url="smtp://unused",
+            mail_from="unused@example.com",
+            broker_timeout_seconds=0.25,
+            relay_batch_size=WINDOW,
+            relay_retry_seconds=0.001,
+            relay_longest_retry_seconds=0.001,
+            relay_attempt_limit=1000,
+        )
+        self.pool = await self.resources.enter_async_context(postgres.open_pool(self.settings))
+        self.observer = await asyncpg.connect(self.database_url)
+        await self.observer.execute("TRUNCATE outbox, outbox_held")
+        self.relay = Relay(self.settings, self.pool, asyncio.Event())
+        while len(self.requests) < REQUESTS:
+            request_id = new_request_id()
+            if outbox.lane_of(request_id) == 0:
+                self.requests.append(request_id)
+
+    def teardown(self) -> None:
+        """Close what the model has opened."""
+        self.observer.terminate()
+        self.run(self.resources.aclose())
+        self.runner.close()
+
+    @rule(number=st.integers(0, REQUESTS - 1), count=st.integers(1, 3))
+    def write_events(self, number: int, count: int) -> None:
+        """Commit the next events of a request."""
+        for _ in range(count):
+            self.run(self._write_event(self.requests[number]))
+
+    async def _write_event(self, request_id: UUID) -> None:
+        written = self.written.setdefault(request_id, [])
+        sequence = len(written) + 1
+        event_type = TYPES[min(sequence, len(TYPES)) - 1]
+        await self.observer.execute(
+            """
+            INSERT INTO outbox (lane, request_id, type, sequence, payload)
+            VALUES (0, $1, $2, $3, 'x')
+            """,
+            request_id,
+            event_type,
+            sequence,
+        )
+        written.append(events.event_id(uuid_of(request_id), event_type, sequence))
+
+    @rule(script=scripts)
+    def relay_once(self, script: Script) -> None:
+        """Let the relay make one pass, and the broker answer by *script*."""
+        self.broker.script = script
+        with suppress(BrokerUnavailable):
+            self.run(self._relay_once())
+        self.broker.script = Script([], [], multiple=False)
+
+    async def _relay_once(self) -> None:
+        async with broker.open_channel(self.settings, name="model") as channel:
+            publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
+            await self.relay.relay_lane(publisher, 0)
+
+    @rule(script=scripts)
+    def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:
+        """The same, but the connection that holds the lane is cut: nothing may be settled."""
+        self.broker.script = script
+        with suppress(BrokerUnavailable, postgres.PostgresUnavailable, *UNAVAILABLE):
+            self.run(self._relay_and_cut())
+        self.broker.script = Script([], [], multiple=False)
+
+    async def _relay_and_cut(self) -> None:
+        relaying = asyncio.create_task(self._relay_once())
+        await asyncio.sleep(0)
+        await self.observer.execute(
+            """
+            SELECT pg_terminate_backend(pid)
+              FROM pg_stat_activity
+             WHERE datname = current_database()
+               AND pid <> pg_backend_pid()
+            """
+        )
+        await relaying
+
+    @invariant()
+    def nothing_is_lost_nor_settled_unconfirmed(self) -> None:
+        """What is no longer stored was confirmed."""
+        if self.requests:
+            stored = self.run(self._stored())
+            gone = {event for written in self.written.values() for event in written} - stored
+            assert gone <= self.broker.confirmed
+
+    async def _stored(self) -> set[str]:
+        rows = await self.observer.fetch(
+            """
+            SELECT request_id, type, sequence
+              FROM outbox
+             UNION ALL
+            SELECT request_id, type, sequence
+              FROM outbox_held
+            """
+        )
+        return {events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows}
+
+    @invariant()
+    def events_of_a_request_first_arrive_in_order(self) -> None:
+        """The queues see no event before an earlier one of its request."""
+        arrived = list(dict.fromkeys(self.broker.taken)) if self.requests else []
+        for written in self.written.values():
+            mine = [event for event in arrived if event in set(written)]
+            assert mine == sorted(mine, key=written.index)
+
+    @rule()
+    def drain_with_a_broker_that_works(self) -> None:
+        """With a broker that works, everything is delivered within a bounded number of passes."""
+        for _ in range(60):
+            with suppress(BrokerUnavailable, postgres.PostgresUnavailable):
+                self.run(self._relay_once())
+            if not self.run(self._stored()):
+                break
+        assert self.run(self._stored()) == set()
+        created = {written[0] for written in self.written.values()}
+        assert created <= set(self.broker.taken), "an event that must be routed was dropped"
+
+
+@pytest.mark.parametrize("steps", [25])
+def test_relay_keeps_its_promises_whatever_the_broker_answers(
+    steps: int, database_url: str, pytestconfig: pytest.Config
+) -> None:
+    RelayModel.database_url = database_url
+    run_state_machine_as_test(
+        RelayModel,
+        settings=settings(
+            max_examples=int(pytestconfig.getoption("model_examples", "15")),
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

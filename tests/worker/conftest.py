@@ -1,0 +1,190 @@
+"""What the tests of the worker have in common: stored requests, their events, and what the broker got."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from service import calculation_requests, events, postgres
+from service.calculation_requests import CalculationRequest, Submission
+from service.events import RequestCreated, RequestEmailSent
+from service.health import NotReady
+from service.postgres import Connection, Pool
+from service.relay_waker import RelayWaker
+from service.request_secrets import SecretKeyRing
+from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.worker.forwarder import Forwarder
+from worker import broker, topology
+from worker.notifications import Postman
+from worker.publisher import Publisher
+from worker.relay import Relay
+from worker.settings import WorkerSettings
+
+ANY_EVENT = "request.*"
+KEYS = SecretKeyRing.parse(SECRET_KEYS)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+_A_SUBMISSION: dict[str, Any] = {
+    **A_REQUEST,
+    "customer_phone": None,
+    "request_type": "SDLT_CALCULATION",
+    "property_value": 300_000,
+    "notes": None,
+    "external_id": None,
+    "meta_data": None,
+    "calculation_fee_exempt": False,
+    "calculation_fee_exempt_reason": None,
+}
+
+
+async def store(
+    connection: Connection, *, traceparent: str | None = None, **fields: Any
+) -> CalculationRequest:
+    """Store a request as the API does, which puts its request.created into the outbox."""
+    return await calculation_requests.insert(
+        connection,
+        Submission(**{**_A_SUBMISSION, **fields}),
+        conveyancer_id=CONVEYANCER,
+        keys=KEYS,
+        traceparent=traceparent,
+    )
+
+
+async def announce_next(connection: Connection, request_id: UUID) -> None:
+    """Write the next event of a request, one that nobody needs to listen to."""
+    async with connection.transaction():
+        request = await calculation_requests.lock(connection, request_id)
+        event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
+        await calculation_requests.announce(connection, request, event)
+
+
+def created_event(request: CalculationRequest) -> RequestCreated:
+    """Return the request.created of a request, as its consumers get it."""
+    return RequestCreated(**request.facts(sequence=1))
+
+
+def created_body(request: CalculationRequest) -> bytes:
+    """Return the body of the message that carries request.created."""
+    return events.encode(created_event(request), time=request.created_at, traceparent=None)
+
+
+@pytest.fixture
+async def stored_request(database: Connection) -> CalculationRequest:
+    """A request whose request.created is in the outbox."""
+    return await store(database)
+
+
+@pytest.fixture
+async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]:
+    """A publisher on a channel of its own."""
+    async with open_publisher(worker_settings) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
+    """Lend a publisher on a new connection."""
+    async with broker.open_channel(settings, name="test") as channel:
+        yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
+
+
+@pytest.fixture
+def relay(worker_settings: WorkerSettings, pool: Pool) -> Relay:
+    """A relay that nobody wakes."""
+    return Relay(worker_settings, pool, asyncio.Event())
+
+
+@pytest.fixture
+async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+    """A way to the broker that the test can cut; for those who use `settings_with`."""
+    async with Forwarder(worker_settings.amqp_url) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+    """A way to Postgres that the test can cut; for those who use `settings_with`."""
+    async with Forwarder(worker_settings.database_url) as forwarder:
+        yield forwarder
+
+
+def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
+    """Return the same settings but for *changes*."""
+    return msgspec.structs.replace(settings, **changes)
+
+
+@asynccontextmanager
+async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
+    """Lend a postman with a pool of its own, as another process would have."""
+    async with postgres.open_pool(settings) as pool:
+        yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, timeout_seconds=5.0))
+
+
+@pytest.fixture
+async def postman(worker_settings: WorkerSettings) -> AsyncIterator[Postman]:
+    """A postman that polls the ledger."""
+    async with open_postman(worker_settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def tap(channel: AbstractChannel) -> AbstractQueue:
+    """A queue that gets a copy of every event of ours."""
+    return await bind_tap(channel, ANY_EVENT)
+
+
+async def bind_tap(
+    channel: AbstractChannel, routing_key: str, *, arguments: dict[str, Any] | None = None
+) -> AbstractQueue:
+    """Return a queue of the test's own that gets a copy of the events with this key."""
+    queue = await channel.declare_queue(exclusive=True, arguments=arguments)
+    await queue.bind(topology.REQUESTS, routing_key)
+    return queue
+
+
+async def take(queue: AbstractQueue) -> AbstractIncomingMessage | None:
+    """Take the next message out of a queue."""
+    return await queue.get(no_ack=True, fail=False)
+
+
+async def take_all(queue: AbstractQueue) -> list[AbstractIncomingMessage]:
+    """Take every message that is in a queue now."""
+    messages = []
+    while (message := await take(queue)) is not None:
+        messages.append(message)
+    return messages
+
+
+async def take_ids(queue: AbstractQueue) -> list[str | None]:
+    """Take every message that is in a queue now; return their ids."""
+    return [message.message_id for message in await take_all(queue)]
+
+
+async def count(channel: AbstractChannel, queue: str) -> int:
+    """Return the number of messages that are ready in a queue."""
+    declared = await channel.declare_queue(queue, passive=True)
+    return declared.declaration_result.message_count or 0
+
+
+async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
+    """Publish a message the way its senders do, and see that it is routed."""
+    exchange = await channel.get_exchange(queue.exchange)
+    await exchange.publish(Message(body, **properties), queue.routing_key, mandatory=True)
+
+
+Check = Callable[[], Awaitable[None]]
+
+
+async def passes(check: Check) -> bool:
+    """Whether a readiness check passes."""
+    try:
+        await check()
+    except NotReady:
+        return False
+    return True

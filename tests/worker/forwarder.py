@@ -1,0 +1,125 @@
+"""A TCP connection that the tests can cut, refuse and hold: stands between our code and a real server."""
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+
+from yarl import URL
+
+_DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
+
+
+class Forwarder:
+    """Passes on to the server of *url* whatever comes in at its own `url`, unless told otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self._server_url = URL(url)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._resumed = asyncio.Event()
+        self.marker_reached = asyncio.Event()  # of `hold_before`
+        self._refusing = False
+        self._hold_before: bytes | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self.connections = 0  # taken so far
+        self.refused = 0  # connections turned away so far
+
+    async def __aenter__(self) -> Self:
+        self._listening = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self._port: int = self._listening.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
+        await self.cut()
+
+    @property
+    def url(self) -> str:
+        """The server's URL with our address in it."""
+        return str(self._server_url.with_host("127.0.0.1").with_port(self._port))
+
+    async def cut(self) -> None:
+        """Break every connection that is open."""
+        connections = list(self._open)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def refuse(self) -> None:
+        """Break every connection, and each new one at once, until `admit`."""
+        self._refusing = True
+        await self.cut()
+
+    def admit(self) -> None:
+        """Take connections again."""
+        self._refusing = False
+
+    def hold(self) -> None:
+        """Keep connections open but pass nothing on, until `resume`."""
+        self._flowing.clear()
+
+    def hold_before(self, marker: bytes) -> None:
+        """Pass on what the client sends up to *marker*, and hold the rest; answers still come through."""
+        self._hold_before = marker
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Pass on what was held, and all that follows."""
+        self._hold_before = None
+        self._flowing.set()
+        self._resumed.set()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        port = self._server_url.port or _DEFAULT_PORTS[self._server_url.scheme]
+        there_reader, there_writer = await asyncio.open_connection(self._server_url.host, port)
+        try:
+            await self._pass_both_ways(reader, writer, there_reader, there_writer)
+        except asyncio.CancelledError:
+            pass  # By `cut`: the transports below tell both ends.
+        finally:
+            writer.transport.abort()
+            there_writer.transport.abort()
+            self._open.discard(task)
+
+    async def _pass_both_ways(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        there_reader: asyncio.StreamReader,
+        there_writer: asyncio.StreamWriter,
+    ) -> None:
+        """Return as soon as either end has closed."""
+        ways = [
+            asyncio.create_task(self._pass(reader, there_writer, from_client=True)),
+            asyncio.create_task(self._pass(there_reader, writer, from_client=False)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool
+    ) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(65_536):
+                await self._flowing.wait()
+                marker = self._hold_before
+                if from_client and marker is not None and marker in chunk:
+                    position = chunk.index(marker)
+                    writer.write(chunk[:position])
+                    chunk = chunk[position:]
+                    self.marker_reached.set()
+                    await self._resumed.wait()
+                writer.write(chunk)
+                await writer.drain()

@@ -1,0 +1,105 @@
+"""The listener: hears NOTIFY, and notices when it cannot."""
+
+import asyncio
+from functools import partial
+
+from service import outbox
+from service.postgres import Connection, Pool
+from tests.conftest import eventually, running
+from tests.worker.conftest import settings_with
+from tests.worker.forwarder import Forwarder
+from worker.listener import Listener
+from worker.settings import WorkerSettings
+
+LISTENERS = """
+    SELECT array_agg(pid)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND pid <> pg_backend_pid()
+       AND application_name <> 'calculation-requests'
+"""
+
+
+async def test_notify_wakes(worker_settings: WorkerSettings, database: Connection) -> None:
+    woken = asyncio.Event()
+
+    async with running(Listener(worker_settings, woken).run):
+        await eventually(woken.is_set)  # by its own test
+        woken.clear()
+        await outbox.notify(database)
+        await eventually(woken.is_set)
+
+
+async def test_killed_connection_is_replaced_and_the_pool_goes_on(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool
+) -> None:
+    settings = settings_with(worker_settings, relay_listen_check_seconds=0.1)
+    woken = asyncio.Event()
+    pool_process = await pool.fetchval("SELECT pg_backend_pid()")
+
+    async with running(Listener(settings, woken).run):
+        await eventually(woken.is_set)
+        (killed,) = await database.fetchval(LISTENERS)
+        await database.execute("SELECT pg_terminate_backend($1)", killed)
+        (successor,) = await eventually(partial(other_listeners, database, killed))
+        woken.clear()
+        await outbox.notify(database)
+        await eventually(woken.is_set)
+
+    assert successor != killed
+    assert await pool.fetchval("SELECT pg_backend_pid()") == pool_process
+
+
+async def other_listeners(database: Connection, killed: int) -> list[int]:
+    """Return the processes that listen now, without the one that was killed."""
+    return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
+
+
+async def test_connection_that_has_gone_silent_is_replaced(
+    worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection
+) -> None:
+    settings = settings_with(
+        worker_settings,
+        database_url=postgres_link.url,
+        database_timeout_seconds=0.5,
+        relay_listen_check_seconds=0.1,
+    )
+    woken = asyncio.Event()
+
+    async with running(Listener(settings, woken).run):
+        await eventually(woken.is_set)
+        (silent,) = await database.fetchval(LISTENERS)
+        postgres_link.hold()
+        await eventually(lambda: postgres_link.connections >= 3)
+        woken.clear()
+        postgres_link.resume()
+        await eventually(woken.is_set)
+        assert await other_listeners(database, silent)
+
+
+async def is_gone(database: Connection, process: int) -> bool:
+    """Whether a process of Postgres has ended."""
+    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", process)
+
+
+async def test_listening_begins_when_postgres_comes_up(
+    worker_settings: WorkerSettings, postgres_link: Forwarder
+) -> None:
+    woken = asyncio.Event()
+    await postgres_link.refuse()
+
+    async with running(Listener(settings_with(worker_settings, database_url=postgres_link.url), woken).run):
+        await eventually(lambda: postgres_link.refused >= 3)
+        postgres_link.admit()
+        await eventually(woken.is_set)
+
+
+async def test_stopped_listener_closes_its_connection(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    woken = asyncio.Event()
+    async with running(Listener(worker_settings, woken).run):
+        await eventually(woken.is_set)
+        (process,) = await database.fetchval(LISTENERS)
+
+    await eventually(lambda: is_gone(database, process))

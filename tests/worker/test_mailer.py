@@ -1,0 +1,355 @@
+"""The mail itself, and what the mail server does with it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from email import message_from_bytes
+from email.headerregistry import AddressHeader
+from email.message import EmailMessage
+from email.policy import default
+from typing import Any
+
+import msgspec
+import pytest
+
+from service.calculation_requests import CalculationRequest
+from service.identifiers import new_request_id
+from tests.conftest import A_REQUEST, SECRET_KEYS
+from tests.mail_server import MailServer
+from tests.worker.rude_mail_server import RudeMailServer
+from worker import mailer
+from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.settings import WorkerSettings
+
+SENDER = Sender("Calculations", "calculations@service.example.com")
+URL = "https://app.example.com/calculator/request/req_1?secret=" + "s" * 43
+DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+A_STORED_REQUEST = msgspec.convert(
+    {
+        **A_REQUEST,
+        "id": new_request_id(),
+        "conveyancer_id": "acme",
+        "created_at": DATE,
+        "updated_at": DATE,
+        "customer_phone": None,
+        "request_type": "SDLT_CALCULATION",
+        "property_value": None,
+        "notes": None,
+        "external_id": None,
+        "meta_data": None,
+        "calculation_fee_exempt": False,
+        "calculation_fee_exempt_reason": None,
+        "calculation_id": None,
+        "secret_salt": b"",
+        "secret_key_id": "current",
+        "sequence": 1,
+    },
+    CalculationRequest,
+)
+
+
+def compose(sender: Sender = SENDER, **fields: Any) -> EmailMessage:
+    """Return the e-mail of a request with these fields."""
+    request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
+    return mailer.compose(request, request_url=URL, event_id="event-1", date=DATE, sender=sender)
+
+
+def received(message: EmailMessage) -> EmailMessage:
+    """Return an e-mail as its reader's program sees it, after it has gone over the wire."""
+    read = message_from_bytes(message.as_bytes(), policy=default)
+    assert isinstance(read, EmailMessage)
+    return read
+
+
+def body(message: EmailMessage, kind: str) -> str:
+    """Return the text or the HTML of an e-mail."""
+    part = message.get_body((kind,))
+    assert part is not None
+    content: str = part.get_content()
+    return content
+
+
+def address(message: EmailMessage, header: str) -> tuple[str, str]:
+    """Return the name and the address of the one mailbox in a header."""
+    value = message[header]
+    assert isinstance(value, AddressHeader)
+    (mailbox,) = value.addresses
+    return mailbox.display_name, mailbox.addr_spec
+
+
+# The message
+
+
+def test_email_has_a_text_and_an_html_part() -> None:
+    message = received(compose())
+
+    assert message.get_content_type() == "multipart/alternative"
+    assert [part.get_content_type() for part in message.iter_parts()] == ["text/plain", "text/html"]
+
+
+def test_email_has_the_headers_of_an_automatic_message() -> None:
+    message = received(compose())
+
+    assert message["Message-ID"] == "<event-1@service.example.com>"
+    assert message["Date"].datetime == DATE
+    assert message["Auto-Submitted"] == "auto-generated"
+
+
+@pytest.mark.parametrize("first_name", ["Ada", "Zoë", "王"], ids=["ASCII", "Latin", "Chinese"])
+def test_link_stands_on_a_line_of_its_own(first_name: str) -> None:
+    message = received(compose(customer_first_name=first_name))
+
+    assert body(message, "plain").splitlines().count(URL) == 1
+    assert body(message, "html").splitlines().count(URL) == 1
+
+
+def test_link_is_whole_on_the_wire_when_the_text_is_ascii() -> None:
+    assert f"\r\n{URL}\r\n".encode() in compose().as_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first_name", "last_name"),
+    [
+        ("Ada", "Lovelace"),
+        ("Ada", "Lovelace, Countess"),
+        ('Ada "the first"', "Lovelace"),
+        ("Ada", "Lovelace <ada@elsewhere.example>"),
+        ("Ada\\", "Lovelace"),
+        ("Zoë", "Ångström"),
+        ("Zoë", 'O\'Brien, "Zo"'),
+        ("王", "小明"),
+        ("👩‍💻", "😀"),
+        ("Ada;", "Lovelace:"),
+        ("(Ada)", "[Lovelace]"),
+        ("é" * 255, "ü, " * 80),
+    ],
+)
+def test_name_of_any_shape_stays_one_mailbox(first_name: str, last_name: str) -> None:
+    message = received(
+        compose(
+            customer_first_name=first_name,
+            customer_last_name=last_name,
+            sender_first_name=first_name,
+            sender_last_name=last_name,
+        )
+    )
+
+    name = f"{first_name} {last_name}"
+    for header, expected in (("To", "ada@customer.example.com"), ("Reply-To", "grace@firm.example.com")):
+        shown, addressed = address(message, header)
+        assert addressed == expected
+        assert shown
+        assert letters(name).startswith(letters(shown))
+    assert f"Dear {name}," in body(message, "plain")
+
+
+def letters(text: str) -> str:
+    """Return the letters and digits of *text*: what a header may not lose, but for the end of a long name."""
+    return "".join(character for character in text if character.isalnum())
+
+
+def squeezed(text: str) -> str:
+    """Return *text* without its spaces, which a folded header may gather."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "name", ["Hopper & Partners", "Müller, Söhne & Co", "x" * 255, "ö" * 255, "<b>Bold</b>"]
+)
+def test_subject_names_the_organisation(name: str) -> None:
+    message = received(compose(sender_organization_name=name))
+
+    assert squeezed(message["Subject"]) == squeezed(f"Your Stamp Duty Land Tax calculation for {name}")
+
+
+def test_html_in_a_field_is_shown_and_not_obeyed() -> None:
+    attack = '<script>alert("x")</script> & <a href="https://evil.example">'
+    message = received(
+        compose(
+            customer_first_name=attack,
+            customer_last_name=attack,
+            sender_first_name=attack,
+            sender_last_name=attack,
+            sender_organization_name=attack,
+            case_ref=attack,
+        )
+    )
+
+    page = body(message, "html")
+    assert "<script" not in page
+    assert page.count("<a ") == 1
+    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &lt;a" in page
+    assert attack in body(message, "plain")
+
+
+def test_lines_are_no_longer_than_mail_allows() -> None:
+    for text in ("x" * 255, "é" * 255):
+        message = compose(
+            customer_first_name=text,
+            customer_last_name=text,
+            sender_first_name=text,
+            sender_last_name=text,
+            sender_organization_name=text,
+            case_ref=text,
+        )
+
+        assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+
+
+def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
+    request = msgspec.structs.replace(A_STORED_REQUEST, customer_email="ada@bücher.example.com")
+
+    assert mailer.recipient_of(request) == "ada@xn--bcher-kva.example.com"
+    message = received(compose(customer_email="ada@bücher.example.com"))
+    assert address(message, "To")[1] == "ada@xn--bcher-kva.example.com"
+
+
+# The mail server
+
+
+@pytest.fixture
+def settings(mail_server: MailServer) -> WorkerSettings:
+    """Settings for mail alone."""
+    return mail_settings(mail_server.url)
+
+
+def mail_settings(url: str, **changes: Any) -> WorkerSettings:
+    """Return settings that lead to a mail server, and to nothing else."""
+    return WorkerSettings(
+        database_url="postgresql://nowhere.invalid/",
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        amqp_url="amqp://nowhere.invalid/",
+        smtp_url=url,
+        mail_from="Calculations <calculations@service.example.com>",
+        **{"smtp_timeout_seconds": 5.0, **changes},
+    )
+
+
+@pytest.fixture
+async def rude_server() -> AsyncIterator[RudeMailServer]:
+    """A mail server without manners."""
+    async with RudeMailServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def rude_mailer(rude_server: RudeMailServer) -> AsyncIterator[Mailer]:
+    """A mailer that has to do with a rude mail server."""
+    rude = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.5))
+    yield rude
+    await rude.close()
+
+
+async def send(with_mailer: Mailer) -> str:
+    """Send an e-mail; return the reply."""
+    return await with_mailer.send(compose(), sender=SENDER.address, recipient="ada@customer.example.com")
+
+
+async def test_reply_of_the_mail_server_is_returned(
+    settings: WorkerSettings, mail_server: MailServer
+) -> None:
+    mail_server.data_reply = "250 queued as 4711"
+    with_mailer = Mailer(settings)
+
+    reply = await send(with_mailer)
+
+    await with_mailer.close()
+    assert reply == "queued as 4711"
+
+
+async def test_connection_is_kept_for_the_next_email(
+    rude_server: RudeMailServer, rude_mailer: Mailer
+) -> None:
+    for _ in range(3):
+        await send(rude_mailer)
+
+    assert (rude_server.connections, len(rude_server.contents)) == (1, 3)
+
+
+async def test_emails_at_the_same_time_do_not_share_a_connection(
+    rude_server: RudeMailServer, rude_mailer: Mailer
+) -> None:
+    await asyncio.gather(*(send(rude_mailer) for _ in range(3)))
+
+    assert (rude_server.connections, len(rude_server.contents)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "is_final"),
+    [
+        ("RCPT", b"550 No such user", True),
+        ("RCPT", b"450 Busy", False),
+        ("content", b"554 Spam", True),
+        ("content", b"452 Full", False),
+    ],
+)
+async def test_refusal_tells_whether_it_is_final_and_keeps_the_connection(
+    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
+) -> None:
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
+
+    with pytest.raises(EmailRefused) as refused:
+        await send(rude_mailer)
+
+    rude_server.replies[command] = usual
+    await send(rude_mailer)
+    assert (refused.value.reply, refused.value.is_final) == (answer.decode(), is_final)
+    assert rude_server.connections == 1
+
+
+@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL", "RCPT", "DATA", "content"])
+@pytest.mark.parametrize("answer", [None, b"421 Going down", b"nonsense"])
+async def test_mail_server_that_breaks_off_is_unavailable(
+    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+) -> None:
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
+
+    with pytest.raises(MailServerUnavailable):
+        await send(rude_mailer)
+
+    rude_server.replies[command] = usual
+    await send(rude_mailer)
+
+
+@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL", "content"])
+async def test_mail_server_that_says_nothing_is_unavailable(
+    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+) -> None:
+    rude_server.replies[command] = b"250-and so on"  # A reply that is never finished.
+
+    with pytest.raises(MailServerUnavailable):
+        await send(rude_mailer)
+
+
+async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
+    rude_server: RudeMailServer, rude_mailer: Mailer
+) -> None:
+    await send(rude_mailer)
+    rude_server.hang_up()
+
+    await send(rude_mailer)
+
+    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
+
+
+async def test_mail_server_without_encryption_is_unavailable_when_encryption_is_asked_for(
+    rude_server: RudeMailServer,
+) -> None:
+    for scheme in ("smtp+starttls", "smtps"):
+        url = rude_server.url.replace("smtp", scheme, 1)
+
+        with pytest.raises(MailServerUnavailable):
+            await send(Mailer(mail_settings(url, smtp_timeout_seconds=0.5)))
+
+    assert rude_server.contents == []
+
+
+async def test_password_is_given_to_nobody_who_does_not_ask(rude_server: RudeMailServer) -> None:
+    url = rude_server.url.replace("//", "//user:hunter2@", 1)
+
+    with pytest.raises(MailServerUnavailable):
+        await send(Mailer(mail_settings(url)))
+
+    assert rude_server.contents == []

@@ -1,0 +1,220 @@
+"""The command line of the worker, as its operators meet it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+import msgspec
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from service.calculation_requests import CalculationRequest
+from service.postgres import Connection
+from tests.conftest import ROOT, eventually
+from tests.mail_server import MailServer
+from tests.worker.conftest import publish
+from worker.settings import WorkerSettings
+from worker.topology import CALCULATION_RESULTS
+
+
+def environment_of(settings: WorkerSettings, port: int, **changes: str) -> dict[str, str]:
+    """Return the environment that says what *settings* say."""
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+    return {
+        **inherited,
+        "DATABASE_URL": settings.database_url,
+        "APP_URL": settings.app_url,
+        "REQUEST_SECRET_KEYS": settings.request_secret_keys,
+        "AMQP_URL": settings.amqp_url,
+        "SMTP_URL": settings.smtp_url,
+        "MAIL_FROM": settings.mail_from,
+        "HEALTH_PORT": str(port),
+        **changes,
+    }
+
+
+async def start(*arguments: str, environment: Mapping[str, str]) -> Process:
+    """Start `python -m worker`."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "worker", *arguments, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE
+    )
+
+
+async def finish(process: Process) -> tuple[int | None, str, str]:
+    """Wait for the end of a process; return its exit status, standard output and standard error."""
+    async with asyncio.timeout(30):
+        output, errors = await process.communicate()
+    return process.returncode, output.decode(), errors.decode()
+
+
+@asynccontextmanager
+async def started(*roles: str, environment: Mapping[str, str]) -> AsyncIterator[Process]:
+    """Run the worker; kill it when the block leaves it running."""
+    process = await start(*roles, environment=environment)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def readiness(port: int) -> dict[str, str]:
+    """Return what /readyz says of each check; nothing while nobody answers."""
+    async with httpx.AsyncClient() as client:
+        try:
+            response = await client.get(f"http://127.0.0.1:{port}/readyz")
+        except httpx.TransportError:
+            return {}
+    answer: dict[str, str] = response.json()
+    return answer
+
+
+async def is_ready(port: int, checks: set[str]) -> bool:
+    """Whether exactly these checks are made, and pass."""
+    return await readiness(port) == dict.fromkeys(checks, "ok")
+
+
+async def test_unknown_role_is_named_and_ends_the_process() -> None:
+    status, output, errors = await finish(await start("relay", "nonsense", environment=os.environ))
+
+    assert (status, output) == (2, "")
+    assert "no such role: nonsense" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AMQP_URL", "http://user:hunter2@127.0.0.1"),
+        ("MAIL_FROM", "hunter2"),
+        ("REQUEST_SECRET_KEYS", "current:hunter2"),
+    ],
+)
+async def test_bad_setting_is_one_line_that_names_it_and_does_not_show_it(
+    worker_settings: WorkerSettings, unused_tcp_port: int, *, name: str, value: str
+) -> None:
+    environment = environment_of(worker_settings, unused_tcp_port, **{name: value})
+
+    status, output, errors = await finish(await start(environment=environment))
+
+    assert status == 1
+    assert errors.startswith(f"{name}: ")
+    assert len(errors.splitlines()) == 1
+    assert "hunter2" not in output + errors
+
+
+async def test_worker_does_everything_and_stops_on_sigterm(
+    worker_settings: WorkerSettings,
+    unused_tcp_port: int,
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    environment = environment_of(worker_settings, unused_tcp_port)
+    result = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+
+    async with started(environment=environment) as process:
+        checks = {"postgres", "relay", "notifications", "calculations"}
+        await eventually(lambda: is_ready(unused_tcp_port, checks), seconds=30)
+        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(result))
+        await eventually(lambda: is_done(database))
+        process.send_signal(signal.SIGTERM)
+        status, output, errors = await finish(process)
+
+    assert (status, errors) == (0, "")
+    logged = [msgspec.json.decode(line)["event"] for line in output.splitlines()]
+    assert logged[-1] == "worker_stopped"
+    assert worker_settings.request_secret_keys not in output
+    assert stored_request.customer_email not in output
+
+
+async def is_done(database: Connection) -> bool:
+    """Whether the e-mail is sent, the calculation recorded, and every event delivered."""
+    return bool(
+        await database.fetchval(
+            """
+            SELECT count(*) > 0
+              FROM email, calculation_request
+             WHERE state = 'sent'
+               AND calculation_id = 'calc-1'
+               AND sequence = 3
+               AND NOT EXISTS (SELECT FROM outbox)
+            """
+        )
+    )
+
+
+async def test_worker_with_one_role_has_that_role_alone(
+    worker_settings: WorkerSettings,
+    unused_tcp_port: int,
+    mail_server: MailServer,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    environment = environment_of(worker_settings, unused_tcp_port)
+
+    async with started("relay", environment=environment) as process:
+        await eventually(lambda: is_ready(unused_tcp_port, {"postgres", "relay"}), seconds=30)
+        await eventually(lambda: is_relayed(database))
+        process.send_signal(signal.SIGINT)
+        status, _, errors = await finish(process)
+
+    assert (status, errors) == (0, "")
+    assert mail_server.accepted == []
+    assert await database.fetchval("SELECT sequence FROM calculation_request") == stored_request.sequence
+
+
+async def is_relayed(database: Connection) -> bool:
+    """Whether the outbox is empty."""
+    return not await database.fetchval("SELECT count(*) FROM outbox")
+
+
+async def test_worker_starts_without_broker_and_says_that_it_is_not_ready(
+    worker_settings: WorkerSettings, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    port, nowhere = unused_tcp_port_factory(), unused_tcp_port_factory()
+    environment = environment_of(worker_settings, port, AMQP_URL=f"amqp://guest:guest@127.0.0.1:{nowhere}/")
+
+    async with started(environment=environment) as process:
+        answer = await eventually(lambda: readiness(port), seconds=30)
+        process.send_signal(signal.SIGTERM)
+        status, _, errors = await finish(process)
+
+    assert answer == {
+        "postgres": "ok",
+        "relay": "not connected to RabbitMQ",
+        "notifications": "not reading notifications",
+        "calculations": "not reading calculation-results",
+    }
+    assert (status, errors) == (0, "")
+
+
+async def test_worker_waits_for_the_schema(
+    worker_settings: WorkerSettings, unused_tcp_port: int, postgres_server: str
+) -> None:
+    environment = environment_of(worker_settings, unused_tcp_port, DATABASE_URL=postgres_server)
+
+    async with started("relay", environment=environment) as process:
+        answer = await eventually(lambda: readiness(unused_tcp_port), seconds=30)
+        process.send_signal(signal.SIGTERM)
+        status, _, errors = await finish(process)
+
+    assert answer["postgres"].startswith("The database has an older schema")
+    assert (status, errors) == (0, "")
+
+
+async def test_port_that_is_taken_is_one_line(worker_settings: WorkerSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        status, output, errors = await finish(await start(environment=environment_of(worker_settings, port)))
+
+    assert (status, output) == (1, "")
+    assert errors == f"cannot listen on 127.0.0.1:{port} (Address already in use)\n"

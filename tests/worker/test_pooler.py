@@ -1,0 +1,139 @@
+"""The whole worker behind PgBouncer in transaction mode, with a direct connection for LISTEN alone."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import aio_pika
+import msgspec
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from deploy.local import packages
+from deploy.local.ports import accepts, free_port
+from deploy.local.processes import Program, running
+from deploy.local.waiting import wait_until
+from service import postgres
+from service.calculation_requests import CalculationRequest
+from service.postgres import Connection, Pool
+from service.relay_waker import RelayWaker
+from tests.conftest import eventually
+from tests.conftest import running as running_parts
+from tests.mail_server import MailServer
+from tests.worker.conftest import store
+from worker import topology
+from worker.__main__ import ROLES, assemble
+from worker.settings import WorkerSettings
+
+_NOBODY = 65534
+
+
+@pytest.fixture
+def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
+    """URL of the test's database through a PgBouncer with three connections."""
+    if not shutil.which("pgbouncer", path=f"/usr/sbin:{os.environ['PATH']}") and not packages.install(
+        "pgbouncer", "pgbouncer", report=print, log=tmp_path / "apt.log"
+    ):
+        pytest.skip("PgBouncer cannot be installed here")
+    port = free_port()
+    database = urlsplit(database_url)
+    tmp_path.chmod(0o755)
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(
+        f"""
+        [databases]
+        * = host={database.hostname} port={database.port} user={database.username} \
+            password={unquote(database.password or "")}
+        [pgbouncer]
+        listen_addr = 127.0.0.1
+        listen_port = {port}
+        unix_socket_dir =
+        auth_type = any
+        pool_mode = transaction
+        default_pool_size = 3
+        """.replace("            password", " password").replace("\n        ", "\n")
+    )
+    config.chmod(0o644)
+    program = Program(
+        name="PgBouncer",
+        command=[*_as_another_user(), "/usr/sbin/pgbouncer", str(config)],
+        environment=os.environ,
+        folder=Path("/"),
+        log=tmp_path / "pgbouncer.log",
+        pid_file=tmp_path / "pgbouncer.pid",
+        stop_seconds=5.0,
+    )
+    with running(program) as process:
+        assert wait_until(lambda: accepts(port), seconds=10), process.describe("PgBouncer does not answer.")
+        yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
+
+
+def _as_another_user() -> list[str]:
+    """Return the prefix for programs that refuse to run as root."""
+    if os.geteuid() != 0:
+        return []
+    return [
+        "setpriv",
+        f"--reuid={_NOBODY}",
+        f"--regid={_NOBODY}",
+        "--clear-groups",
+        "--inh-caps=+dac_override",
+        "--ambient-caps=+dac_override",
+        "--securebits=+no_setuid_fixup",
+    ]
+
+
+async def _store(pool: Pool) -> CalculationRequest:
+    async with pool.acquire() as connection:
+        return await store(connection)
+
+
+async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
+    worker_settings: WorkerSettings,
+    database_url: str,
+    pooler_url: str,
+    database: Connection,
+    channel: AbstractChannel,
+    mail_server: MailServer,
+) -> None:
+    settings = msgspec.structs.replace(
+        worker_settings,
+        database_url=pooler_url,
+        listen_database_url=database_url,
+        database_statement_cache_size=0,
+    )
+    async with postgres.open_pool(settings) as pool:
+        waker = RelayWaker(pool, timeout_seconds=5.0)
+        parts = [part for _ in range(2) for part in assemble(settings, pool, frozenset(ROLES), waker)[0]]
+        async with running_parts(*parts):
+            async with asyncio.TaskGroup() as group:
+                inserts = [group.create_task(_store(pool)) for _ in range(50)]
+            requests = [insert.result() for insert in inserts]
+            exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
+            for request in requests:
+                body = msgspec.json.encode(
+                    {"request_uuid": request.uuid, "calculation_id": f"of-{request.uuid}"}
+                )
+                await exchange.publish(aio_pika.Message(body), "calculation.created")
+
+            async def all_done() -> bool:
+                return bool(
+                    await database.fetchval(
+                        """
+                        SELECT count(*) = 50 AND (SELECT count(*) = 0 FROM outbox)
+                          FROM calculation_request AS request
+                          JOIN email
+                            ON email.request_id = request.id
+                         WHERE email.state = 'sent'
+                           AND request.calculation_id IS NOT NULL
+                           AND request.sequence = 3
+                        """
+                    )
+                )
+
+            await eventually(all_done, seconds=30)
+
+    assert len(mail_server.accepted) == 50

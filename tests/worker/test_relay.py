@@ -1,0 +1,653 @@
+"""The relay: nothing lost, nothing out of order, and no event charged for what is not its fault."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+from aio_pika import DeliveryMode
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from service import calculation_requests, outbox, postgres
+from service.calculation_requests import CalculationRequest
+from service.outbox import LaneLost
+from service.postgres import Connection, Pool, PostgresUnavailable
+from tests.conftest import CONVEYANCER, eventually, running
+from tests.worker.conftest import (
+    ANY_EVENT,
+    TRACEPARENT,
+    announce_next,
+    open_publisher,
+    passes,
+    settings_with,
+    store,
+    take,
+    take_all,
+    take_ids,
+)
+from tests.worker.forwarder import Forwarder
+from worker import topology
+from worker.broker import BrokerUnavailable
+from worker.listener import Listener
+from worker.publisher import Publisher
+from worker.relay import Relay
+from worker.settings import WorkerSettings
+
+LANE = 0
+NEVER = asyncio.Event()
+
+
+MakeRelay = Callable[..., Relay]
+
+
+@pytest.fixture
+def relay_with(worker_settings: WorkerSettings, pool: Pool) -> MakeRelay:
+    """Makes relays whose settings differ from the usual."""
+
+    def make(**changes: Any) -> Relay:
+        return Relay(settings_with(worker_settings, **changes), pool, asyncio.Event())
+
+    return make
+
+
+async def into_one_lane(database: Connection) -> None:
+    """Bring all that is in the outbox into one lane, where a window can hold the events of many requests."""
+    await database.execute("UPDATE outbox SET lane = $1", LANE)
+
+
+async def unroute(channel: AbstractChannel) -> None:
+    """Leave request.created without a queue, until `route`."""
+    await channel.queue_delete(topology.NOTIFICATIONS.name)
+
+
+async def route(channel: AbstractChannel) -> None:
+    """Give request.created its queue back."""
+    await topology.declare(channel)
+
+
+async def waiting_events(database: Connection) -> int:
+    """Return how many events are still to be delivered."""
+    total: int = await database.fetchval(
+        "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM outbox_held)"
+    )
+    return total
+
+
+async def make_due(database: Connection) -> None:
+    """End the wait of every held event."""
+    await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE parked_at IS NULL")
+
+
+def event_id(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
+    """Return the id that the event must have."""
+    return f"{request.uuid}.{event_type}.{sequence}"
+
+
+def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
+    """Return the sequence numbers of each request as they came, repeats left out."""
+    sequences: dict[str, list[int]] = defaultdict(list)
+    for message in messages:
+        data = msgspec.json.decode(message.body)["data"]
+        if data["sequence"] not in sequences[data["uuid"]]:
+            sequences[data["uuid"]].append(data["sequence"])
+    return sequences
+
+
+async def test_event_is_published_as_a_persistent_cloud_event_whose_message_id_is_its_own(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
+    request = await store(database, traceparent=TRACEPARENT)
+    row = await database.fetchrow("SELECT payload, created_at FROM outbox")
+
+    await relay.relay_due(publisher, NEVER)
+
+    message = await take(tap)
+    assert message is not None
+    assert row is not None
+    assert message.routing_key == "request.created"
+    assert message.message_id == event_id(request)
+    assert message.type == "request.created"
+    assert message.content_type == "application/cloudevents+json"
+    assert message.delivery_mode == DeliveryMode.PERSISTENT
+    assert message.timestamp == row["created_at"].astimezone(UTC).replace(microsecond=0)
+    assert message.body == row["payload"]
+    assert message.headers == {
+        "cloudEvents:specversion": "1.0",
+        "cloudEvents:id": event_id(request),
+        "cloudEvents:source": "/calculation-requests",
+        "cloudEvents:type": "request.created",
+        "cloudEvents:subject": request.uuid,
+        "traceparent": TRACEPARENT,
+        "sequence": 1,
+    }
+
+
+async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
+    request = await store(database, external_id="case-7", notes="Beware of the dog", meta_data={"a": "b"})
+
+    await relay.relay_due(publisher, NEVER)
+
+    message = await take(tap)
+    assert message is not None
+    assert msgspec.json.decode(message.body)["data"] == {
+        "uuid": request.uuid,
+        "tenant": CONVEYANCER,
+        "request_type": "SDLT_CALCULATION",
+        "property_value": 300_000,
+        "calculation_fee_exempt": False,
+        "external_id": "case-7",
+        "sequence": 1,
+    }
+
+
+async def test_event_is_deleted_once_it_is_confirmed(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    moved = await relay.relay_lane(publisher, outbox.lane_of(stored_request.id))
+
+    assert moved == 1
+    assert await waiting_events(database) == 0
+
+
+async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    tap: AbstractQueue,
+    stored_request: CalculationRequest,
+) -> None:
+    await announce_next(database, stored_request.id)
+    lane = outbox.lane_of(stored_request.id)
+
+    first_pass = await relay.relay_lane(publisher, lane), await take_ids(tap)
+    second_pass = await relay.relay_lane(publisher, lane), await take_ids(tap)
+
+    assert first_pass == (1, [event_id(stored_request)])
+    assert second_pass == (1, [event_id(stored_request, "request.email_sent", 2)])
+
+
+async def test_requests_of_a_lane_go_out_in_one_window(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
+    requests = [await store(database) for _ in range(5)]
+    await into_one_lane(database)
+
+    moved = await relay.relay_lane(publisher, LANE)
+
+    assert moved == 5
+    assert await take_ids(tap) == [event_id(request) for request in requests]
+
+
+async def test_window_is_no_larger_than_the_batch_size(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection
+) -> None:
+    for _ in range(5):
+        await store(database)
+    await into_one_lane(database)
+    relay = relay_with(relay_batch_size=2)
+
+    passes_made = [await relay.relay_lane(publisher, LANE) for _ in range(4)]
+
+    assert passes_made == [2, 2, 1, 0]
+
+
+async def test_event_that_is_committed_late_is_not_passed_over(
+    relay: Relay, publisher: Publisher, database: Connection, database_url: str, tap: AbstractQueue
+) -> None:
+    late_connection = await asyncpg.connect(database_url)
+    late_transaction = late_connection.transaction()
+    await late_transaction.start()
+    late = await store(late_connection)
+    early = await store(database)
+    await database.execute("UPDATE outbox SET lane = $1", outbox.lane_of(late.id))
+
+    for _ in range(5):
+        await relay.relay_lane(publisher, outbox.lane_of(late.id))
+    await late_transaction.commit()
+    await late_connection.close()
+    await relay.relay_due(publisher, NEVER)
+
+    assert await take_ids(tap) == [event_id(early), event_id(late)]
+
+
+async def test_lane_that_another_relay_holds_is_left_alone(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    lane = outbox.lane_of(stored_request.id)
+
+    async with database.transaction():
+        assert await outbox.lock_lane(database, lane)
+        moved_meanwhile = await relay.relay_lane(publisher, lane)
+    moved_afterwards = await relay.relay_lane(publisher, lane)
+
+    assert (moved_meanwhile, moved_afterwards) == (0, 1)
+
+
+async def test_returned_event_is_held_with_its_error_and_a_time_for_the_next_attempt(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    stored_request: CalculationRequest,
+) -> None:
+    await unroute(channel)
+
+    await relay.relay_due(publisher, NEVER)
+
+    held = await database.fetchrow("SELECT *, next_attempt_at > now() AS waits FROM outbox_held")
+    assert held is not None
+    assert held["request_id"] == stored_request.id
+    assert held["attempts"] == 1
+    assert held["last_error"] == "returned: no queue is bound for it"
+    assert held["parked_at"] is None
+    assert held["waits"]
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_later_events_of_a_request_wait_behind_the_held_one(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    request = await store(database)
+    await tap.unbind(topology.REQUESTS, ANY_EVENT)
+    await unroute(channel)
+    await tap.bind(topology.REQUESTS, "request.email_sent")
+    await relay.relay_due(publisher, NEVER)
+
+    await announce_next(database, request.id)
+    await announce_next(database, request.id)
+    await relay.relay_due(publisher, NEVER)
+
+    assert await take_ids(tap) == []
+    assert await database.fetch("SELECT sequence, attempts FROM outbox_held ORDER BY id") == [
+        (1, 1),
+        (2, 0),
+        (3, 0),
+    ]
+
+
+async def test_other_requests_of_the_lane_go_on_while_one_is_held(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    request = await store(database)
+    await tap.unbind(topology.REQUESTS, ANY_EVENT)
+    await unroute(channel)
+    await relay.relay_due(publisher, NEVER)
+    await route(channel)
+    await tap.bind(topology.REQUESTS, ANY_EVENT)
+
+    other = await store(database)
+    await database.execute("UPDATE outbox SET lane = $1", outbox.lane_of(request.id))
+    await relay.relay_lane(publisher, outbox.lane_of(request.id))
+
+    assert await take_ids(tap) == [event_id(other)]
+    assert await database.fetchval("SELECT request_id FROM outbox_held") == request.id
+
+
+async def test_held_events_are_delivered_in_order_when_they_are_due_and_the_queue_is_back(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    request = await store(database)
+    await tap.unbind(topology.REQUESTS, ANY_EVENT)
+    await unroute(channel)
+    await announce_next(database, request.id)
+    await announce_next(database, request.id)
+    while await database.fetchval("SELECT count(*) FROM outbox"):
+        await relay.relay_due(publisher, NEVER)
+    await route(channel)
+    await tap.bind(topology.REQUESTS, ANY_EVENT)
+
+    async def delivered() -> bool:
+        await make_due(database)
+        await relay.relay_due(publisher, NEVER)
+        return await waiting_events(database) == 0
+
+    await eventually(delivered)
+
+    assert in_order(await take_all(tap)) == {request.uuid: [1, 2, 3]}
+
+
+async def test_pauses_between_attempts_double_up_to_the_longest(
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    stored_request: CalculationRequest,
+) -> None:
+    relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
+    await unroute(channel)
+    pauses = []
+
+    for _ in range(4):
+        await make_due(database)
+        await relay.relay_lane(publisher, outbox.lane_of(stored_request.id))
+        pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
+        pauses.append(round(await database.fetchval(pause), -1))
+
+    assert pauses == [100, 200, 300, 300]
+
+
+async def test_event_is_parked_after_the_last_attempt_and_the_later_ones_wait(
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    tap: AbstractQueue,
+) -> None:
+    request = await store(database)
+    relay = relay_with(relay_attempt_limit=2)
+    await tap.unbind(topology.REQUESTS, ANY_EVENT)
+    await unroute(channel)
+    await announce_next(database, request.id)
+
+    for _ in range(3):
+        await make_due(database)
+        await relay.relay_due(publisher, NEVER)
+    await route(channel)
+    await tap.bind(topology.REQUESTS, ANY_EVENT)
+    await make_due(database)
+    await relay.relay_due(publisher, NEVER)
+
+    held = await database.fetch("SELECT attempts, parked_at IS NOT NULL FROM outbox_held ORDER BY id")
+    assert held == [(2, True), (0, False)]
+    assert await take_ids(tap) == []
+
+
+async def test_event_that_nobody_listens_to_is_delivered_when_listening_is_optional(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await relay.relay_due(publisher, NEVER)
+    async with database.transaction():
+        request = await calculation_requests.lock(database, stored_request.id)
+        await calculation_requests.record_calculation(database, request, "calc-1", traceparent=None)
+
+    await relay.relay_due(publisher, NEVER)
+
+    assert await waiting_events(database) == 0
+
+
+async def test_event_that_cannot_be_encoded_fails_by_itself(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
+    before, broken, after = [await store(database) for _ in range(3)]
+    await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", broken.id, "x" * 300)
+    await into_one_lane(database)
+
+    await relay.relay_lane(publisher, LANE)
+
+    assert await take_ids(tap) == [event_id(before), event_id(after)]
+    held = await database.fetchrow("SELECT request_id, attempts, last_error FROM outbox_held")
+    assert held is not None
+    assert (held["request_id"], held["attempts"]) == (broken.id, 1)
+    assert held["last_error"].startswith("unencodable")
+
+
+async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_the_right_ones(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    requests = [await store(database) for _ in range(6)]
+    for request in requests[::2]:
+        await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, "x" * 300)
+    await tap.unbind(topology.REQUESTS, ANY_EVENT)
+    await unroute(channel)
+    await into_one_lane(database)
+    await relay.relay_lane(publisher, LANE)
+    await route(channel)
+    await tap.bind(topology.REQUESTS, ANY_EVENT)
+
+    await make_due(database)
+    await relay.relay_lane(publisher, LANE)
+
+    assert sorted(await take_ids(tap), key=str) == sorted(event_id(request) for request in requests[1::2])
+    left = await database.fetch("SELECT request_id FROM outbox_held ORDER BY id")
+    assert [row["request_id"] for row in left] == [request.id for request in requests[::2]]
+
+
+async def test_two_relays_deliver_every_event_once_and_in_order(
+    worker_settings: WorkerSettings, database: Connection, tap: AbstractQueue
+) -> None:
+    requests = [await store(database) for _ in range(10)]
+    settings = settings_with(worker_settings, relay_batch_size=7)
+    async with AsyncExitStack() as resources:
+        pools = [await resources.enter_async_context(postgres.open_pool(settings)) for _ in range(2)]
+        relays = [Relay(settings, pool, asyncio.Event()) for pool in pools]
+
+        async with running(*(relay.run for relay in relays)):
+            for _ in range(20):
+                for request in requests:
+                    await announce_next(database, request.id)
+            await eventually(lambda: _is_empty(database), seconds=40)
+
+    messages = await take_all(tap)
+    assert len(messages) == 10 * 21
+    assert in_order(messages) == {request.uuid: list(range(1, 22)) for request in requests}
+
+
+async def _is_empty(database: Connection) -> bool:
+    return await waiting_events(database) == 0
+
+
+async def test_broker_that_is_away_charges_no_attempt_and_delivery_resumes_when_it_is_back(
+    relay_with: MakeRelay,
+    broker_link: Forwarder,
+    database: Connection,
+    tap: AbstractQueue,
+    stored_request: CalculationRequest,
+) -> None:
+    relay = relay_with(amqp_url=broker_link.url)
+    await broker_link.refuse()
+
+    async with running(relay.run):
+        await eventually(lambda: broker_link.refused >= 3)
+        was_ready = await passes(relay.check)
+        held = await database.fetchval("SELECT count(*) FROM outbox_held")
+        waiting = await waiting_events(database)
+        broker_link.admit()
+        await eventually(lambda: _is_empty(database))
+        is_ready = await passes(relay.check)
+
+    assert (was_ready, held, waiting, is_ready) == (False, 0, 1, True)
+    assert await take_ids(tap) == [event_id(stored_request)]
+
+
+async def test_address_at_which_no_broker_listens_is_an_outage(
+    worker_settings: WorkerSettings, pool: Pool, unused_tcp_port: int
+) -> None:
+    url = f"amqp://guest:guest@127.0.0.1:{unused_tcp_port}/"
+    settings = settings_with(worker_settings, amqp_url=url)
+
+    with pytest.raises(BrokerUnavailable):
+        async with open_publisher(settings):
+            pass
+
+    assert not await passes(Relay(settings, pool, asyncio.Event()).check)
+
+
+async def test_connection_cut_again_and_again_loses_nothing_and_inverts_nothing(
+    relay_with: MakeRelay, broker_link: Forwarder, database: Connection, tap: AbstractQueue
+) -> None:
+    requests = [await store(database) for _ in range(5)]
+    for _ in range(10):
+        for request in requests:
+            await announce_next(database, request.id)
+    relay = relay_with(amqp_url=broker_link.url, relay_batch_size=5)
+    messages: list[AbstractIncomingMessage] = []
+
+    async with running(relay.run):
+        for _ in range(4):
+            await eventually(lambda: take_more(tap, messages))
+            await broker_link.cut()
+        await eventually(lambda: _is_empty(database))
+
+    messages += await take_all(tap)
+    assert in_order(messages) == {request.uuid: list(range(1, 12)) for request in requests}
+    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 0
+
+
+async def take_more(tap: AbstractQueue, messages: list[AbstractIncomingMessage]) -> bool:
+    """Take what has come, at least one message unless the events have run out."""
+    messages += (taken := await take_all(tap))
+    return bool(taken) or len(messages) >= 55
+
+
+async def publishing_under_way(database: Connection) -> bool:
+    """Whether a relay has read its window and has not settled it."""
+    return bool(
+        await database.fetchval(
+            """
+            SELECT count(*)
+              FROM pg_stat_activity
+             WHERE datname = current_database()
+               AND state = 'idle in transaction'
+               AND query LIKE '%FROM outbox_held AS candidate%'
+            """
+        )
+    )
+
+
+async def test_row_deleted_by_somebody_else_is_a_lost_lane_and_nothing_is_settled(
+    worker_settings: WorkerSettings, relay: Relay, broker_link: Forwarder, database: Connection
+) -> None:
+    kept, gone = await store(database), await store(database)
+    await into_one_lane(database)
+
+    async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
+        broker_link.hold()
+        relaying = asyncio.create_task(relay.relay_lane(publisher, LANE))
+        await eventually(lambda: publishing_under_way(database))
+        await database.execute("DELETE FROM outbox WHERE request_id = $1", gone.id)
+        broker_link.resume()
+        with pytest.raises(LaneLost):
+            await relaying
+
+    assert await database.fetchval("SELECT request_id FROM outbox") == kept.id
+
+
+async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
+    worker_settings: WorkerSettings,
+    relay: Relay,
+    broker_link: Forwarder,
+    database: Connection,
+    tap: AbstractQueue,
+) -> None:
+    request = await store(database)
+    lane = outbox.lane_of(request.id)
+    async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
+        broker_link.hold()
+        relaying = asyncio.create_task(relay.relay_lane(publisher, lane))
+        await eventually(lambda: publishing_under_way(database))
+        await database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            " AND datname = current_database()"
+        )
+        broker_link.resume()
+        with pytest.raises(PostgresUnavailable):
+            await relaying
+
+        await relay.relay_lane(publisher, lane)
+
+    assert await take_ids(tap) == [event_id(request)] * 2
+    assert await waiting_events(database) == 0
+
+
+async def test_window_whose_commit_fails_is_published_again(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    tap: AbstractQueue,
+    stored_request: CalculationRequest,
+) -> None:
+    await database.execute(
+        """
+        CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'no commit today' USING ERRCODE = 'admin_shutdown'; END $$;
+        CREATE CONSTRAINT TRIGGER fail_at_commit AFTER DELETE ON outbox
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail();
+        """
+    )
+    with pytest.raises(PostgresUnavailable):
+        await relay.relay_due(publisher, NEVER)
+
+    await database.execute("DROP TRIGGER fail_at_commit ON outbox")
+    await relay.relay_due(publisher, NEVER)
+
+    assert await take_ids(tap) == [event_id(stored_request)] * 2
+    assert await waiting_events(database) == 0
+
+
+async def test_what_was_confirmed_before_an_outage_is_settled_and_the_rest_stays(
+    worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder, database: Connection
+) -> None:
+    confirmed, unconfirmed = await store(database), await store(database)
+    await into_one_lane(database)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=2.0)
+    relay = Relay(settings, pool, asyncio.Event())
+
+    async with open_publisher(settings) as publisher:
+        broker_link.hold_before(event_id(unconfirmed).encode())
+        with pytest.raises(BrokerUnavailable):
+            await relay.relay_lane(publisher, LANE)
+        broker_link.resume()
+
+    left = await database.fetch("SELECT request_id FROM outbox")
+    assert [row["request_id"] for row in left] == [unconfirmed.id] != [confirmed.id]
+    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 0
+
+
+async def test_relay_keeps_working_after_an_outage_of_postgres(
+    worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection, tap: AbstractQueue
+) -> None:
+    settings = settings_with(worker_settings, database_url=postgres_link.url)
+    async with postgres.open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
+        first = await store(database)
+        await eventually(lambda: _is_empty(database))
+        await postgres_link.refuse()
+        second = await store(database)
+        await eventually(lambda: postgres_link.refused >= 3)
+        postgres_link.admit()
+        await eventually(lambda: _is_empty(database))
+
+    assert await take_ids(tap) == [event_id(first), event_id(second)]
+
+
+async def test_relay_that_is_woken_does_not_wait_for_its_next_poll(
+    worker_settings: WorkerSettings, pool: Pool, database: Connection, tap: AbstractQueue
+) -> None:
+    settings = settings_with(worker_settings, relay_poll_seconds=3600.0)
+    woken = asyncio.Event()
+    relay = Relay(settings, pool, woken)
+
+    async with running(relay.run, Listener(settings, woken).run):
+        await eventually(lambda: passes(relay.check))
+        request = await store(database)
+        await outbox.notify(database)
+        await eventually(lambda: _is_empty(database))
+
+    assert await take_ids(tap) == [event_id(request)]
+
+
+async def test_stopped_relay_leaves_what_it_has_not_published(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    stop = asyncio.Event()
+    stop.set()
+
+    moved = await relay.relay_due(publisher, stop)
+
+    assert moved == 0
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
+async def test_event_is_not_stored_without_its_request(database: Connection) -> None:
+    await database.execute("ALTER TABLE outbox ADD CHECK (false) NOT VALID")
+
+    with pytest.raises(asyncpg.CheckViolationError):
+        await store(database)
+
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0

@@ -1,0 +1,89 @@
+"""The worker's settings: a bad one stops the process, is named, and its value is not shown."""
+
+import pytest
+
+from service.settings import InvalidSetting, load
+from tests.conftest import SECRET_KEYS
+from worker.mailer import Sender
+from worker.settings import WorkerSettings
+
+ENVIRONMENT = {
+    "DATABASE_URL": "postgresql://127.0.0.1/calculations",
+    "APP_URL": "https://app.example.com",
+    "REQUEST_SECRET_KEYS": SECRET_KEYS,
+    "AMQP_URL": "amqp://127.0.0.1/",
+    "SMTP_URL": "smtp://127.0.0.1:2525",
+    "MAIL_FROM": "Calculations <calculations@service.example.com>",
+}
+
+
+def test_what_must_be_set_is_enough() -> None:
+    settings = load(WorkerSettings, ENVIRONMENT)
+
+    assert settings.amqp_url == "amqp://127.0.0.1/"
+    assert settings.relay_batch_size == 500
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+@pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
+def test_what_is_missing_is_named(name: str, value: str | None) -> None:
+    environment = {key: setting for key, setting in ENVIRONMENT.items() if key != name}
+    if value is not None:
+        environment[name] = value
+
+    with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
+        load(WorkerSettings, environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
+        ("AMQP_URL", "amqp://user:hunter2 @127.0.0.1/"),
+        ("SMTP_URL", "mailto:hunter2"),
+        ("SMTP_URL", "hunter2"),
+        ("APP_URL", "hunter2.example.com"),
+        ("APP_URL", "https://hunter2.example.com/?a=b"),
+        ("RELAY_BATCH_SIZE", "hunter2"),
+        ("RELAY_BATCH_SIZE", "0"),
+        ("RELAY_POLL_SECONDS", "-1"),
+        ("EMAIL_CONCURRENCY", "1000"),
+        ("HEALTH_PORT", "70000"),
+        ("DATABASE_POOL_SIZE", "1.5"),
+        ("BROKER_HEARTBEAT_SECONDS", "0"),
+    ],
+)
+def test_what_cannot_be_used_is_named_and_not_shown(name: str, value: str) -> None:
+    with pytest.raises(InvalidSetting) as invalid:
+        load(WorkerSettings, {**ENVIRONMENT, name: value})
+
+    assert str(invalid.value).startswith(f"{name}: ")
+    assert "hunter2" not in str(invalid.value)
+
+
+def test_numbers_are_read_from_text() -> None:
+    settings = load(WorkerSettings, {**ENVIRONMENT, "RELAY_BATCH_SIZE": "7", "RELAY_POLL_SECONDS": "0.5"})
+
+    assert (settings.relay_batch_size, settings.relay_poll_seconds) == (7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "sender"),
+    [
+        ("calc@example.com", Sender("", "calc@example.com")),
+        ("Calc <calc@example.com>", Sender("Calc", "calc@example.com")),
+        ('"Calc, Inc." <calc@example.com>', Sender("Calc, Inc.", "calc@example.com")),
+        ("Calc <calc@bücher.example>", Sender("Calc", "calc@xn--bcher-kva.example")),
+    ],
+)
+def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: Sender) -> None:
+    assert Sender.parse(text) == sender
+
+
+@pytest.mark.parametrize("text", ["Calc", "Calc <>", "@example.com", "a b@example.com"])
+def test_sender_that_is_no_address_is_named_and_not_shown(text: str) -> None:
+    with pytest.raises(InvalidSetting) as invalid:
+        Sender.parse(text)
+
+    assert str(invalid.value).startswith("MAIL_FROM: ")
+    assert text not in str(invalid.value)

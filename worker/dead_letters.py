@@ -1,0 +1,263 @@
+"""Dead letters: looked at where they lie, or moved back to their queue."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+
+import aio_pika
+import msgspec
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
+from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity, DeliveryError
+from yarl import URL
+
+from service.settings import InvalidSetting
+from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.tables import printable
+from worker.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
+
+QUEUES = {queue.name: queue for queue in (NOTIFICATIONS, CALCULATION_RESULTS)}
+
+_CONNECT_SECONDS = 10.0
+_ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
+_CONFIRM_SECONDS = 10.0
+_LOCK = "calculation-requests.operator."  # of an exclusive queue: one operator at a time
+
+# Headers that tell how a message died. They are told anew if it dies again.
+_OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
+_REDRIVEN = "x-redriven"
+
+
+class UnknownQueue(Exception):
+    """There is no such queue of ours."""
+
+
+class QueueMissing(Exception):
+    """The broker does not have this queue: no worker has run on it."""
+
+
+class DeadLettersInUse(Exception):
+    """Another command is reading these dead letters: try again when it has ended."""
+
+
+class LetterNotFound(Exception):
+    """There is no such message among those looked at."""
+
+
+class LiveQueueRefuses(Exception):
+    """The live queue is missing or full: what was not moved is still among the dead letters."""
+
+
+class Death(msgspec.Struct, frozen=True):
+    """An entry of the header x-death: why the broker moved the message, from where, how often."""
+
+    queue: str
+    reason: str
+    count: int
+    time: datetime | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A message among the dead letters, without its body: other teams' may hold personal data."""
+
+    position: int  # 1 is the next to be redriven
+    message_id: str | None
+    type: str | None
+    reason: str | None
+    reason_text: str | None
+    redriven: int
+    deaths: list[Death]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A dead letter with its headers and body."""
+
+    letter: DeadLetter
+    headers: dict[str, str]
+    body: str
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The first dead letters of a queue, and how many there are in all."""
+
+    queue: str
+    count: int
+    letters: list[DeadLetter]
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """What was moved back, what was asked for and not found, and how many are left."""
+
+    queue: str
+    moved: list[str | None]
+    not_found: list[str]
+    left: int
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The first messages of a queue, unsettled, and how many it had in all."""
+
+    channel: AbstractChannel
+    count: int
+    messages: list[AbstractIncomingMessage]
+
+
+def queue_named(name: str) -> Queue:
+    """Return the queue of this name, or whose dead letters have it. Raises UnknownQueue."""
+    queue = QUEUES.get(name.removesuffix(".dead-letters"))
+    if queue is None:
+        raise UnknownQueue(f"{printable(name)}: no such queue; there are {', '.join(sorted(QUEUES))}")
+    return queue
+
+
+@asynccontextmanager
+async def connect(amqp_url: str) -> AsyncIterator[AbstractConnection]:
+    """Lend a connection to RabbitMQ; nothing is declared on it. Raises BrokerUnavailable."""
+    try:
+        url = URL(amqp_url).update_query(heartbeat=10, name="operator")
+    except ValueError:
+        raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ") from None
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            connection = await aio_pika.connect(url)
+        async with connection:
+            yield connection
+    except BROKER_ERRORS as error:
+        raise BrokerUnavailable from error
+
+
+@asynccontextmanager
+async def held(connection: AbstractConnection, queue: Queue, *, limit: int) -> AsyncIterator[Held]:
+    """Lend the first dead letters of a queue; what is not settled within goes back, in the same order.
+
+    They are consumed, not got one by one, and go back by the closing of the channel: RabbitMQ 3.10 returns
+    what one consumer held in order, and rejected messages in any. Raises QueueMissing and DeadLettersInUse.
+    """
+    async with connection.channel(publisher_confirms=True, on_return_raises=True) as channel:
+        dead_letters, count = await _open(channel, queue)
+        arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+        messages: list[AbstractIncomingMessage] = []
+        await channel.set_qos(prefetch_count=limit)
+        await dead_letters.consume(arrived.put)
+        with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
+            while len(messages) < min(limit, count):
+                messages.append(await asyncio.wait_for(arrived.get(), _ARRIVAL_SECONDS))
+        yield Held(channel, count, messages)
+
+
+async def _open(channel: AbstractChannel, queue: Queue) -> tuple[AbstractQueue, int]:
+    """Return the queue of the dead letters, for this connection alone, and their number."""
+    try:
+        await channel.declare_queue(_LOCK + queue.name, exclusive=True)
+        dead_letters = await channel.declare_queue(queue.dead_letters, passive=True)
+    except ChannelNotFoundEntity:
+        raise QueueMissing(f"{queue.dead_letters}: {QueueMissing.__doc__}") from None
+    except ChannelLockedResource:
+        raise DeadLettersInUse from None
+    return dead_letters, dead_letters.declaration_result.message_count or 0
+
+
+async def list_letters(connection: AbstractConnection, queue: Queue, *, limit: int) -> Listing:
+    """Return the first dead letters of a queue, without bodies."""
+    async with held(connection, queue, limit=limit) as letters:
+        described = [_describe(message, number) for number, message in enumerate(letters.messages, 1)]
+    return Listing(queue.dead_letters, letters.count, described)
+
+
+async def show_letter(
+    connection: AbstractConnection, queue: Queue, *, message_id: str | None, position: int | None, limit: int
+) -> Opened:
+    """Return one dead letter with its headers and body. Raises LetterNotFound."""
+    async with held(connection, queue, limit=limit) as letters:
+        for number, message in enumerate(letters.messages, 1):
+            if number == position or (message_id is not None and message.message_id == message_id):
+                headers = {name: str(value) for name, value in message.headers.items()}
+                body = message.body.decode(errors="backslashreplace")
+                return Opened(_describe(message, number), headers, body)
+    raise LetterNotFound(f"no such message among the first {len(letters.messages)} of {queue.dead_letters}")
+
+
+async def redrive(
+    connection: AbstractConnection, queue: Queue, *, message_ids: Collection[str], limit: int
+) -> Redriven:
+    """Move dead letters back to their queue, in order: all of the first *limit*, or those with these ids.
+
+    Each is published and confirmed before it is taken out: a crash in between leaves it in both places, and
+    consumers bear a repeat. Raises LiveQueueRefuses.
+    """
+    moved: list[str | None] = []
+    async with held(connection, queue, limit=limit) as letters:
+        for message in letters.messages:
+            if not message_ids or message.message_id in message_ids:
+                await _move_back(letters.channel, queue, message, moved)
+                moved.append(message.message_id)
+    return Redriven(queue.name, moved, sorted(set(message_ids).difference(moved)), letters.count - len(moved))
+
+
+async def _move_back(
+    channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage, moved: Sequence[str | None]
+) -> None:
+    try:
+        await channel.default_exchange.publish(
+            _copy(message), queue.name, mandatory=True, timeout=_CONFIRM_SECONDS
+        )
+    except DeliveryError:
+        raise LiveQueueRefuses(f"{queue.name}: {LiveQueueRefuses.__doc__} Moved: {len(moved)}.") from None
+    await message.ack()
+
+
+def _copy(message: AbstractIncomingMessage) -> Message:
+    """Return the message as it was before it died, but for the number of its redrives."""
+    headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
+    return Message(
+        message.body,
+        headers={**headers, _REDRIVEN: _redriven(message) + 1},
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        message_id=message.message_id,
+        timestamp=message.timestamp,
+        type=message.type,
+        app_id=message.app_id,
+        delivery_mode=DeliveryMode.PERSISTENT,
+    )
+
+
+def _describe(message: AbstractIncomingMessage, position: int) -> DeadLetter:
+    deaths = _deaths(message)
+    reason = message.headers.get("x-reason")
+    text = message.headers.get("x-reason-text")
+    return DeadLetter(
+        position=position,
+        message_id=message.message_id,
+        type=message.type,
+        reason=str(reason) if reason is not None else next((death.reason for death in deaths), None),
+        reason_text=str(text) if text else None,
+        redriven=_redriven(message),
+        deaths=deaths,
+    )
+
+
+def _deaths(message: AbstractIncomingMessage) -> list[Death]:
+    """Return what the header x-death says; senders may put anything there."""
+    entries = message.headers.get("x-death")
+    return (
+        [_death(entry) for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    )
+
+
+def _death(entry: Mapping[str, object]) -> Death:
+    count, time = entry.get("count"), entry.get("time")
+    return Death(
+        queue=str(entry.get("queue")),
+        reason=str(entry.get("reason")),
+        count=count if isinstance(count, int) else 0,
+        time=time if isinstance(time, datetime) else None,
+    )
+
+
+def _redriven(message: AbstractIncomingMessage) -> int:
+    times = message.headers.get(_REDRIVEN)
+    return times if isinstance(times, int) else 0
