@@ -50,7 +50,8 @@ CREATE TABLE IF NOT EXISTS calculation_request (
     calculation_id                text,
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
-    sequence                      integer NOT NULL DEFAULT 1  -- that of the latest event about this request
+    sequence                      integer NOT NULL DEFAULT 1, -- that of the latest event about this request
+    calculation_sequence          integer   -- that of request.calculated; its time is updated_at
 ) WITH (fillfactor = 90);
 
 -- Events on their way to RabbitMQ, written in the transaction that makes them true and deleted once the broker
@@ -102,8 +103,13 @@ CREATE TABLE IF NOT EXISTS email (
     claimed_by      uuid,      -- the process that is sending it; next_attempt_at is then the end of its claim
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
-    settled_at      timestamptz
+    settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
+    event_sequence  integer,       -- that of this event
+    smtp_code       integer        -- in request.email_failed
 );
+
+-- Finds the e-mail of a request, for operators: trace, replay, reconcile.
+CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
 
 -- Finds the e-mails that are due.
 CREATE INDEX IF NOT EXISTS email_due ON email (next_attempt_at) WHERE state = 'pending';

@@ -18,9 +18,13 @@ from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
 from service.postgres import Connection
-from service.settings import InvalidSetting, ServiceSettings, load
+from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
 
 _SCHEMA = Path(__file__).parent.parent / "schema.sql"
+
+
+class UnknownApiKey(Exception):
+    """There is no such valid key."""
 
 
 def main() -> int:
@@ -28,8 +32,10 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (InvalidSetting, UnknownConveyancer) as error:
+    except (InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
         return _fail(str(error) or error.__doc__ or "")
+    except asyncpg.UndefinedTableError:
+        return _fail("The database has no schema: run `python -m service schema apply` first.")
     except postgres.UNAVAILABLE as error:
         return _fail(f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__}).")
     return 0
@@ -96,8 +102,9 @@ def api_key_revoke(arguments: argparse.Namespace) -> None:
     """Revoke the API key with this prefix."""
 
     async def revoke(connection: Connection) -> None:
-        revoked = await conveyancers.revoke_api_key(connection, arguments.prefix)
-        print(f"{arguments.prefix} revoked" if revoked else f"{arguments.prefix}: no such valid key")
+        if not await conveyancers.revoke_api_key(connection, arguments.prefix):
+            raise UnknownApiKey
+        print(f"{arguments.prefix} revoked")
 
     _with_connection(revoke)
 
@@ -125,9 +132,7 @@ def token(arguments: argparse.Namespace) -> None:
 
 
 def _with_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
-    url = os.environ.get("DATABASE_URL")
-    if not url:
-        raise InvalidSetting("missing environment variable `DATABASE_URL`")
+    url = load(DatabaseSettings).database_url
 
     async def run() -> None:
         connection: Connection = await asyncpg.connect(url, timeout=10)

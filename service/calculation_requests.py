@@ -277,19 +277,21 @@ async def record_calculation(
 ) -> None:
     """Set the calculation of a locked request, and announce it."""
     updated_at = now()
+    event = events.RequestCalculated(
+        **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id
+    )
     await connection.execute(
         """
         UPDATE calculation_request
            SET calculation_id = $2,
-               updated_at = $3
+               calculation_sequence = $3,
+               updated_at = $4
          WHERE id = $1
         """,
         request.id,
         calculation_id,
+        event.sequence,
         updated_at,
-    )
-    event = events.RequestCalculated(
-        **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id
     )
     await announce(connection, request, event, time=updated_at, traceparent=traceparent)
 

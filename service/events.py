@@ -57,7 +57,9 @@ class CalculationCreated(msgspec.Struct, frozen=True):
     type: ClassVar[str] = "calculation.created"
 
     request_uuid: str
-    calculation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=255, pattern=r"\A\S+\Z")]
+    calculation_id: Annotated[
+        str, msgspec.Meta(min_length=1, max_length=255, pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]+\Z")
+    ]
 
 
 # Someone must be listening to these: an unroutable one is a fault, not a success.

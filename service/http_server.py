@@ -23,7 +23,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        # The numbers of name resolution are negative, and none of the system's.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
         raise InvalidSetting(f"cannot listen on {host}:{port} ({reason})") from None
 
 

@@ -27,6 +27,7 @@ UNAVAILABLE = (
     asyncpg.InsufficientResourcesError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
+    asyncpg.ObjectNotInPrerequisiteStateError,  # a database that admits no connections for now
     asyncpg.ReadOnlySQLTransactionError,
 )
 
@@ -63,6 +64,8 @@ async def unavailability() -> AsyncIterator[None]:
     try:
         yield
     except UNAVAILABLE as error:
+        if isinstance(error, ValueError):
+            raise  # asyncpg's own: an argument that cannot be sent, or a bad DSN. Waiting mends neither.
         raise PostgresUnavailable from error
 
 

@@ -10,6 +10,14 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
+# What follows `scheme://` in the address of a server. Checked here, because the libraries that read it later
+# quote what they cannot read: of a password with a `/` in it they take a part for the port.
+_HOST = r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)(:[0-9]{1,5})?"
+ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
+_POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"  # several hosts, or those of ?host=
+
+PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
+
 
 class InvalidSetting(Exception):
     """An environment variable is missing or has a value that cannot be used."""
@@ -18,7 +26,7 @@ class InvalidSetting(Exception):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     """What both processes need. Durations are in seconds."""
 
-    database_url: NonBlank
+    database_url: PostgresUrl
     app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
     request_secret_keys: NonBlank
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
@@ -44,10 +52,16 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     shutdown_seconds: Seconds = 20.0
 
 
-AnySettings = TypeVar("AnySettings", bound=Settings)
+class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
+    """What a command needs that only talks to Postgres."""
+
+    database_url: PostgresUrl
 
 
-def load(kind: type[AnySettings], environment: Mapping[str, str] = os.environ) -> AnySettings:
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
+
+
+def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> AnyStruct:
     """Read the settings of one process from *environment*; an empty variable counts as unset.
 
     Raises InvalidSetting, which names the variable but never its value: it may be a password.
@@ -64,6 +78,8 @@ def _explain(problem: str) -> str:
     reason, _, path = problem.partition(" - at `$.")
     if reason.startswith("Invalid enum value"):  # msgspec quotes the value
         reason = "not one of the values allowed"
+    if "matching regex" in reason:
+        reason = "not of the form it must have; in a password, percent-encode `/`, `?` and `#`"
     if path:
         return f"{path.rstrip('`')}: {reason}"
     return problem.replace("Object missing required field", "missing environment variable")

@@ -1,4 +1,7 @@
-"""The command line of the worker: `python -m worker [relay|notifications|calculations ...]`."""
+"""The command line of the worker: `python -m worker [relay|notifications|calculations ...]`.
+
+For operators: `python -m worker outbox|dead-letters|trace|reconcile`, each with `--help`.
+"""
 
 import argparse
 import asyncio
@@ -16,7 +19,7 @@ from service.http_server import listen, stop_on_signals
 from service.postgres import Pool, PostgresUnavailable, SchemaOutdated
 from service.relay_waker import RelayWaker
 from service.settings import InvalidSetting, load
-from worker import calculations, notifications
+from worker import calculations, notifications, operate
 from worker.listener import Listener
 from worker.notifications import Postman
 from worker.outages import Pauses
@@ -31,7 +34,9 @@ Part = Callable[[asyncio.Event], Coroutine[None, None, None]]
 
 
 def main() -> int:
-    """Run the roles named on the command line, or all, until SIGTERM."""
+    """Run the roles named on the command line, or all, until SIGTERM; or one operator command to its end."""
+    if sys.argv[1:2] and sys.argv[1] in operate.COMMANDS:
+        return operate.main(sys.argv[1:])
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument(
         "roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)}; all when none is named"

@@ -2,13 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+import struct
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.encode import field_table
 from structlog.contextvars import bound_contextvars
 
 from service import telemetry
@@ -165,7 +167,11 @@ class Consumer(Generic[Content]):
         exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
         copy = Message(
             message.body,
-            headers={**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""},
+            headers={
+                **_writable(message.headers),
+                "x-reason": reason,
+                "x-reason-text": refusal.__doc__ or "",
+            },
             content_type=message.content_type,
             message_id=message.message_id,
             type=message.type,
@@ -176,6 +182,19 @@ class Consumer(Generic[Content]):
             await exchange.publish(copy, self._queue.dead_letters, mandatory=True)
         await message.ack()
         _log.warning("message_dead_lettered", reason=reason)
+
+
+def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what the library reads but cannot write, such as text that is not UTF-8 and wide floats."""
+    writable = {}
+    for name, value in headers.items():
+        try:
+            field_table({name: value})
+        except (TypeError, ValueError, OverflowError, struct.error):
+            _log.warning("header_not_copied")
+        else:
+            writable[name] = value
+    return writable
 
 
 def safe_id(message_id: str | None) -> str | None:

@@ -43,8 +43,12 @@ async def intend(connection: Connection, event_id: str, request_id: UUID) -> boo
     return known
 
 
-async def claim(connection: Connection, process_id: UUID, *, limit: int, seconds: float) -> list[Email]:
+async def claim(
+    connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
+) -> list[Email]:
     """Claim e-mails that are due, for *seconds* unless renewed.
+
+    Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
 
     A claim runs by the database clock. Those that ran out while Postgres itself was away are left alone for
     as long again after its start: their process may be alive, with the mail server's answer in hand.
@@ -58,6 +62,7 @@ async def claim(connection: Connection, process_id: UUID, *, limit: int, seconds
                               FROM email
                              WHERE state = 'pending'
                                AND next_attempt_at <= now()
+                               AND event_id <> ALL($4)
                                AND (claimed_by IS NULL
                                     OR pg_postmaster_start_time() <= now() - make_interval(secs => $3))
                              ORDER BY next_attempt_at
@@ -68,6 +73,7 @@ async def claim(connection: Connection, process_id: UUID, *, limit: int, seconds
         process_id,
         limit,
         seconds,
+        under_way,
     )
     return [Email(**row) for row in rows]
 
@@ -90,8 +96,17 @@ async def renew(
     )
 
 
-async def settle(connection: Connection, event_id: str, *, state: str, server_reply: str) -> bool:
-    """Record the end of an e-mail, `sent` or `failed`. False when it had ended before."""
+async def settle(
+    connection: Connection,
+    event_id: str,
+    *,
+    state: str,
+    server_reply: str,
+    settled_at: datetime,
+    event_sequence: int,
+    smtp_code: int | None = None,
+) -> bool:
+    """Record the end of an e-mail, `sent` or `failed`, and its event. False when it had ended before."""
     settled = await connection.fetchval(
         """
         UPDATE email
@@ -99,7 +114,9 @@ async def settle(connection: Connection, event_id: str, *, state: str, server_re
                server_reply = $3,
                attempts = attempts + 1,
                claimed_by = NULL,
-               settled_at = now()
+               settled_at = $4,
+               event_sequence = $5,
+               smtp_code = $6
          WHERE event_id = $1
            AND state = 'pending'
         RETURNING event_id
@@ -107,6 +124,9 @@ async def settle(connection: Connection, event_id: str, *, state: str, server_re
         event_id,
         state,
         server_reply,
+        settled_at,
+        event_sequence,
+        smtp_code,
     )
     return settled is not None
 

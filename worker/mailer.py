@@ -9,7 +9,7 @@ from datetime import datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP as SMTP_POLICY
-from email.utils import format_datetime, parseaddr
+from email.utils import format_datetime, getaddresses
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
@@ -23,6 +23,12 @@ from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _SERVICE_NOT_AVAILABLE = 421
+_LONGEST_REPLY = 1000
+_LONGEST_LINE = 998  # RFC 5322, section 2.1.1
+
+# Python drops the quotes of a name when it folds the header, so none may need them (RFC 5322, section 3.2.3).
+_ADDRESS_SPECIALS = str.maketrans(dict.fromkeys('()<>[]:;@\\,"', " "))
+_LONGEST_NAME = 64
 
 
 class MailServerUnavailable(Exception):
@@ -52,7 +58,8 @@ class Sender(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> "Sender":
         """Read MAIL_FROM. Raises InvalidSetting."""
-        name, address = parseaddr(text)
+        mailboxes = getaddresses([text])
+        name, address = mailboxes[0] if len(mailboxes) == 1 else ("", "")
         try:
             valid = email_validator.validate_email(
                 address, check_deliverability=False, test_environment=True, globally_deliverable=False
@@ -89,7 +96,7 @@ class Mailer:
                 raise _refusal(error.recipients[0]) from None
             except aiosmtplib.SMTPDataError as error:
                 raise _refusal(error) from None
-        return reply
+        return _storable(reply)
 
     async def close(self) -> None:
         """Say goodbye on every idle connection."""
@@ -150,15 +157,24 @@ class Mailer:
 def _refusal(error: SMTPResponseException) -> Exception:
     if error.code == _SERVICE_NOT_AVAILABLE:
         return MailServerUnavailable(error.code)
-    return EmailRefused(error.code, f"{error.code} {error.message}")
+    return EmailRefused(error.code, _storable(f"{error.code} {error.message}"))
+
+
+def _storable(reply: str) -> str:
+    """Return what a mail server said as text that Postgres takes: it may be of any encoding, with NULs."""
+    text = reply.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]
 
 
 def recipient_of(request: CalculationRequest) -> str:
-    """Return the customer's address as the envelope takes it, with an international domain in ASCII."""
-    valid = email_validator.validate_email(
-        request.customer_email, check_deliverability=False, test_environment=True
-    )
-    return valid.ascii_email or request.customer_email
+    """Return the customer's address as the envelope takes it."""
+    return _in_ascii(request.customer_email)
+
+
+def _in_ascii(address: str) -> str:
+    """Return an address with an international domain in ASCII."""
+    valid = email_validator.validate_email(address, check_deliverability=False, test_environment=True)
+    return valid.ascii_email or address
 
 
 def compose(
@@ -168,14 +184,16 @@ def compose(
     message = EmailMessage(policy=SMTP_POLICY)
     message["Message-ID"] = f"<{event_id}@{sender.domain}>"
     message["Date"] = format_datetime(date)
-    message["From"] = Address(sender.display_name, addr_spec=sender.address)
-    message["To"] = Address(
-        f"{request.customer_first_name} {request.customer_last_name}", addr_spec=recipient_of(request)
+    message["From"] = _mailbox(sender.display_name, sender.address)
+    message["To"] = _mailbox(
+        f"{request.customer_first_name} {request.customer_last_name}", recipient_of(request)
     )
-    message["Reply-To"] = Address(
-        f"{request.sender_first_name} {request.sender_last_name}", addr_spec=request.sender_email
+    message["Reply-To"] = _mailbox(
+        f"{request.sender_first_name} {request.sender_last_name}", _in_ascii(request.sender_email)
     )
-    message["Subject"] = f"Your Stamp Duty Land Tax calculation for {request.sender_organization_name}"
+    message["Subject"] = _literal(
+        f"Your Stamp Duty Land Tax calculation for {request.sender_organization_name}"
+    )
     message["Auto-Submitted"] = "auto-generated"
     text = _text(request, request_url)
     page = _html(request, request_url)
@@ -184,9 +202,21 @@ def compose(
     return message
 
 
+def _mailbox(name: str, address: str) -> Address:
+    """Return a mailbox whose name, whatever it is, brings no address and no header of its own."""
+    plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())
+    return Address(plain[:_LONGEST_NAME].rstrip(), addr_spec=address)
+
+
+def _literal(text: str) -> str:
+    """Keep Python from decoding what looks like an encoded word (RFC 2047): it may hide a line break."""
+    return text.replace("=?", "= ?")
+
+
 def _transfer_encoding(content: str) -> str:
     """Keep plain ASCII as it is, so that the link is whole where a person or a script looks for it."""
-    return "7bit" if content.isascii() else "quoted-printable"
+    is_plain = content.isascii() and max(map(len, content.splitlines())) <= _LONGEST_LINE
+    return "7bit" if is_plain else "quoted-printable"
 
 
 def _text(request: CalculationRequest, request_url: str) -> str:

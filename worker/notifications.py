@@ -127,7 +127,11 @@ class Postman:
             return 0
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await emails.claim(
-                connection, self._process_id, limit=room, seconds=self._settings.email_claim_seconds
+                connection,
+                self._process_id,
+                under_way=list(self._under_way),
+                limit=room,
+                seconds=self._settings.email_claim_seconds,
             )
         for email in claimed:
             sending = asyncio.create_task(self._send(email))
@@ -188,9 +192,17 @@ class Postman:
 
     async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> None:
         request = await calculation_requests.lock(connection, email.request_id)
-        if await emails.settle(connection, email.event_id, state="sent", server_reply=reply):
-            event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
-            await calculation_requests.announce(connection, request, event)
+        event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
+        settled_at = calculation_requests.now()
+        if await emails.settle(
+            connection,
+            email.event_id,
+            state="sent",
+            server_reply=reply,
+            settled_at=settled_at,
+            event_sequence=event.sequence,
+        ):
+            await calculation_requests.announce(connection, request, event, time=settled_at)
         _log.info("email_sent", attempts=email.attempts + 1)
 
     async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> None:
@@ -204,9 +216,18 @@ class Postman:
             _log.warning("email_postponed", smtp_code=refusal.code, seconds=seconds)
             return
         request = await calculation_requests.lock(connection, email.request_id)
-        if await emails.settle(connection, email.event_id, state="failed", server_reply=refusal.reply):
-            event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
-            await calculation_requests.announce(connection, request, event)
+        event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
+        settled_at = calculation_requests.now()
+        if await emails.settle(
+            connection,
+            email.event_id,
+            state="failed",
+            server_reply=refusal.reply,
+            settled_at=settled_at,
+            event_sequence=event.sequence,
+            smtp_code=event.smtp_code,
+        ):
+            await calculation_requests.announce(connection, request, event, time=settled_at)
         _log.error("email_given_up", smtp_code=refusal.code, attempts=email.attempts + 1)
 
     async def _renew_claims(self) -> None:

@@ -35,24 +35,28 @@ class Unencodable(Exception):
 class Publisher:
     """Publishes windows of events, one at a time, to the exchange of our events."""
 
-    def __init__(self, exchange: AbstractExchange, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, exchange: AbstractExchange, direct_exchange: AbstractExchange, *, timeout_seconds: float
+    ) -> None:
         self._exchange = exchange
+        self._direct_exchange = direct_exchange
         self._timeout_seconds = timeout_seconds
 
     @classmethod
     async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
         """Return a publisher on a channel that raises on returned messages."""
         exchange = await channel.get_exchange(topology.REQUESTS, ensure=False)
-        return cls(exchange, timeout_seconds=timeout_seconds)
+        direct_exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
+        return cls(exchange, direct_exchange, timeout_seconds=timeout_seconds)
 
     async def probe(self) -> None:
         """Have an empty message confirmed that goes nowhere: a broker with an alarm tells only publishers.
 
-        Raises BrokerUnavailable.
+        Not to the exchange of our events: who binds `#` there would hear it. Raises BrokerUnavailable.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await self._exchange.publish(Message(b""), _NOWHERE, mandatory=False)
+                await self._direct_exchange.publish(Message(b""), _NOWHERE, mandatory=False)
         except BROKER_ERRORS as error:
             raise BrokerUnavailable from error
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from service.settings import NonBlank, Port, Seconds, Settings
+from service.settings import ADDRESS, NonBlank, Port, PostgresUrl, Seconds, Settings
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
@@ -12,9 +12,9 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 class WorkerSettings(Settings, frozen=True, kw_only=True):
     """What the worker needs. Durations are in seconds."""
 
-    listen_database_url: str = ""  # where DATABASE_URL leads through a pooler: the way around it
-    amqp_url: Annotated[str, msgspec.Meta(pattern=r"\Aamqps?://\S+\Z")]
-    smtp_url: Annotated[str, msgspec.Meta(pattern=r"\A(smtp|smtp\+starttls|smtps)://\S+\Z")]
+    listen_database_url: PostgresUrl | None = None  # the way around the pooler of DATABASE_URL
+    amqp_url: Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
+    smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
     health_port: Port = 8001
     shutdown_seconds: Seconds = 20.0

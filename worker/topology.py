@@ -13,6 +13,7 @@ CALCULATIONS: Final = "calculations"  # the exchange of the calculation teams
 DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 DELIVERY_LIMIT = 20
+_NO_DELIVERY_LIMIT = 1_000_000_000
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -43,7 +44,10 @@ async def declare(channel: AbstractChannel) -> None:
 
 async def _declare_queue(channel: AbstractChannel, queue: Queue) -> None:
     graveyard = await channel.declare_queue(
-        queue.dead_letters, durable=True, arguments={"x-queue-type": "quorum"}
+        queue.dead_letters,
+        durable=True,
+        # RabbitMQ 4 would drop what has been looked at twenty times. The number -1, for none, is not in 3.10.
+        arguments={"x-queue-type": "quorum", "x-delivery-limit": _NO_DELIVERY_LIMIT},
     )
     await graveyard.bind(DEAD_LETTERS, queue.dead_letters)
     living = await channel.declare_queue(

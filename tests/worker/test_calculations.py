@@ -221,7 +221,9 @@ async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Poo
             await record_calculation(result(request_uuid), pool=pool, seconds=5.0)
 
 
-@pytest.mark.parametrize("calculation_id", ["", " ", "calc 1", "calc\n1", "x" * 256, 7, None])
+@pytest.mark.parametrize(
+    "calculation_id", ["", " ", "calc 1", "calc\n1", "calc\x00", "\x07", "x" * 256, 7, None]
+)
 def test_calculation_id_that_is_blank_overlong_or_no_word_is_malformed(calculation_id: object) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}
 
@@ -287,6 +289,34 @@ async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_b
 async def gave_up_reading(consumer: Consumer[Result]) -> bool:
     """Whether a consumer has put its queue down."""
     return not await passes(consumer.check)
+
+
+async def test_database_that_admits_nobody_for_a_while_is_an_outage(
+    consumer: Consumer[Result],
+    postgres_server: str,
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+    server = await asyncpg.connect(postgres_server)
+    try:
+        async with running(consumer.run):
+            await eventually(lambda: passes(consumer.check))
+            await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+            await server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = $1 AND application_name = 'calculation-requests'",
+                name,
+            )
+            await publish(channel, CALCULATION_RESULTS, bare(stored_request))
+            await eventually(lambda: gave_up_reading(consumer))
+            await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+            await eventually(lambda: calculation_of(database, stored_request))
+    finally:
+        await server.close()
+
+    assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
 
 
 async def test_result_waits_while_its_request_is_locked_by_another_transaction(

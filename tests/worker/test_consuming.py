@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.common import FieldTable
 
@@ -329,6 +330,34 @@ async def test_blip_of_postgres_costs_no_redelivery(
         await eventually(lambda: work.done)
 
     assert was_reading
+
+
+async def test_message_whose_headers_cannot_be_written_again_is_buried_all_the_same(
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
+) -> None:
+    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
+    consumer = consumer_with(consumer_prefetch=1)
+
+    async with running(consumer.run):
+        await exchange.publish(
+            Message(b"bad", headers={"theirs": NotText("latin-1: \xe9"), "kept": "yes"}),
+            NOTIFICATIONS.routing_key,
+        )
+        dead = await dead_letter(channel)
+
+        assert (dead.body, dead.headers["x-reason"], dead.headers["kept"]) == (b"bad", "Malformed", "yes")
+        await publish(channel, NOTIFICATIONS, b"1")
+        await eventually(lambda: work.done == [1])
+
+
+class NotText(str):
+    """A header's value that goes over the wire in another encoding than UTF-8, as AMQP allows."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "", errors: str = "strict") -> bytes:  # noqa: ARG002 - so AMQP asks
+        """Return the bytes to be sent, whatever was asked for."""
+        return super().encode("latin-1", errors)
 
 
 def test_ids_of_other_teams_are_logged_only_when_they_are_harmless() -> None:

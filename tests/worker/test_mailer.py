@@ -123,6 +123,10 @@ def test_link_is_whole_on_the_wire_when_the_text_is_ascii() -> None:
         ("Ada;", "Lovelace:"),
         ("(Ada)", "[Lovelace]"),
         ("é" * 255, "ü, " * 80),
+        ("x" * 255, "y" * 255),
+        ("x y " * 63, "z, " * 80),
+        ("Ada", "Lovelace <evil@elsewhere.example>, Countess of somewhere far away and of many other places"),
+        ("Dr. J. R. R.", "T. " * 80),
     ],
 )
 def test_name_of_any_shape_stays_one_mailbox(first_name: str, last_name: str) -> None:
@@ -203,6 +207,54 @@ def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
     assert mailer.recipient_of(request) == "ada@xn--bcher-kva.example.com"
     message = received(compose(customer_email="ada@bücher.example.com"))
     assert address(message, "To")[1] == "ada@xn--bcher-kva.example.com"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "=?utf-8?q?x=0D=0ABcc=3A_evil=40elsewhere.example?=",
+        "=?utf-8?q?x=0ABcc=3A_evil=40elsewhere.example?= " + "y" * 80,
+        "=?utf-8?b?eA0KQmNjOiBldmlsQHguZXhhbXBsZQ==?= é",
+        "=?utf-8?q?=3Cevil=40elsewhere.example=3E=2C?=",
+    ],
+)
+def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack: str) -> None:
+    message = received(
+        compose(
+            customer_first_name=attack,
+            customer_last_name=attack,
+            sender_first_name=attack,
+            sender_last_name=attack,
+            sender_organization_name=attack,
+        )
+    )
+
+    assert message.keys() == received(compose()).keys()
+    assert address(message, "To")[1] == "ada@customer.example.com"
+    assert address(message, "Reply-To")[1] == "grace@firm.example.com"
+
+
+def test_no_line_is_longer_than_mail_allows_when_all_of_it_has_to_be_escaped() -> None:
+    text = "<" * 255
+
+    message = compose(
+        customer_first_name=text,
+        customer_last_name=text,
+        sender_first_name=text,
+        sender_last_name=text,
+        sender_organization_name=text,
+        case_ref=text,
+    )
+
+    assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+    assert text in body(received(message), "plain")
+
+
+def test_sender_with_an_international_domain_is_addressed_in_ascii() -> None:
+    message = compose(sender_email="grace@bücher.example.com")
+
+    assert address(received(message), "Reply-To")[1] == "grace@xn--bcher-kva.example.com"
+    assert message.as_bytes().isascii()
 
 
 # The mail server

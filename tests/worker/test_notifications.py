@@ -413,6 +413,43 @@ async def test_email_refused_for_now_for_too_long_has_failed(
     assert msgspec.json.decode(payload)["subject"] == intended.uuid
 
 
+@pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
+async def test_acceptance_in_whatever_characters_is_recorded_and_the_email_sent_once(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    database: Connection,
+    intended: CalculationRequest,
+    *,
+    reply: bytes,
+) -> None:
+    rude_server.replies["content"] = reply
+    settings = settings_with(worker_settings, smtp_url=rude_server.url, email_claim_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert len(rude_server.contents) == 1
+    assert intended.uuid.encode() in rude_server.contents[0]
+
+
+async def test_refusal_in_whatever_characters_is_recorded(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    rude_server.replies["RCPT"] = b"550 Empf\xe4nger unbekannt"
+
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(lambda: all_are(database, "failed"))
+
+    assert await database.fetchval("SELECT server_reply FROM email") == "550 Empf\ufffdnger unbekannt"
+    assert [sequence for _, sequence, _ in await announced(database)] == [intended.sequence + 1]
+
+
 async def test_one_refused_email_does_not_hold_up_the_others(
     postman: Postman, pool: Pool, mail_server: MailServer, database: Connection, intended: CalculationRequest
 ) -> None:
@@ -635,6 +672,30 @@ async def test_email_that_another_process_is_sending_is_left_alone(
 
     assert started == 0
     assert await database.fetchval("SELECT request_id FROM email") == intended.id
+
+
+async def test_email_under_way_is_not_claimed_again_by_the_process_that_is_sending_it(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"Message-ID:")
+    stop = asyncio.Event()
+    stop.set()
+
+    async with open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman:
+        assert await postman.start_due() == 1
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
+        started_again = await postman.start_due()
+        mail_link.resume()
+        await postman.run(stop)  # which finishes what is in hand
+
+    assert started_again == 0
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert await all_are(database, "sent")
 
 
 async def test_two_postmen_send_no_email_twice(

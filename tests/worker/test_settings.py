@@ -40,7 +40,11 @@ def test_what_is_missing_is_named(name: str, value: str | None) -> None:
     [
         ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2 @127.0.0.1/"),
+        ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
+        ("AMQP_URL", "amqp://user:hunter2/x@127.0.0.1/"),
+        ("DATABASE_URL", "hunter2"),
         ("SMTP_URL", "mailto:hunter2"),
+        ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
         ("SMTP_URL", "hunter2"),
         ("APP_URL", "hunter2.example.com"),
         ("APP_URL", "https://hunter2.example.com/?a=b"),
@@ -80,7 +84,26 @@ def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: S
     assert Sender.parse(text) == sender
 
 
-@pytest.mark.parametrize("text", ["Calc", "Calc <>", "@example.com", "a b@example.com"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AMQP_URL", "amqps://user:p%23s@rabbit.example:5671/vhost?heartbeat=5"),
+        ("AMQP_URL", "amqp://rabbit"),
+        ("AMQP_URL", "amqp://guest:guest@[::1]:5672/%2F"),
+        ("SMTP_URL", "smtp+starttls://user%40example.com:p%2Fs@mail.example:587"),
+        ("SMTP_URL", "smtps://mail.example/"),
+        ("SMTP_URL", "smtp://[::1]:25"),
+        ("DATABASE_URL", "postgresql:///calculations?host=/run/postgresql"),
+        ("DATABASE_URL", "postgres://user:p#s@one:5432,two:5432/calculations"),
+    ],
+)
+def test_urls_of_every_shape_are_accepted(name: str, value: str) -> None:
+    assert getattr(load(WorkerSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"]
+)
 def test_sender_that_is_no_address_is_named_and_not_shown(text: str) -> None:
     with pytest.raises(InvalidSetting) as invalid:
         Sender.parse(text)
