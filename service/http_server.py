@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from litestar.types import ASGIApp
@@ -40,32 +40,35 @@ async def serve(
     app: ASGIApp, listening: socket.socket, stop: asyncio.Event, *, shutdown_seconds: float
 ) -> None:
     """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
-        )
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        server.should_exit = True
-        stopping.cancel()
-        await serving
+    server = _Server(config, stop)
+    await server.serve(sockets=[listening])
     if not server.started:
         raise ApplicationNotStarted
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the signals to the process it is part of."""
+    """A server that is part of a process: it leaves the signals alone, and stops by an event."""
+
+    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stop = stop
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not self._stop.is_set():
+            await self.on_tick(0)  # Brings the date of the responses up to date.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stop.wait()

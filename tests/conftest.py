@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -70,35 +71,37 @@ def amqp_url(both_servers: servers.Servers) -> str:
 
 
 @pytest.fixture(scope="session")
-async def template(postgres_server: str) -> AsyncIterator[str]:
+async def administrator(postgres_server: str) -> AsyncIterator[Connection]:
+    """A connection that makes databases."""
+    connection = await asyncpg.connect(postgres_server)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(scope="session")
+async def template(postgres_server: str, administrator: Connection) -> AsyncIterator[str]:
     """Name of a database with the schema and two conveyancers, from which each test's is copied."""
     name = f"template_{time.time_ns()}"
-    async with _created(postgres_server, f'CREATE DATABASE "{name}"', name):
-        connection = await asyncpg.connect(_with_database(postgres_server, name))
-        await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
-        await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
-        await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
-        await connection.close()
-        yield name
+    await administrator.execute(f'CREATE DATABASE "{name}"')
+    connection = await asyncpg.connect(_with_database(postgres_server, name))
+    await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+    await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
+    await connection.close()
+    yield name
+    if "DATABASE_URL" not in os.environ:
+        return  # The server goes, and its databases with it.
+    made = await administrator.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", name)
+    for row in made:
+        await administrator.execute(f'DROP DATABASE "{row["datname"]}" WITH (FORCE)')
 
 
 @pytest.fixture
-async def database_url(postgres_server: str, template: str) -> AsyncIterator[str]:
+async def database_url(postgres_server: str, template: str, administrator: Connection) -> str:
     """URL of an empty database of this test's own."""
     name = f"{template}_{next(_database_numbers)}"
-    async with _created(postgres_server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"', name):
-        yield _with_database(postgres_server, name)
-
-
-@asynccontextmanager
-async def _created(server: str, statement: str, name: str) -> AsyncIterator[None]:
-    connection = await asyncpg.connect(server)
-    try:
-        await connection.execute(statement)
-        yield
-        await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-    finally:
-        await connection.close()
+    await administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    return _with_database(postgres_server, name)
 
 
 def _with_database(url: str, name: str) -> str:

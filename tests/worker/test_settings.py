@@ -94,7 +94,7 @@ def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: S
         ("SMTP_URL", "smtps://mail.example/"),
         ("SMTP_URL", "smtp://[::1]:25"),
         ("DATABASE_URL", "postgresql:///calculations?host=/run/postgresql"),
-        ("DATABASE_URL", "postgres://user:p#s@one:5432,two:5432/calculations"),
+        ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),
     ],
 )
 def test_urls_of_every_shape_are_accepted(name: str, value: str) -> None:
