@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS calculation_request (
     property_value                bigint,
     notes                         text,
     external_id                   text,
-    meta_data                     json,     -- not jsonb: its keys keep their order, its numbers their form
+    meta_data                     json,     -- not jsonb: its keys keep their order
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,

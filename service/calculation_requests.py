@@ -248,6 +248,26 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     return CalculationRequest(**row)
 
 
+async def read(connection: Connection, request_id: UUID) -> CalculationRequest:
+    """Return a request of any conveyancer. For the consumers alone. Raises RequestNotFound."""
+    row = await connection.fetchrow(
+        """
+        SELECT id, conveyancer_id, created_at, updated_at,
+               customer_email, customer_phone, customer_first_name, customer_last_name,
+               sender_email, sender_organization_name, sender_first_name, sender_last_name,
+               case_ref, request_type, property_value, notes, external_id, meta_data,
+               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+               secret_salt, secret_key_id, sequence
+          FROM calculation_request
+         WHERE id = $1
+        """,
+        request_id,
+    )
+    if row is None:
+        raise RequestNotFound
+    return CalculationRequest(**row)
+
+
 async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
     """Return a request and keep its row locked until the transaction ends, so that its events are in order.
 

@@ -50,6 +50,8 @@ class Envelope(msgspec.Struct, Generic[Data], frozen=True):
     meta: Meta
 
 
+_HUNG_UP = "client disconnected prematurely"  # Litestar's words
+
 _OK = Status(HTTPStatus.OK, HTTPStatus.OK.phrase)
 
 
@@ -77,7 +79,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 
 # What Litestar's router and body reader raise.
 _ROUTER_CODES = {
-    HTTPStatus.BAD_REQUEST: "bad_request",
+    HTTPStatus.BAD_REQUEST: "malformed_body",
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
@@ -93,6 +95,8 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[Envelop
         status = HTTPStatus(error.status_code)
         problem = FieldError(_ROUTER_CODES[status], f"{status.phrase}.", None, None)
         return _fail(status, [problem], dict(error.headers or {}))
+    if isinstance(error, HTTPException) and error.detail == _HUNG_UP:
+        return _fail(HTTPStatus.BAD_REQUEST, [], {})  # Nobody is there to read it.
     _log.error("request_failed", **telemetry.describe(error))
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     return _fail(

@@ -94,13 +94,21 @@ async def apply_schema(connection: Connection, statements: str) -> None:
 
 
 async def check_schema(connection: Connection) -> None:
-    """Raise SchemaOutdated unless the schema is at least the one this release needs."""
+    """Raise SchemaOutdated on too old a schema, PostgresUnavailable on a server that takes no writes."""
     try:
-        version = await connection.fetchval("SELECT max(version) FROM schema_version")
+        row = await connection.fetchrow(
+            """
+            SELECT max(version) AS version,
+                   current_setting('transaction_read_only')::boolean AS is_read_only
+              FROM schema_version
+            """
+        )
     except asyncpg.UndefinedTableError:
-        version = None
-    if version is None or version < SCHEMA_VERSION:
+        raise SchemaOutdated from None
+    if row is None or (row["version"] or 0) < SCHEMA_VERSION:
         raise SchemaOutdated
+    if row["is_read_only"]:
+        raise PostgresUnavailable
 
 
 def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:

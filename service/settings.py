@@ -12,7 +12,8 @@ NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
 # What follows `scheme://` in the address of a server. Checked here, because the libraries that read it later
 # quote what they cannot read: of a password with a `/` in it they take a part for the port.
-_HOST = r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)(:[0-9]{1,5})?"
+_PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+_HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
 _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"  # several hosts, or those of ?host=
 
@@ -48,7 +49,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     auth_jwks_refresh_seconds: Seconds = 300.0
     auth_jwks_timeout_seconds: Seconds = 5.0
-    auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 10_000
+    auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     shutdown_seconds: Seconds = 20.0
 
 

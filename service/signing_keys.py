@@ -4,6 +4,7 @@ import asyncio
 import time
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 
 import jwt
@@ -27,6 +28,12 @@ class SigningKeysUnavailable(Exception):
 
 class UnknownSigningKey(Exception):
     """The token was signed with a key that the issuer does not publish."""
+
+
+class KeySet(msgspec.Struct):
+    """A JWK set (RFC 7517, section 5)."""
+
+    keys: list[dict[str, Any]]
 
 
 class SigningKeys:
@@ -64,9 +71,10 @@ class SigningKeys:
     async def _fetch(self) -> None:
         self._last_attempt = time.monotonic()
         try:
-            document = await asyncio.to_thread(_download, self._url, self._timeout_seconds)
+            async with asyncio.timeout(self._timeout_seconds):
+                document = await asyncio.to_thread(_download, self._url, self._timeout_seconds)
             self._keys = _read_key_set(document)
-        except (OSError, ValueError, jwt.PyJWTError) as error:
+        except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
             _log.debug("signing_keys_fetched", keys=len(self._keys))
@@ -90,7 +98,7 @@ def _download(url: str, timeout_seconds: float) -> bytes:
 
 def _read_key_set(document: bytes) -> dict[str, jwt.PyJWK]:
     """Return the usable signing keys of a JWK set. Raises ValueError when there is none."""
-    entries = msgspec.json.decode(document, type=dict[str, Any]).get("keys", [])
+    entries = msgspec.json.decode(document, type=KeySet).keys
     keys = {}
     for entry in entries:
         with suppress(jwt.PyJWTError):  # A key of a kind we do not know takes nothing from the others.

@@ -98,4 +98,6 @@ def _tame(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any
     exc_info = event.pop("exc_info", None)
     if isinstance(exc_info, tuple) and exc_info[1] is not None:
         event.update(describe(exc_info[1]))
+        # asyncio adds the exception as Python writes it, values and all, below its own line.
+        event["event"] = str(event["event"]).partition("\n")[0]
     return event

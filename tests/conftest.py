@@ -234,6 +234,7 @@ def worker_settings(
         email_poll_seconds=0.2,
         email_retry_seconds=0.2,
         smtp_timeout_seconds=5.0,
+        smtp_answer_seconds=5.0,
         relay_retry_seconds=0.2,
         relay_poll_seconds=0.2,
     )

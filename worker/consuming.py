@@ -24,7 +24,6 @@ from worker.topology import Queue
 
 Content = TypeVar("Content")
 
-_BLIPS = 5  # attempts at one message before Postgres counts as away
 _FAULT_SECONDS = 1.0  # between the attempts at a message that makes a handler fail
 _FINISH_SECONDS = 10.0  # for the deliveries in hand when the channel is left
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -48,8 +47,8 @@ class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, has it handled, and settles it by hand.
 
     *refusals* are the exceptions of a handler that no repetition can mend: the message goes to the dead
-    letters with the reason in its headers. *dependency* raises PostgresUnavailable while nothing can be
-    handled: then the queue is left alone, and what was in hand goes back to it.
+    letters with the reason in its headers. While Postgres is away the messages in hand wait for it, and
+    *dependency*, which raises PostgresUnavailable then, keeps the queue from being opened.
     """
 
     def __init__(
@@ -130,17 +129,22 @@ class Consumer(Generic[Content]):
         with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)):
             try:
                 await self._handle_and_settle(channel, message)
+            except PostgresUnavailable:
+                _log.info("message_left_to_the_queue")  # We are leaving; closing the channel returns it.
             except BROKER_ERRORS as error:
                 self._leaving.set()
                 _log.warning("message_not_settled", error=telemetry.summarize(error))
+            except Exception as error:  # noqa: BLE001 - unsettled for ever, it would take up a place
+                self._leaving.set()
+                _log.error("message_not_settled", **telemetry.describe(error))
 
     async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
         try:
-            await self._handle_through_blips(self._decode(message.body))
+            await self._handle_through_outages(self._decode(message.body))
         except self._refusals as refusal:
             await self._bury(channel, message, refusal)
-        except PostgresUnavailable:
-            self._leaving.set()  # Unsettled: closing the channel returns it to the queue.
+        except (PostgresUnavailable, *BROKER_ERRORS):
+            raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
             _log.error("message_failed", **telemetry.describe(error))
             await rest(_FAULT_SECONDS, self._leaving)
@@ -149,15 +153,16 @@ class Consumer(Generic[Content]):
             await message.ack()
             _log.info("message_handled")
 
-    async def _handle_through_blips(self, content: Content) -> None:
-        """Handle, and again if a connection to Postgres breaks: that alone is no reason to redeliver."""
+    async def _handle_through_outages(self, content: Content) -> None:
+        """Handle, and again while Postgres is away: giving the message back would count against it."""
         pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
-        for _ in range(_BLIPS):
+        while True:
             try:
                 return await self._handle(content)
             except PostgresUnavailable as error:
+                if self._leaving.is_set():
+                    raise
                 await pauses.after(error, self._leaving)
-        return await self._handle(content)
 
     async def _bury(
         self, channel: AbstractChannel, message: AbstractIncomingMessage, refusal: Exception
@@ -174,6 +179,10 @@ class Consumer(Generic[Content]):
             },
             content_type=message.content_type,
             message_id=message.message_id,
+            content_encoding=message.content_encoding,
+            correlation_id=message.correlation_id,
+            reply_to=message.reply_to,
+            app_id=message.app_id,
             type=message.type,
             timestamp=message.timestamp,
             delivery_mode=DeliveryMode.PERSISTENT,

@@ -50,13 +50,15 @@ async def claim(
 
     Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
 
-    A claim runs by the database clock. Those that ran out while Postgres itself was away are left alone for
-    as long again after its start: their process may be alive, with the mail server's answer in hand.
+    Taking over what another process left unfinished counts as an attempt. A claim runs by the database clock.
+    Those that ran out while Postgres itself was away are left alone for as long again after its start: their
+    process may be alive, with the mail server's answer in hand.
     """
     rows = await connection.fetch(
         """
         UPDATE email
-           SET claimed_by = $1,
+           SET attempts = attempts + (claimed_by IS NOT NULL)::integer,
+               claimed_by = $1,
                next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id IN (SELECT event_id
                               FROM email
@@ -150,7 +152,7 @@ async def postpone(connection: Connection, event_id: str, *, server_reply: str, 
 
 
 async def release(connection: Connection, process_id: UUID, event_id: str) -> None:
-    """Give a claim back uncharged: the mail server was away, or we are stopping."""
+    """Give a claim back uncharged: the mail server was away."""
     await connection.execute(
         """
         UPDATE email

@@ -15,7 +15,12 @@ from urllib.parse import unquote, urlsplit
 import aiosmtplib
 import email_validator
 import msgspec
-from aiosmtplib import SMTPException, SMTPRecipientsRefused, SMTPResponseException
+from aiosmtplib import (
+    SMTPDataError,
+    SMTPException,
+    SMTPRecipientRefused,
+    SMTPResponseException,
+)
 
 from service.calculation_requests import CalculationRequest
 from service.settings import InvalidSetting
@@ -62,7 +67,11 @@ class Sender(msgspec.Struct, frozen=True):
         name, address = mailboxes[0] if len(mailboxes) == 1 else ("", "")
         try:
             valid = email_validator.validate_email(
-                address, check_deliverability=False, test_environment=True, globally_deliverable=False
+                address,
+                check_deliverability=False,
+                allow_smtputf8=False,
+                test_environment=True,
+                globally_deliverable=False,
             )
         except email_validator.EmailNotValidError:
             raise InvalidSetting("MAIL_FROM: expected `address` or `Name <address>`") from None
@@ -85,18 +94,30 @@ class Mailer:
         self._username = unquote(url.username) if url.username else None
         self._password = unquote(url.password) if url.password else None
         self._timeout_seconds = settings.smtp_timeout_seconds
+        self._answer_seconds = settings.smtp_answer_seconds
         self._idle: list[aiosmtplib.SMTP] = []
 
     async def send(self, message: EmailMessage, *, sender: str, recipient: str) -> str:
         """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable."""
         async with self._connection() as connection:
             try:
-                _, reply = await connection.sendmail(sender, [recipient], message.as_bytes())
-            except SMTPRecipientsRefused as error:
-                raise _refusal(error.recipients[0]) from None
-            except aiosmtplib.SMTPDataError as error:
+                await connection.mail(sender)
+                await connection.rcpt(recipient)
+                reply = await self._send_content(connection, message.as_bytes())
+            except (SMTPRecipientRefused, SMTPDataError) as error:
                 raise _refusal(error) from None
         return _storable(reply)
+
+    async def _send_content(self, connection: aiosmtplib.SMTP, content: bytes) -> str:
+        """Send DATA. Without a reply nobody knows whether it was accepted: that counts as an attempt."""
+        try:
+            response = await connection.data(content, timeout=self._answer_seconds)
+        except SMTPDataError:
+            raise
+        except (SMTPException, OSError):
+            connection.close()
+            raise EmailRefused(451, "451 no reply to the content; it may have been accepted") from None
+        return response.message
 
     async def close(self) -> None:
         """Say goodbye on every idle connection."""

@@ -12,7 +12,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from service import calculation_requests, events, postgres, telemetry
-from service.calculation_requests import RequestNotFound
+from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
@@ -26,7 +26,7 @@ from worker.outages import Pauses, rest
 from worker.settings import WorkerSettings
 from worker.topology import NOTIFICATIONS
 
-_OWN_FAULT = EmailRefused(451, "451 this service failed before the mail server was asked")
+_OWN_FAULT = "the mail server was not asked: a fault of ours, see the logs"
 
 _log = structlog.get_logger()
 
@@ -152,19 +152,21 @@ class Postman:
                 record = partial(self._record_refusal, email=email, refusal=refusal)
             except (MailServerUnavailable, PostgresUnavailable) as error:
                 self._outage = error
-                record = partial(emails.release, process_id=self._process_id, event_id=email.event_id)
+                record = partial(self._give_back, email=email)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the other e-mails
                 _log.error("email_failed", **telemetry.describe(error))
-                record = partial(self._record_refusal, email=email, refusal=_OWN_FAULT)
+                record = partial(self._put_off, email=email)
             else:
                 self._pauses.reset()
                 record = partial(self._record_acceptance, email=email, reply=reply)
-            await self._keep_recording(record)
+            _log.info(
+                "email_handled", outcome=await self._keep_recording(record), attempts=email.attempts + 1
+            )
 
     async def _hand_over(self, email: Email) -> str:
         """Return the mail server's reply on acceptance."""
-        async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
-            request = await calculation_requests.lock(connection, email.request_id)
+        async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+            request = await calculation_requests.read(connection, email.request_id)
         message = mailer.compose(
             request,
             request_url=request.request_url(self._keys, self._settings.app_url),
@@ -176,36 +178,30 @@ class Postman:
             message, sender=self._sender.address, recipient=mailer.recipient_of(request)
         )
 
-    async def _keep_recording(self, record: Callable[[Connection], Awaitable[None]]) -> None:
-        """Record an answer of the mail server, through outages: it is known to nobody else."""
+    async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
+        """Record an answer of the mail server, whatever gets in the way: it is known to nobody else."""
         pauses = Pauses("email_not_recorded", longest_seconds=self._settings.longest_outage_pause_seconds)
         never = asyncio.Event()
         while True:
             try:
                 async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
-                    await record(connection)
+                    outcome = await record(connection)
             except PostgresUnavailable as error:
+                await pauses.after(error, never)
+            except Exception as error:  # noqa: BLE001 - forgetting the answer would send the e-mail again
+                _log.error("email_recording_failed", **telemetry.describe(error))
                 await pauses.after(error, never)
             else:
                 self._relay.wake()
-                return
+                return outcome
 
-    async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> None:
+    async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> str:
         request = await calculation_requests.lock(connection, email.request_id)
         event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
-        settled_at = calculation_requests.now()
-        if await emails.settle(
-            connection,
-            email.event_id,
-            state="sent",
-            server_reply=reply,
-            settled_at=settled_at,
-            event_sequence=event.sequence,
-        ):
-            await calculation_requests.announce(connection, request, event, time=settled_at)
-        _log.info("email_sent", attempts=email.attempts + 1)
+        await self._settle(connection, email, request, event, reply=reply)
+        return "sent"
 
-    async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> None:
+    async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> str:
         age = (datetime.now(UTC) - email.created_at).total_seconds()
         if not refusal.is_final and age < self._settings.email_give_up_seconds:
             seconds = min(
@@ -213,22 +209,44 @@ class Postman:
                 self._settings.email_retry_seconds * 2 ** min(email.attempts, 20),
             )
             await emails.postpone(connection, email.event_id, server_reply=refusal.reply, seconds=seconds)
-            _log.warning("email_postponed", smtp_code=refusal.code, seconds=seconds)
-            return
+            return f"postponed ({refusal.code})"
         request = await calculation_requests.lock(connection, email.request_id)
         event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
+        await self._settle(connection, email, request, event, reply=refusal.reply, smtp_code=event.smtp_code)
+        return f"failed ({refusal.code})"
+
+    async def _settle(
+        self,
+        connection: Connection,
+        email: Email,
+        request: CalculationRequest,
+        event: RequestEmailSent | RequestEmailFailed,
+        *,
+        reply: str,
+        smtp_code: int | None = None,
+    ) -> None:
+        """Record the end of an e-mail and announce it, unless it had ended before."""
         settled_at = calculation_requests.now()
         if await emails.settle(
             connection,
             email.event_id,
-            state="failed",
-            server_reply=refusal.reply,
+            state="sent" if smtp_code is None else "failed",
+            server_reply=reply,
             settled_at=settled_at,
             event_sequence=event.sequence,
-            smtp_code=event.smtp_code,
+            smtp_code=smtp_code,
         ):
             await calculation_requests.announce(connection, request, event, time=settled_at)
-        _log.error("email_given_up", smtp_code=refusal.code, attempts=email.attempts + 1)
+
+    async def _put_off(self, connection: Connection, *, email: Email) -> str:
+        """Try again much later, for ever: no mail server refused this e-mail, so nobody may be told so."""
+        seconds = self._settings.email_longest_retry_seconds
+        await emails.postpone(connection, email.event_id, server_reply=_OWN_FAULT, seconds=seconds)
+        return "put off"
+
+    async def _give_back(self, connection: Connection, *, email: Email) -> str:
+        await emails.release(connection, self._process_id, email.event_id)
+        return "given back"
 
     async def _renew_claims(self) -> None:
         """Keep the claims on what is under way, as long as this process lives."""

@@ -1,12 +1,14 @@
 """calculation.created: a request gets its calculation once, and its event in the same transaction."""
 
 import asyncio
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
 
 from service import calculation_requests, events, postgres
 from service.calculation_requests import CalculationRequest, RequestNotFound
@@ -274,21 +276,22 @@ async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_b
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with postgres.open_pool(settings) as pool:
         consumer = consumer_on(settings, pool)
-        async with running(consumer.run):
-            await eventually(lambda: passes(consumer.check))
-            await postgres_link.refuse()
-            await publish(channel, CALCULATION_RESULTS, bare(stored_request))
-            await eventually(lambda: gave_up_reading(consumer))
-            postgres_link.admit()
-            await eventually(lambda: calculation_of(database, stored_request))
+        with capture_logs() as logs:
+            async with running(consumer.run):
+                await eventually(lambda: passes(consumer.check))
+                await postgres_link.refuse()
+                await publish(channel, CALCULATION_RESULTS, bare(stored_request))
+                await eventually(lambda: waits_for_postgres(logs))
+                postgres_link.admit()
+                await eventually(lambda: calculation_of(database, stored_request))
 
     assert len(await calculated_events(database)) == 1
     assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
 
 
-async def gave_up_reading(consumer: Consumer[Result]) -> bool:
-    """Whether a consumer has put its queue down."""
-    return not await passes(consumer.check)
+def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
+    """Whether a message is in hand for which Postgres has been asked several times."""
+    return len([line for line in logs if line["event"] == "message_waits_for_postgres"]) >= 3
 
 
 async def test_database_that_admits_nobody_for_a_while_is_an_outage(
@@ -301,18 +304,19 @@ async def test_database_that_admits_nobody_for_a_while_is_an_outage(
     name = await database.fetchval("SELECT current_database()")
     server = await asyncpg.connect(postgres_server)
     try:
-        async with running(consumer.run):
-            await eventually(lambda: passes(consumer.check))
-            await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-            await server.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = $1 AND application_name = 'calculation-requests'",
-                name,
-            )
-            await publish(channel, CALCULATION_RESULTS, bare(stored_request))
-            await eventually(lambda: gave_up_reading(consumer))
-            await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-            await eventually(lambda: calculation_of(database, stored_request))
+        with capture_logs() as logs:
+            async with running(consumer.run):
+                await eventually(lambda: passes(consumer.check))
+                await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+                await server.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = $1 AND application_name = 'calculation-requests'",
+                    name,
+                )
+                await publish(channel, CALCULATION_RESULTS, bare(stored_request))
+                await eventually(lambda: waits_for_postgres(logs))
+                await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+                await eventually(lambda: calculation_of(database, stored_request))
     finally:
         await server.close()
 

@@ -1,6 +1,7 @@
 """The mark of a lane: it saves scanning what is gone, and never passes what may still appear."""
 
 from service.outbox import Snapshot
+from tests.conftest import eventually
 from worker.lane_mark import LaneMark
 
 
@@ -48,3 +49,12 @@ def test_mark_of_an_empty_lane_comes_to_rest_behind_the_last_event() -> None:
         mark.advance(snapshot(moment), [])
 
     assert mark.low_water == 10
+
+
+async def test_idle_lane_is_read_from_its_start_again_after_a_while() -> None:
+    mark = LaneMark(forget_seconds=0.3)
+    for number in range(3):
+        mark.advance(snapshot(number), [1_000])
+    assert mark.low_water == 1_000
+
+    await eventually(lambda: mark.low_water == 0)

@@ -1,6 +1,7 @@
 """The mail itself, and what the mail server does with it."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email import message_from_bytes
@@ -275,7 +276,7 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
         amqp_url="amqp://nowhere.invalid/",
         smtp_url=url,
         mail_from="Calculations <calculations@service.example.com>",
-        **{"smtp_timeout_seconds": 5.0, **changes},
+        **{"smtp_timeout_seconds": 5.0, "smtp_answer_seconds": 0.5, **changes},
     )
 
 
@@ -351,8 +352,27 @@ async def test_refusal_tells_whether_it_is_final_and_keeps_the_connection(
     assert rude_server.connections == 1
 
 
-@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL", "RCPT", "DATA", "content"])
-@pytest.mark.parametrize("answer", [None, b"421 Going down", b"nonsense"])
+@pytest.mark.parametrize("command", ["DATA", "content"])
+@pytest.mark.parametrize("answer", [None, b"nonsense", b"250-and so on"])
+async def test_without_a_reply_to_the_content_the_email_is_charged_an_attempt(
+    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+) -> None:
+    rude_server.replies[command] = answer
+
+    with pytest.raises(EmailRefused) as unknown:
+        await send(rude_mailer)
+
+    assert not unknown.value.is_final
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        *itertools.product(["greeting", "EHLO", "MAIL", "RCPT"], [None, b"421 Going down", b"nonsense"]),
+        ("DATA", b"421 Going down"),
+        ("content", b"421 Going down"),
+    ],
+)
 async def test_mail_server_that_breaks_off_is_unavailable(
     rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
@@ -365,7 +385,7 @@ async def test_mail_server_that_breaks_off_is_unavailable(
     await send(rude_mailer)
 
 
-@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL", "content"])
+@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
 async def test_mail_server_that_says_nothing_is_unavailable(
     rude_server: RudeMailServer, rude_mailer: Mailer, command: str
 ) -> None:
