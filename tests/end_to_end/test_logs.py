@@ -208,7 +208,7 @@ async def _record_refused_for_now_then_mailed(
 ) -> dict[str, Any]:
     mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
     record = await _marked(caller)
-    await eventually(lambda: "email_postponed" in worker.output)
+    await eventually(lambda: "postponed (4" in worker.output)
     mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
     await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
     return record
@@ -293,7 +293,7 @@ async def test_console_format_is_for_people(
 
     async with started(api, worker), client_of(api, issuer.token()) as caller:
         await create(caller)
-        await eventually(lambda: "email_sent" in worker.output)
+        await eventually(lambda: "email_handled" in worker.output)
 
     assert re.search(r"^\S+Z \[info *\] request_served .*route=/v1/request ", api.output, re.MULTILINE)
     for process in (api, worker):
