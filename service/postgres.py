@@ -14,6 +14,7 @@ Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 Pool: TypeAlias = "asyncpg.Pool[Any]"
 
 SCHEMA_VERSION = 1
+SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
@@ -29,6 +30,7 @@ UNAVAILABLE = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.ObjectNotInPrerequisiteStateError,  # a database that admits no connections for now
     asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
 
@@ -81,8 +83,13 @@ async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]
 
 @asynccontextmanager
 async def transaction(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
-    """Lend a connection with an open transaction, on the terms of `connection`."""
+    """Lend a connection with an open transaction, on the terms of `connection`.
+
+    A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
+    two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
+    """
     async with connection(pool, seconds=seconds) as lent, lent.transaction():
+        await lent.execute(f"SET LOCAL idle_in_transaction_session_timeout = {SILENCE_SECONDS * 1000:.0f}")
         yield lent
 
 

@@ -108,16 +108,22 @@ class Relay:
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
     ) -> Outcome:
         """Publish while the lane is ours: with the connection its lock is gone, and another relay has it."""
-        lost = asyncio.Event()
+        lost, published = asyncio.Event(), asyncio.Event()
 
         def note_loss(_: object) -> None:
             lost.set()
 
         connection.add_termination_listener(note_loss)
+        keeping = asyncio.create_task(_keep_lane(connection, lost, published))
         try:
-            return await publisher.publish(window, abandoned=lost)
+            outcome = await publisher.publish(window, abandoned=lost)
         finally:
+            published.set()
+            await keeping  # Never cancelled: that would cancel the transaction too.
             connection.remove_termination_listener(note_loss)
+        if lost.is_set():
+            raise PostgresUnavailable
+        return outcome
 
     async def _settle(
         self,
@@ -151,6 +157,18 @@ class Relay:
     @property
     def _statement_seconds(self) -> float:
         return max(self._settings.database_timeout_seconds, 5.0)
+
+
+async def _keep_lane(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
+    """Talk to Postgres until *published*: it ends the transactions of who falls silent, and may itself."""
+    while True:
+        await rest(postgres.SILENCE_SECONDS / 3, published, lost)
+        if published.is_set() or lost.is_set():
+            return
+        try:
+            await connection.execute("SELECT 1", timeout=postgres.SILENCE_SECONDS / 3)
+        except postgres.UNAVAILABLE:
+            lost.set()
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
