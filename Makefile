@@ -7,7 +7,7 @@ LOCK = $(IN_VENV) uv pip compile pyproject.toml --quiet --universal --python-ver
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test check format lock clean
+.PHONY: help run demo test faults check format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,6 +23,10 @@ test:     .venv/installed  ## run all tests, with branch coverage (ARGS="-k name
 	$(IN_VENV) coverage run -m pytest $(ARGS)
 	@$(IN_VENV) coverage combine --quiet
 	$(IN_VENV) coverage report $(if $(ARGS),--fail-under=0)
+
+faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
+	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
+	$(IN_VENV) tests.faults $(ARGS)
 
 check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) ruff check .

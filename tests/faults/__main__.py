@@ -1,0 +1,90 @@
+"""The fault harness: `python -m tests.faults`. Exits with 1 when an invariant was breached."""
+
+import argparse
+import json
+import logging
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from deploy.local.errors import LocalStackError
+from tests.faults import harness
+from tests.faults.broken_relay import BREAKAGES
+from tests.faults.faults import FAULTS
+from tests.faults.harness import LOCAL, Plan
+from tests.faults.invariants import check_all
+from tests.faults.report import summary, table, verdict
+
+
+def main() -> int:
+    """Run the harness as the command line says."""
+    arguments = _parser().parse_args()
+    seed = secrets.randbelow(10**9) if arguments.seed is None else arguments.seed
+    plan = Plan(
+        seconds=arguments.seconds,
+        requests=arguments.requests,
+        times=arguments.times,
+        rate=arguments.rate,
+        http_share=0.15,
+        seed=seed,
+        broken=arguments.broken,
+        faults=arguments.faults or (),
+        longest_stall_seconds=arguments.longest_stall,
+        recovery_bar_seconds=arguments.recovery,
+        drain_seconds=arguments.drain,
+    )
+    LOCAL.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    _say(f"seed {seed}")
+    try:
+        record = uvloop.run(harness.run(plan, _say))
+    except KeyboardInterrupt:
+        _say("stopped")
+        return 130
+    except LocalStackError as error:
+        print(error, file=sys.stderr)
+        return 2
+    breaches = check_all(record)
+    figures = summary(record, breaches, seed=seed)
+    print("", table(figures), "", verdict(breaches), sep="\n", flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 1 if breaches else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
+    parser.add_argument("--requests", type=int, default=100_000, help="acknowledged, at least")
+    parser.add_argument("--times", type=int, default=20, help="that every fault is injected, at least")
+    parser.add_argument("--rate", type=float, default=60.0, help="requests a second")
+    parser.add_argument(
+        "--longest-stall", type=float, default=13.0, help="seconds of silence: longer than our timeouts"
+    )
+    parser.add_argument(
+        "--recovery", type=float, default=5.0, help="seconds after a fault's end; more on a busy machine"
+    )
+    parser.add_argument("--drain", type=float, default=120.0, help="seconds for what is left at the end")
+    parser.add_argument("--seed", type=int, help="of every random choice")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break the worker on purpose")
+    parser.add_argument(
+        "--faults",
+        nargs="*",
+        choices=sorted(fault.name for fault in FAULTS),
+        metavar="NAME",
+        help="only these: " + ", ".join(sorted(fault.name for fault in FAULTS)),
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

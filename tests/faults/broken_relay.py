@@ -1,0 +1,100 @@
+"""A worker with one piece broken on purpose, to see the harness find it: `… broken_relay NAME ROLE`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from service import events, outbox
+from service.outbox import OutboxRow
+from service.postgres import Connection
+from worker import __main__ as worker
+from worker import emails, relay
+from worker.emails import Email
+from worker.publisher import Outcome, Publisher
+
+_FORGET_EVERY = 50
+
+
+def settle_unconfirmed() -> None:
+    """Count as confirmed whatever was written to the connection."""
+    publish = Publisher.publish
+
+    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> Outcome:
+        outcome = await publish(self, window, **options)
+        return Outcome(frozenset(row.id for row in window), {}, outcome.outage)
+
+    Publisher.publish = publish_and_hope  # type: ignore[method-assign]
+
+
+def invert() -> None:
+    """Publish the last event of a request first."""
+
+    def last_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        last = {row.request_id: row for row in rows}
+        return [row for row in rows if last[row.request_id] is row]
+
+    relay._first_of_each_request = last_of_each_request  # noqa: SLF001
+
+
+def publish_twice() -> None:
+    """Leave a confirmed window in the outbox now and then."""
+    delete = outbox.delete
+    calls = 0
+
+    async def delete_mostly(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % _FORGET_EVERY:
+            await delete(connection, lane, ids)
+
+    outbox.delete = delete_mostly
+
+
+def lose_returned() -> None:
+    """Take a returned message for a delivered one."""
+    events.MUST_BE_ROUTED = frozenset()
+
+
+def forget_claims() -> None:
+    """Claim e-mails that another process is sending."""
+
+    async def claim(
+        connection: Connection,
+        process_id: UUID,
+        *,
+        limit: int,
+        **_: Any,
+    ) -> list[Email]:
+        rows = await connection.fetch(
+            """
+            UPDATE email
+               SET claimed_by = $1
+             WHERE event_id IN (SELECT event_id
+                                  FROM email
+                                 WHERE state = 'pending'
+                                   AND claimed_by IS DISTINCT FROM $1
+                                   AND next_attempt_at <= now()
+                                 LIMIT $2)
+            RETURNING event_id, request_id, created_at, attempts
+            """,
+            process_id,
+            limit,
+        )
+        return [Email(**row) for row in rows]
+
+    emails.claim = claim
+
+
+BREAKAGES: dict[str, Callable[[], Any]] = {
+    "settles-unconfirmed": settle_unconfirmed,
+    "inverts": invert,
+    "publishes-twice": publish_twice,
+    "loses-returned": lose_returned,
+    "forgets-claims": forget_claims,
+}
+
+
+if __name__ == "__main__":
+    BREAKAGES[sys.argv.pop(1)]()
+    sys.exit(worker.main())

@@ -1,0 +1,353 @@
+"""Measures the relay with a full outbox, an old snapshot, poison, and nothing: `… tests.faults.drain`.
+
+Postgres and RabbitMQ are private nodes on this machine; events go to a quorum queue of bounded length.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import asyncpg
+import msgspec
+import uvloop
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import CHECKOUT, Place, working_folder
+from deploy.local.ports import free_port
+from deploy.local.processes import Process, Program
+from service import events, outbox, postgres
+from service.events import RequestCalculated
+from service.identifiers import new_request_id, uuid_of
+from service.postgres import Connection
+from tests.conftest import SECRET_KEYS
+from tests.faults import queues
+from tests.faults.harness import LOCAL
+from tests.faults.servers import Servers, private_servers
+from tests.faults.waiting import until
+from tests.faults.world import connect
+from worker import topology
+
+_SINK = "harness.sink"
+_TYPE = RequestCalculated.type
+_DRAIN_SECONDS = 3_600.0
+_START_SECONDS = 30.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SMALL, _SMALL_TIMES = 10_000, 5
+_PROBES = 20
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """One batch that left the outbox, as the relay's log tells."""
+
+    at: float
+    events: int
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """One emptying of the outbox."""
+
+    rows: int
+    rows_per_second: float
+    batch_seconds: Sequence[float]  # median of each tenth of the way
+    largest_rss_megabytes: float
+
+
+class RunningWorker:
+    """A worker whose log and memory are watched."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], *roles: str) -> None:
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        self.port = free_port()
+        self._process = Process(
+            Program(
+                name="worker",
+                command=[sys.executable, "-m", "worker", *roles],
+                environment={**inherited, **environment, "HEALTH_PORT": str(self.port)},
+                folder=CHECKOUT,
+                log=folder / "worker.log",
+                pid_file=folder / "worker.pid",
+            )
+        )
+        self._read = 0
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._process.stop()
+
+    async def becomes_started(self) -> None:
+        """Wait until it says that it has started."""
+        log = self._process.program.log
+        if not await until(lambda: "worker_started" in log.read_text(), seconds=_START_SECONDS):
+            raise LocalStackError(self._process.describe("It does not start."))
+
+    def passes(self) -> list[Pass]:
+        """Return the passes since the last call."""
+        with self._process.program.log.open("rb") as log:
+            log.seek(self._read)
+            written = log.read()
+        whole = written[: written.rfind(b"\n") + 1]
+        self._read += len(whole)
+        parsed = (json.loads(line) for line in whole.splitlines() if b"outbox_relayed" in line)
+        return [
+            Pass(datetime.fromisoformat(line["timestamp"]).timestamp(), line["events"]) for line in parsed
+        ]
+
+    def rss_megabytes(self) -> float:
+        """Return the memory that it uses."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * _PAGE_BYTES / 1e6
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time that it has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@asynccontextmanager
+async def _worker(folder: Path, servers: Servers, *roles: str) -> AsyncIterator[RunningWorker]:
+    worker = RunningWorker(
+        folder,
+        {
+            "DATABASE_URL": servers.postgres.url,
+            "AMQP_URL": servers.broker.url,
+            "APP_URL": "https://app.example.com",
+            "REQUEST_SECRET_KEYS": SECRET_KEYS,
+            "SMTP_URL": "smtp://127.0.0.1:9",
+            "MAIL_FROM": "calculations@service.example.com",
+        },
+        *roles,
+    )
+    try:
+        await worker.becomes_started()
+        yield worker
+    finally:
+        await asyncio.to_thread(worker.stop)
+
+
+async def _fill(connection: Connection, rows: int) -> None:
+    """Put events of as many different requests into the outbox, in one transaction."""
+    example = RequestCalculated(
+        uuid=uuid_of(new_request_id()),
+        tenant="acme-conveyancing",
+        request_type="SDLT_CALCULATION",
+        property_value=300_000,
+        calculation_fee_exempt=False,
+        external_id="case-1234567",
+        sequence=1,
+        calculation_id="calculation-1234567",
+    )
+    payload = events.encode(example, time=datetime.now().astimezone(), traceparent=None)
+    await connection.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT ('x' || right(id::text, 1))::bit(4)::int, id, $2, 1, $3
+          FROM (SELECT gen_random_uuid() AS id
+                  FROM generate_series(1, $1)) AS request
+        """,
+        rows,
+        _TYPE,
+        payload,
+        timeout=600.0,
+    )
+
+
+async def _drain(connection: Connection, worker: RunningWorker, rows: int) -> Drain:
+    passes: list[Pass] = []
+    largest = 0.0
+
+    def is_drained() -> bool:
+        # From its log: to ask Postgres would mean to step over the rows that are gone, again and again.
+        nonlocal largest
+        largest = max(largest, worker.rss_megabytes())
+        passes.extend(worker.passes())
+        return sum(each.events for each in passes) >= rows
+
+    await _fill(connection, rows)
+    if not await until(is_drained, seconds=_DRAIN_SECONDS, pause_seconds=0.1):
+        raise LocalStackError("The outbox does not drain.")
+    seconds = passes[-1].at - passes[0].at
+    durations = [later.at - earlier.at for earlier, later in pairwise(passes)]
+    tenth = max(1, len(durations) // 10)
+    return Drain(
+        rows=rows,
+        rows_per_second=sum(each.events for each in passes[1:]) / seconds,
+        batch_seconds=[median(durations[start : start + tenth]) for start in range(0, len(durations), tenth)][
+            :10
+        ],
+        largest_rss_megabytes=largest,
+    )
+
+
+async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
+    connection = await connect(servers.postgres.url)
+    async with _worker(folder, servers, "relay") as worker:
+        small = [await _drain(connection, worker, _SMALL) for _ in range(_SMALL_TIMES)]
+        large = await _drain(connection, worker, rows)
+    await connection.close()
+    small_rate = median(each.rows_per_second for each in small)
+    return {
+        f"rows_per_second_at_{_SMALL}": round(small_rate),
+        f"rows_per_second_at_{rows}": round(large.rows_per_second),
+        "ratio": round(large.rows_per_second / small_rate, 3),
+        "batch_milliseconds_by_tenth": [round(each * 1000, 1) for each in large.batch_seconds],
+        "largest_rss_megabytes": round(max(large.largest_rss_megabytes, small[-1].largest_rss_megabytes), 1),
+    }
+
+
+async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
+    """Pass *rows* events in portions of ten thousand: free, with a snapshot held open, and free again."""
+    connection = await connect(servers.postgres.url)
+    rates: dict[str, list[float]] = {"free": [], "held": []}
+    for name in ("free", "held", "free"):
+        await connection.execute("VACUUM outbox")
+        holder = await asyncpg.connect(servers.postgres.url)
+        if name == "held":
+            await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
+        async with _worker(folder, servers, "relay") as worker:
+            drains = [await _drain(connection, worker, _SMALL) for _ in range(rows // _SMALL)]
+        rates[name] += [each.rows_per_second for each in drains]
+        holder.terminate()
+    await connection.close()
+    last = max(1, len(rates["held"]) // 3)
+    return {
+        "rows_per_second_free": round(median(rates["free"])),
+        "rows_per_second_with_snapshot": round(median(rates["held"])),
+        "ratio": round(median(rates["held"]) / median(rates["free"]), 3),
+        "ratio_of_last_third": round(median(rates["held"][-last:]) / median(rates["free"]), 3),
+    }
+
+
+async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
+    """Time how long an event takes out of its lane, alone and behind a poison row stored with it."""
+    connection = await connect(servers.postgres.url)
+    seconds: dict[str, list[float]] = {"alone": [], "behind_poison": []}
+    async with _worker(folder, servers, "relay"):
+        for _ in range(_PROBES):
+            for name, times in seconds.items():
+                request_id = new_request_id()
+                async with connection.transaction():
+                    if name == "behind_poison":
+                        poison = new_request_id()
+                        while outbox.lane_of(poison) != outbox.lane_of(request_id):
+                            poison = new_request_id()
+                        await _insert(connection, poison, "request." + "x" * 300)
+                    await _insert(connection, request_id, _TYPE)
+                times.append(await _seconds_until_gone(connection, request_id))
+    parked = await connection.fetchval("SELECT count(*) FROM outbox_held")
+    await connection.execute("DELETE FROM outbox_held")
+    await connection.close()
+    return {
+        "milliseconds_alone": round(median(seconds["alone"]) * 1000, 1),
+        "milliseconds_behind_poison": round(median(seconds["behind_poison"]) * 1000, 1),
+        "poison_rows_held": parked,
+    }
+
+
+async def _insert(connection: Connection, request_id: Any, type_: str) -> None:
+    await connection.execute(
+        "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, 1, $4)",
+        outbox.lane_of(request_id),
+        request_id,
+        type_,
+        b"{}",
+    )
+
+
+async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
+    began = time.monotonic()
+    await outbox.notify(connection)
+
+    async def is_gone() -> bool:
+        query = "SELECT EXISTS (SELECT FROM outbox WHERE request_id = $1)"
+        waiting: bool = await connection.fetchval(query, request_id)
+        return not waiting
+
+    await until(is_gone, seconds=30.0, pause_seconds=0.001)
+    return time.monotonic() - began
+
+
+async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
+    """Measure what the whole worker uses while nothing happens."""
+    connection = await connect(servers.postgres.url)
+    async with _worker(folder, servers) as worker:
+        await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
+        cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
+        await asyncio.sleep(seconds)
+        cpu, transactions = worker.cpu_seconds() - cpu, await _transactions(connection) - transactions
+        rss = worker.rss_megabytes()
+    await connection.close()
+    return {
+        "percent_of_a_core": round(100 * cpu / seconds, 2),
+        "statements_per_second": round(transactions / seconds, 2),
+        "rss_megabytes": round(rss, 1),
+    }
+
+
+async def _transactions(connection: Connection) -> int:
+    """Return how many transactions there have been; when idle each is one statement."""
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    count: int = await connection.fetchval(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return count
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Carry out every measurement that was asked for."""
+    place = Place(folder=LOCAL, keep=False, report=print)
+    figures: dict[str, Any] = {}
+    with working_folder(place, "drain") as folder, private_servers(place) as servers:
+        connection = await connect(servers.postgres.url)
+        await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+        await connection.close()
+        async with queues.open_channel(servers.broker.url) as channel:
+            await topology.declare(channel)
+            sink = await channel.declare_queue(
+                _SINK,
+                durable=True,
+                arguments={"x-queue-type": "quorum", "x-max-length": 10_000, "x-overflow": "drop-head"},
+            )
+            await sink.bind(topology.REQUESTS, _TYPE)
+        if "idle" in arguments.only:
+            figures["idle"] = await _measure_idle(folder, servers, arguments.idle_seconds)
+        if "poison" in arguments.only:
+            figures["poison"] = await _measure_poison(folder, servers)
+        if "size" in arguments.only:
+            figures["size"] = await _measure_sizes(folder, servers, arguments.rows)
+        if "snapshot" in arguments.only:
+            figures["snapshot"] = await _measure_snapshot(folder, servers, arguments.events)
+    return figures
+
+
+def main() -> int:
+    """Measure, and print the figures as a table and, if asked for, as JSON."""
+    every = ("idle", "poison", "size", "snapshot")
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.drain", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="in the full outbox")
+    parser.add_argument("--events", type=int, default=300_000, help="that pass with a snapshot held open")
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    figures = uvloop.run(measure(arguments))
+    for measurement, values in figures.items():
+        for name, value in values.items():
+            print(f"{measurement:10} {name:32} {value}")  # noqa: T201 - a command prints
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""What must hold, judged from the record of a run alone. Every check returns what breaches it."""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from tests.faults.records import (
+    CALCULATED,
+    CREATED,
+    EMAIL_FAILED,
+    EMAIL_SENT,
+    Acceptance,
+    Arrival,
+    Record,
+    Span,
+)
+from tests.faults.team import calculation_of
+
+_BEFORE_SECONDS = 3.0  # an event may have been confirmed this long before the fault that kept it unsettled
+_AFTER_SECONDS = 15.0  # and be repeated this long after: timeouts, pauses and a backlog go by
+
+
+class Breach(msgspec.Struct, frozen=True):
+    """Something that must not be."""
+
+    invariant: str
+    what: str
+
+
+Check = Callable[[Record], Iterable[str]]
+
+
+def check_all(record: Record) -> list[Breach]:
+    """Return every breach of every invariant."""
+    return [Breach(name, what) for name, check in CHECKS.items() for what in check(record)]
+
+
+def nothing_lost(record: Record) -> Iterable[str]:
+    """Every acknowledged request is stored, and every stored one has all its events, e-mail, calculation."""
+    stored = {request.key: request for request in record.stored}
+    for key in record.acknowledged - stored.keys():
+        yield f"{key} was acknowledged and is not stored"
+    heard = defaultdict(set)
+    for arrival in record.arrivals:
+        heard[arrival.key].add(arrival.type)
+    for key in heard.keys() - stored.keys():
+        yield f"{key} is not stored and has events: {sorted(heard[key])}"
+    mailed = {_uuid_in(acceptance.message_id) for acceptance in record.acceptances}
+    for key, request in stored.items():
+        expected = {CREATED, CALCULATED, EMAIL_FAILED if request.is_refused else EMAIL_SENT}
+        if heard[key] != expected:
+            yield f"{key}: heard of {sorted(heard[key])}, not of {sorted(expected)}"
+        if request.calculation_id != calculation_of(request.uuid):
+            yield f"{key} has the calculation {request.calculation_id}"
+        if (request.uuid in mailed) == request.is_refused:
+            yield f"{key}: the mail server has {'an' if request.is_refused else 'no'} e-mail"
+
+
+def no_inversions(record: Record) -> Iterable[str]:
+    """The first deliveries of the events about one request come in the order of their sequence."""
+    latest: dict[str, int] = {}
+    for arrival in _first(record.arrivals).values():
+        before = latest.get(arrival.key, 0)
+        if arrival.sequence != before + 1:
+            yield f"{arrival.event_id} came after sequence {before}"
+        latest[arrival.key] = max(before, arrival.sequence)
+
+
+def repeats_explained(record: Record) -> Iterable[str]:
+    """An event comes again only where a fault may have kept its confirm from being settled."""
+    for first, again, span in repeats(record):
+        if span is None:
+            yield f"{again.event_id} came again after {again.at - first.at:.2f} s, in no fault's window"
+
+
+def repeats(record: Record) -> Iterable[tuple[Arrival, Arrival, Span | None]]:
+    """Return every repeat: the first arrival, the repeated one, and the fault that explains it.
+
+    What the broker itself delivers again to the auditor, after a lost connection, is not one.
+    """
+    spans = sorted((span for span in record.spans if span.repeats_events), key=lambda span: span.began)
+    beginnings = [span.began for span in spans]
+    first = _first(record.arrivals)
+    seen: set[str] = set()
+    for arrival in record.arrivals:
+        if arrival.event_id not in seen:
+            seen.add(arrival.event_id)
+        elif not arrival.redelivered:
+            earliest = first[arrival.event_id]
+            yield earliest, arrival, _explanation(spans, beginnings, earliest.at, arrival.at)
+
+
+def _explanation(
+    spans: Sequence[Span], beginnings: Sequence[float], first_at: float, again_at: float
+) -> Span | None:
+    """Return the latest fault that was on when, or shortly after, an event came first."""
+    for span in reversed(spans[: bisect_right(beginnings, again_at)]):
+        if span.ended >= first_at - _BEFORE_SECONDS and again_at <= span.ended + _AFTER_SECONDS:
+            return span
+    return None
+
+
+def emails_sent_once(record: Record) -> Iterable[str]:
+    """A second e-mail follows only a lost answer of the mail server, or a SIGKILL to its sender."""
+    for first, again in second_emails(record):
+        gap = again.at - first.at
+        # A sender that was killed before the acceptance had its bytes on the way already.
+        if first.answered and not _was_killed(record, first.process, first.connected_at, again.at):
+            yield (
+                f"{first.message_id} was accepted from {first.process} and {gap:.2f} s later from "
+                f"{again.process}: neither the mail server nor the sender had died"
+            )
+
+
+def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
+    """Return every e-mail accepted again, after the acceptance before."""
+    latest: dict[str, Acceptance] = {}
+    for acceptance in record.acceptances:
+        if acceptance.message_id in latest:
+            yield latest[acceptance.message_id], acceptance
+        latest[acceptance.message_id] = acceptance
+
+
+def _was_killed(record: Record, process: str, after: float, before: float) -> bool:
+    return any(kill.process == process and after <= kill.at <= before for kill in record.kills)
+
+
+def emails_reach_their_recipient(record: Record) -> Iterable[str]:
+    """Each e-mail goes to the customer of the request that its Message-ID names, under one id."""
+    recipients = {request.uuid: request.recipient for request in record.stored}
+    for acceptance in record.acceptances:
+        expected = recipients.get(_uuid_in(acceptance.message_id))
+        if acceptance.recipient != expected:
+            yield f"{acceptance.message_id} went to {acceptance.recipient}, not to {expected}"
+    ids = defaultdict(set)
+    for acceptance in record.acceptances:
+        ids[acceptance.recipient].add(acceptance.message_id)
+    for recipient, used in ids.items():
+        if len(used) > 1:
+            yield f"{recipient} got e-mails with different ids: {sorted(used)}"
+
+
+def outbox_drained(record: Record) -> Iterable[str]:
+    """Nothing is left in the outbox; poison rows are parked, what follows them waits, all else is gone."""
+    if record.outbox_left:
+        yield f"{record.outbox_left} events are left in the outbox"
+    held = {row.event: row.parked for row in record.held}
+    for event in record.poison_rows:
+        if not held.get(event):
+            yield f"poison row {event[:60]}: {'not parked' if event in held else 'gone'}"
+    for event in record.poison_followers - held.keys():
+        yield f"{event} was not held behind its poison row"
+    for event in held.keys() - record.poison_rows - record.poison_followers:
+        yield f"{event} is still held{' and parked' if held[event] else ''}"
+
+
+def dead_letters_are_poison(record: Record) -> Iterable[str]:
+    """The dead letters are the poison messages, all of them and nothing else."""
+    found = set(record.dead_letters)
+    for message in record.poison_messages - found:
+        yield f"poison message not among the dead letters: {message}"
+    for message in found - record.poison_messages:
+        yield f"among the dead letters: {message}"
+
+
+def recovery_in_time(record: Record) -> Iterable[str]:
+    """Soon after a fault, a new request is published as fast as ever."""
+    for recovery in record.recoveries:
+        if recovery.seconds > record.recovery_bar_seconds:
+            yield f"{recovery.seconds:.1f} s after {' + '.join(recovery.faults)}"
+
+
+def no_unhandled_exceptions(record: Record) -> Iterable[str]:
+    """No process logs an exception that it did not expect, or dies of one, and every one ends in order."""
+    yield from record.log_lines
+    yield from record.deaths
+
+
+def answers_as_documented(record: Record) -> Iterable[str]:
+    """The API says 200, or 503 when Postgres is away."""
+    for status, times in record.statuses.items():
+        if status not in (200, 503):
+            yield f"HTTP {status}, {times} times"
+
+
+CHECKS: Mapping[str, Check] = {
+    "nothing lost": nothing_lost,
+    "no inversions": no_inversions,
+    "repeats only in a fault's unconfirmed window": repeats_explained,
+    "e-mails sent once": emails_sent_once,
+    "e-mails reach their recipient": emails_reach_their_recipient,
+    "outbox drained": outbox_drained,
+    "dead letters are poison": dead_letters_are_poison,
+    "recovery in time": recovery_in_time,
+    "no unhandled exceptions": no_unhandled_exceptions,
+    "HTTP answers": answers_as_documented,
+}
+
+
+def _first(arrivals: Sequence[Arrival]) -> dict[str, Arrival]:
+    """Return the first arrival of each event, in order."""
+    first: dict[str, Arrival] = {}
+    for arrival in arrivals:
+        first.setdefault(arrival.event_id, arrival)
+    return first
+
+
+def _uuid_in(message_id: str) -> str:
+    return message_id.partition(".")[0]
+
+
+def repeats_by_fault(record: Record) -> Counter[str]:
+    """Return how many repeats each fault explains."""
+    return Counter(span.fault if span else "none" for _, _, span in repeats(record))

@@ -1,0 +1,108 @@
+"""Postgres and RabbitMQ nodes of the harness's own, to be killed and started again.
+
+Postgres runs without fsync: what is killed here are its processes, never the machine, so whatever it has
+written is in the page cache and survives.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import Place
+from deploy.local.postgres_process import postgres_process
+from deploy.local.processes import Process, run_command
+from deploy.local.rabbitmq_node import rabbitmq_node
+from deploy.local.server import Server, answers, check_postgres, check_rabbitmq
+from tests.faults.waiting import until
+
+_START_SECONDS = 60.0
+_CONTROL_SECONDS = 30.0
+_USUAL_WATERMARK = "0.4"
+_PROC = Path("/proc")
+
+
+class KillableServer:
+    """A server whose processes can be killed at any instruction."""
+
+    def __init__(self, server: Server, check: Callable[[str], None]) -> None:
+        process = getattr(server.trouble, "__self__", None)
+        assert isinstance(process, Process), "a server in a container cannot be killed like this"
+        self.url = server.url
+        self.process = process
+        self._check = check
+
+    async def kill(self) -> None:
+        """End the server and every process of its own with SIGKILL."""
+        children = _children(self.process.pid)
+        for pid in (self.process.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
+
+    async def start(self) -> None:
+        """Start it again and wait until it answers."""
+        self.process.restart()
+        answered = await until(
+            lambda: asyncio.to_thread(answers, self._check, self.url), seconds=_START_SECONDS
+        )
+        if not answered:
+            raise LocalStackError(self.process.describe("It does not start again."))
+
+
+class KillableBroker(KillableServer):
+    """A RabbitMQ node, which can also run out of memory."""
+
+    async def raise_memory_alarm(self) -> None:
+        """Let it believe that it uses too much memory."""
+        await self._control("set_vm_memory_high_watermark", "absolute", "1MB")
+
+    async def clear_memory_alarm(self) -> None:
+        """Give it its usual memory."""
+        await self._control("set_vm_memory_high_watermark", _USUAL_WATERMARK)
+
+    async def _control(self, *command: str) -> None:
+        # The program beside the server: the one on Debian's PATH insists on being another user.
+        program = Path(self.process.program.command[0]).with_name("rabbitmqctl")
+        await asyncio.to_thread(
+            run_command,
+            "rabbitmqctl",
+            [program, *command],
+            environment=self.process.program.environment,
+            folder=self.process.program.folder,
+            seconds=_CONTROL_SECONDS,
+        )
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Both of them."""
+
+    postgres: KillableServer
+    broker: KillableBroker
+
+
+@contextmanager
+def private_servers(place: Place) -> Iterator[Servers]:
+    """Start both on free ports of the loopback, with data that is thrown away."""
+    with ExitStack() as stack:
+        postgres = stack.enter_context(postgres_process(place))
+        broker = stack.enter_context(rabbitmq_node(place))
+        yield Servers(
+            KillableServer(postgres, check_postgres),
+            KillableBroker(broker, check_rabbitmq),
+        )
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process; none where the system does not tell."""
+    try:
+        return [
+            int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,57 @@
+"""The harness itself: a short run holds every invariant, and broken workers are found."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from deploy.local.folders import CHECKOUT
+
+_INHERITED = ("PATH", "HOME", "LANG")
+
+
+async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]:
+    """Run the harness to its end; return its exit status and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.faults", *arguments),
+        cwd=CHECKOUT,
+        env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.terminate()  # It ends what it has started.
+            await asyncio.wait_for(process.wait(), 60)
+    return process.returncode, output.decode()
+
+
+# The machine that runs all tests is busy, so this is no place to measure recovery: `make faults` is.
+_SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
+
+
+async def test_nothing_is_lost_inverted_or_repeated_without_cause_in_a_minute_of_faults() -> None:
+    status, output = await run_harness(*_SHORT, "--seconds", "60", seconds=400)
+
+    assert status == 0, output
+    assert "every invariant held" in output
+
+
+@pytest.mark.parametrize(
+    ("broken", "faults", "breach"),
+    [
+        ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
+        ("forgets-claims", ["mail server away"], "BREACH: e-mails sent once"),
+    ],
+)
+async def test_a_broken_worker_is_found(broken: str, faults: list[str], breach: str) -> None:
+    status, output = await run_harness(
+        *_SHORT, "--seconds", "5", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
+    )
+
+    assert status == 1, output
+    assert breach in output

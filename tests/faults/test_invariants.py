@@ -1,0 +1,210 @@
+"""Every check of the harness can fail: records of runs in which one thing is wrong."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from tests.faults.invariants import check_all
+from tests.faults.records import (
+    CALCULATED,
+    CREATED,
+    EMAIL_SENT,
+    Acceptance,
+    Arrival,
+    Held,
+    Kill,
+    Record,
+    Recovery,
+    Span,
+    Stored,
+)
+from tests.faults.team import calculation_of
+
+UUID = "req_1"
+MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
+SENDER = "notifications-1"
+
+
+def arrival(type_: str, sequence: int, at: float, *, redelivered: bool = False) -> Arrival:
+    return Arrival(f"{UUID}.{type_}.{sequence}", "case-1", type_, sequence, at, redelivered)
+
+
+def acceptance(at: float, *, answered: bool = True, recipient: str = "ada@example.com") -> Acceptance:
+    return Acceptance(MESSAGE_ID, recipient, SENDER, 99.9, at, answered)
+
+
+@pytest.fixture
+def record() -> Record:
+    """One request that has gone all the way, beside a poison row and a poison message."""
+    return Record(
+        acknowledged={"case-1"},
+        statuses=Counter({200: 1}),
+        stored=[Stored("case-1", UUID, "ada@example.com", calculation_of(UUID))],
+        arrivals=[arrival(CREATED, 1, 100.0), arrival(CALCULATED, 2, 100.2), arrival(EMAIL_SENT, 3, 100.3)],
+        acceptances=[acceptance(100.1)],
+        recoveries=[Recovery(("relay killed",), 0.4)],
+        held=[Held("req_2 poison", parked=True), Held("req_2 request.calculated", parked=False)],
+        poison_rows={"req_2 poison"},
+        poison_followers={"req_2 request.calculated"},
+        poison_messages={"notifications poison-0"},
+        dead_letters=["notifications poison-0"],
+    )
+
+
+def breached(record: Record) -> set[str]:
+    return {breach.invariant for breach in check_all(record)}
+
+
+def test_a_run_in_which_all_is_well_breaches_nothing(record: Record) -> None:
+    assert breached(record) == set()
+
+
+def test_an_acknowledged_request_that_is_not_stored_is_lost(record: Record) -> None:
+    record.acknowledged.add("case-2")
+    assert breached(record) == {"nothing lost"}
+
+
+def test_a_request_of_unknown_outcome_need_not_be_stored(record: Record) -> None:
+    record.unknown.add("case-2")
+    assert breached(record) == set()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_stored_request_without_one_of_its_events_is_lost(record: Record, missing: int) -> None:
+    del record.arrivals[missing]
+    assert "nothing lost" in breached(record)
+
+
+def test_an_event_of_a_request_that_is_not_stored_is_a_breach(record: Record) -> None:
+    record.arrivals.append(Arrival("req_3.request.created.1", "case-3", CREATED, 1, 101.0))
+    assert breached(record) == {"nothing lost"}
+
+
+def test_a_request_whose_email_the_mail_server_never_got_is_lost(record: Record) -> None:
+    record.acceptances.clear()
+    assert breached(record) == {"nothing lost"}
+
+
+def test_a_request_without_its_calculation_is_lost(record: Record) -> None:
+    record.stored = [msgspec.structs.replace(record.stored[0], calculation_id=None)]
+    assert breached(record) == {"nothing lost"}
+
+
+def test_a_later_event_that_comes_first_is_an_inversion(record: Record) -> None:
+    record.arrivals[1:] = [arrival(EMAIL_SENT, 3, 100.2), arrival(CALCULATED, 2, 100.3)]
+    assert breached(record) == {"no inversions"}
+
+
+def test_an_earlier_event_that_is_repeated_is_no_inversion(record: Record) -> None:
+    record.spans = [Span("relay killed", 100.2, 100.3, repeats_events=True)]
+    record.arrivals.append(arrival(CREATED, 1, 101.0))
+    assert breached(record) == set()
+
+
+def test_an_event_repeated_without_a_fault_is_a_breach(record: Record) -> None:
+    record.arrivals.append(arrival(CREATED, 1, 101.0))
+    assert breached(record) == {"repeats only in a fault's unconfirmed window"}
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span("mail server away", 100.2, 100.3, repeats_events=False),
+        Span("relay killed", 90.0, 91.0, repeats_events=True),
+        Span("relay killed", 102.0, 103.0, repeats_events=True),
+    ],
+    ids=["of another kind", "over before", "begun later"],
+)
+def test_a_fault_that_cannot_have_caused_it_does_not_excuse_a_repeat(record: Record, span: Span) -> None:
+    record.spans = [span]
+    record.arrivals.append(arrival(CREATED, 1, 101.0))
+    assert breached(record) == {"repeats only in a fault's unconfirmed window"}
+
+
+def test_what_the_broker_delivers_to_the_auditor_again_is_no_repeat(record: Record) -> None:
+    record.arrivals.append(arrival(CREATED, 1, 101.0, redelivered=True))
+    assert breached(record) == set()
+
+
+def test_a_second_email_without_a_reason_is_a_breach(record: Record) -> None:
+    record.acceptances.append(acceptance(104.0))
+    assert breached(record) == {"e-mails sent once"}
+
+
+def test_a_second_email_after_a_lost_answer_is_allowed(record: Record) -> None:
+    record.acceptances = [acceptance(100.1, answered=False), acceptance(104.0)]
+    assert breached(record) == set()
+
+
+@pytest.mark.parametrize(
+    ("kill", "allowed"),
+    [
+        (Kill(SENDER, 100.15), True),
+        (Kill(SENDER, 100.05), True),
+        (Kill("notifications-2", 100.15), False),
+        (Kill(SENDER, 99.0), False),
+        (Kill(SENDER, 105.0), False),
+    ],
+)
+def test_a_second_email_is_allowed_only_where_its_sender_was_killed_between(
+    record: Record, kill: Kill, *, allowed: bool
+) -> None:
+    record.kills = [kill]
+    record.acceptances.append(acceptance(104.0))
+    assert breached(record) == (set() if allowed else {"e-mails sent once"})
+
+
+def test_an_email_to_somebody_else_is_a_breach(record: Record) -> None:
+    record.acceptances[0].recipient = "mallory@example.com"
+    assert breached(record) == {"e-mails reach their recipient"}
+
+
+def test_a_full_outbox_is_a_breach(record: Record) -> None:
+    record.outbox_left = 1
+    assert breached(record) == {"outbox drained"}
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [],
+        [Held("req_2 poison", parked=True)],
+        [Held("req_2 poison", parked=False), Held("req_2 request.calculated", parked=False)],
+        [
+            Held("req_2 poison", parked=True),
+            Held("req_2 request.calculated", parked=False),
+            Held("req_1 request.created", parked=True),
+        ],
+    ],
+    ids=["poison gone", "follower gone", "not parked", "another parked"],
+)
+def test_anything_but_parked_poison_among_the_held_is_a_breach(record: Record, held: list[Held]) -> None:
+    record.held = held
+    assert breached(record) == {"outbox drained"}
+
+
+@pytest.mark.parametrize("dead_letters", [[], ["notifications poison-0", "notifications req_1"]])
+def test_dead_letters_other_than_the_poison_are_a_breach(record: Record, dead_letters: list[str]) -> None:
+    record.dead_letters = dead_letters
+    assert breached(record) == {"dead letters are poison"}
+
+
+def test_a_slow_recovery_is_a_breach(record: Record) -> None:
+    record.recoveries.append(Recovery(("RabbitMQ killed",), 5.1))
+    assert breached(record) == {"recovery in time"}
+
+
+def test_an_unhandled_exception_in_a_log_is_a_breach(record: Record) -> None:
+    record.log_lines = ['relay-1: {"event": "message_failed"}']
+    assert breached(record) == {"no unhandled exceptions"}
+
+
+def test_a_death_that_nobody_caused_is_a_breach(record: Record) -> None:
+    record.deaths.append("The relay-1 exited with status 1.")
+    assert breached(record) == {"no unhandled exceptions"}
+
+
+def test_an_http_answer_other_than_200_and_503_is_a_breach(record: Record) -> None:
+    record.statuses[500] += 1
+    assert breached(record) == {"HTTP answers"}

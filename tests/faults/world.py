@@ -1,0 +1,89 @@
+"""Everything that a fault may lay its hands on."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import asyncpg
+
+from service import postgres
+from service.postgres import Connection
+from tests.faults.mail import MailServer
+from tests.faults.proxy import Proxy
+from tests.faults.records import Record
+from tests.faults.servers import Servers
+from tests.faults.workers import Worker
+
+HARNESS = "harness"  # the application_name of connections that no fault ends
+_TRIES = 100
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The servers, our processes, and the record of the run."""
+
+    servers: Servers
+    workers: Sequence[Worker]
+    mail: MailServer
+    record: Record
+    chance: random.Random
+    longest_stall_seconds: float
+
+    def of_role(self, role: str) -> list[Worker]:
+        """Return the processes that do this."""
+        return [worker for worker in self.workers if worker.role == role]
+
+    @property
+    def broker_links(self) -> list[Proxy]:
+        """Every way of our processes to the broker."""
+        return [worker.broker for worker in self.workers if worker.broker is not None]
+
+    @property
+    def postgres_links(self) -> list[Proxy]:
+        """Every way of our processes to Postgres."""
+        return [worker.postgres for worker in self.workers]
+
+    def some_links(self, links: Sequence[Proxy]) -> list[Proxy]:
+        """Return one link, those of the relays, or all."""
+        match self.chance.randrange(3):
+            case 0:
+                return [self.chance.choice(links)]
+            case 1:
+                return [link for link in links if link.name.startswith("relay")]
+            case _:
+                return list(links)
+
+    def some_seconds(self, longest: float = 3.0) -> float:
+        """Return how long a fault lasts."""
+        return self.chance.uniform(0.2, longest)
+
+    def stall_seconds(self) -> float:
+        """Return how long a silence lasts: mostly short, at times longer than heartbeats and timeouts."""
+        if self.chance.random() < 0.2:
+            return self.chance.uniform(3.0, self.longest_stall_seconds)
+        return self.some_seconds()
+
+    async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Run *work* on a connection that no fault ends but the death of Postgres, and again after that."""
+        for _ in range(_TRIES):
+            with suppress(*postgres.UNAVAILABLE):
+                return await self._once_on_postgres(work)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return await self._once_on_postgres(work)
+
+    async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        connection = await connect(self.servers.postgres.url)
+        try:
+            await work(connection)
+        finally:
+            connection.terminate()
+
+
+async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
+    """Connect to Postgres as the harness."""
+    return await asyncpg.connect(
+        url, timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
+    )
