@@ -48,6 +48,7 @@ class Relay:
                 async with broker.open_channel(self._settings, name="relay") as channel:
                     await self._relay_on(channel, pauses, stop)
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
+                self._marks = [LaneMark() for _ in range(outbox.LANES)]  # A failover may have set ids back.
                 await pauses.after(error, stop)
             finally:
                 self._connected = False

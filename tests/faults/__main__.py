@@ -1,6 +1,7 @@
 """The fault harness: `python -m tests.faults`. Exits with 1 when an invariant was breached."""
 
 import argparse
+import asyncio
 import json
 import logging
 import secrets
@@ -16,6 +17,7 @@ from tests.faults.broken_relay import BREAKAGES
 from tests.faults.faults import FAULTS
 from tests.faults.harness import LOCAL, Plan
 from tests.faults.invariants import check_all
+from tests.faults.records import Record
 from tests.faults.report import summary, table, verdict
 
 
@@ -38,11 +40,10 @@ def main() -> int:
     )
     LOCAL.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     _say(f"seed {seed}")
     try:
-        record = uvloop.run(harness.run(plan, _say))
-    except KeyboardInterrupt:
+        record = uvloop.run(_run_until_signal(plan))
+    except asyncio.CancelledError:
         _say("stopped")
         return 130
     except LocalStackError as error:
@@ -54,6 +55,14 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 1 if breaches else 0
+
+
+async def _run_until_signal(plan: Plan) -> Record:
+    """Run the plan. A signal ends it early, and all that it has started."""
+    running = asyncio.ensure_future(harness.run(plan, _say))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    return await running
 
 
 def _say(line: str) -> None:
