@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -17,7 +17,7 @@ from aio_pika.abc import AbstractConnection
 from service import postgres
 from service.calculation_requests import RequestNotFound
 from service.postgres import Connection, SchemaOutdated
-from service.settings import InvalidSetting, NonBlank, load
+from service.settings import DatabaseSettings, InvalidSetting, load
 from worker import (
     arguments,
     dead_letters,
@@ -39,6 +39,7 @@ from worker.dead_letters import (
 from worker.operate_outbox import LaneBusy
 from worker.reconciliation import Limits
 from worker.replay import OutboxNotDraining
+from worker.settings import AmqpUrl
 from worker.tables import Answer, printable, table
 
 COMMANDS = frozenset({"outbox", "dead-letters", "trace", "reconcile"})
@@ -68,16 +69,10 @@ Run = Callable[[argparse.Namespace, Mapping[str, str]], Awaitable[Answer]]
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - its only name
 
 
-class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
-    """What the commands on the database need."""
-
-    database_url: NonBlank
-
-
 class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
     """What the commands on the dead letters need."""
 
-    amqp_url: Annotated[str, msgspec.Meta(pattern=r"\Aamqps?://\S+\Z")]
+    amqp_url: AmqpUrl
 
 
 def main(words: Sequence[str]) -> int:

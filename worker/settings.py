@@ -7,13 +7,14 @@ import msgspec
 from service.settings import ADDRESS, NonBlank, Port, PostgresUrl, Seconds, Settings
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
 class WorkerSettings(Settings, frozen=True, kw_only=True):
     """What the worker needs. Durations are in seconds."""
 
     listen_database_url: PostgresUrl | None = None  # the way around the pooler of DATABASE_URL
-    amqp_url: Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
+    amqp_url: AmqpUrl
     smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
     health_port: Port = 8001
