@@ -44,10 +44,14 @@ class Listener:
         )
         try:
             await connection.add_listener(outbox.CHANNEL, self._hear)
+            lost = asyncio.Event()
+            connection.add_termination_listener(lambda _: lost.set())
             while not stop.is_set():
                 await self._test(connection, seconds)
                 pauses.reset()
-                await rest(self._settings.relay_listen_check_seconds, stop)
+                await rest(self._settings.relay_listen_check_seconds, lost, stop)
+                if lost.is_set():
+                    raise PostgresUnavailable
         finally:
             connection.terminate()
 
