@@ -2,15 +2,12 @@
 
 import asyncio
 import re
-import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
-from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
-from pamqp.encode import field_table
 from structlog.contextvars import bound_contextvars
 
 from service import telemetry
@@ -18,6 +15,7 @@ from service.health import NotReady
 from service.postgres import PostgresUnavailable, SchemaOutdated
 from worker import broker, topology
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.copying import copy_of
 from worker.outages import Pauses, first_of, rest
 from worker.settings import WorkerSettings
 from worker.topology import Queue
@@ -170,40 +168,12 @@ class Consumer(Generic[Content]):
         """Move a message to the dead letters: a confirmed copy with the reason first, then the settling."""
         reason = type(refusal).__name__
         exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
-        copy = Message(
-            message.body,
-            headers={
-                **_writable(message.headers),
-                "x-reason": reason,
-                "x-reason-text": refusal.__doc__ or "",
-            },
-            content_type=message.content_type,
-            message_id=message.message_id,
-            content_encoding=message.content_encoding,
-            correlation_id=message.correlation_id,
-            reply_to=message.reply_to,
-            app_id=message.app_id,
-            type=message.type,
-            timestamp=message.timestamp,
-            delivery_mode=DeliveryMode.PERSISTENT,
-        )
+        headers = {**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""}
+        copy = copy_of(message, headers)
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await exchange.publish(copy, self._queue.dead_letters, mandatory=True)
         await message.ack()
         _log.warning("message_dead_lettered", reason=reason)
-
-
-def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what the library reads but cannot write, such as text that is not UTF-8 and wide floats."""
-    writable = {}
-    for name, value in headers.items():
-        try:
-            field_table({name: value})
-        except (TypeError, ValueError, OverflowError, struct.error):
-            _log.warning("header_not_copied")
-        else:
-            writable[name] = value
-    return writable
 
 
 def safe_id(message_id: str | None) -> str | None:

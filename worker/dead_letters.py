@@ -7,13 +7,14 @@ from datetime import datetime
 
 import aio_pika
 import msgspec
-from aio_pika import DeliveryMode, Message
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity, DeliveryError
 from yarl import URL
 
 from service.settings import InvalidSetting
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.copying import copy_of
 from worker.tables import printable
 from worker.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 
@@ -210,19 +211,7 @@ async def _move_back(
 def _copy(message: AbstractIncomingMessage) -> Message:
     """Return the message as it was before it died, but for the number of its redrives."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
-    return Message(
-        message.body,
-        headers={**headers, _REDRIVEN: _redriven(message) + 1},
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        message_id=message.message_id,
-        timestamp=message.timestamp,
-        type=message.type,
-        app_id=message.app_id,
-        delivery_mode=DeliveryMode.PERSISTENT,
-    )
+    return copy_of(message, {**headers, _REDRIVEN: _redriven(message) + 1})
 
 
 def _describe(message: AbstractIncomingMessage, position: int) -> DeadLetter:

@@ -1,0 +1,42 @@
+"""A message again, as it was, with other headers: on its way to the dead letters and back."""
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractIncomingMessage
+from pamqp.encode import field_table
+
+_log = structlog.get_logger()
+
+
+def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
+    """Return a persistent copy with these headers, less those that the library reads but cannot write."""
+    return Message(
+        message.body,
+        headers=_writable(headers),
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        message_id=message.message_id,
+        timestamp=message.timestamp,
+        type=message.type,
+        app_id=message.app_id,
+        delivery_mode=DeliveryMode.PERSISTENT,
+    )
+
+
+def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what cannot be written, such as text that is not UTF-8 and wide floats."""
+    writable = {}
+    for name, value in headers.items():
+        try:
+            field_table({name: value})
+        except (TypeError, ValueError, OverflowError, struct.error):
+            _log.warning("header_not_copied")
+        else:
+            writable[name] = value
+    return writable
