@@ -30,13 +30,20 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
     another. Raises BrokerUnavailable when it cannot be opened.
     """
     url = URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
+    async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
+        yield await _prepare(connection, settings)
+
+
+@asynccontextmanager
+async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[AbstractConnection]:
+    """Lend a connection that is made within *seconds*, and closed in time. Raises BrokerUnavailable."""
     try:
-        async with asyncio.timeout(settings.broker_timeout_seconds):
+        async with asyncio.timeout(seconds):
             connection = await aio_pika.connect(url)
     except BROKER_ERRORS as error:
         raise BrokerUnavailable from error
     try:
-        yield await _prepare(connection, settings)
+        yield connection
     finally:
         with suppress(*BROKER_ERRORS):
             async with asyncio.timeout(_CLOSE_SECONDS):

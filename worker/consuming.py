@@ -170,6 +170,8 @@ class Consumer(Generic[Content]):
         exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
         headers = {**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""}
         copy = copy_of(message, headers)
+        if len(copy.headers) < len(headers):
+            _log.warning("headers_not_copied", number=len(headers) - len(copy.headers))
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await exchange.publish(copy, self._queue.dead_letters, mandatory=True)
         await message.ack()

@@ -4,13 +4,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.encode import field_table
-
-_log = structlog.get_logger()
-
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, less those that the library reads but cannot write."""
@@ -36,7 +32,6 @@ def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
         try:
             field_table({name: value})
         except (TypeError, ValueError, OverflowError, struct.error):
-            _log.warning("header_not_copied")
-        else:
-            writable[name] = value
+            continue
+        writable[name] = value
     return writable

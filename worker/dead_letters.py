@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 
-import aio_pika
 import msgspec
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
@@ -13,16 +12,15 @@ from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity, Deli
 from yarl import URL
 
 from service.settings import InvalidSetting
-from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.broker import BROKER_ERRORS, BrokerUnavailable, open_connection
 from worker.copying import copy_of
 from worker.tables import printable
 from worker.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 
 QUEUES = {queue.name: queue for queue in (NOTIFICATIONS, CALCULATION_RESULTS)}
 
-_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0  # for the broker's answer to any one thing
 _ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
-_CONFIRM_SECONDS = 10.0
 _LOCK = "calculation-requests.operator."  # of an exclusive queue: one operator at a time
 
 # Headers that tell how a message died. They are told anew if it dies again.
@@ -120,9 +118,7 @@ async def connect(amqp_url: str) -> AsyncIterator[AbstractConnection]:
     except ValueError:
         raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ") from None
     try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            connection = await aio_pika.connect(url)
-        async with connection:
+        async with open_connection(url, seconds=_ANSWER_SECONDS) as connection:
             yield connection
     except BROKER_ERRORS as error:
         raise BrokerUnavailable from error
@@ -135,19 +131,25 @@ async def held(connection: AbstractConnection, queue: Queue, *, limit: int) -> A
     They are consumed, not got one by one, and go back by the closing of the channel: RabbitMQ 3.10 returns
     what one consumer held in order, and rejected messages in any. Raises QueueMissing and DeadLettersInUse.
     """
-    async with connection.channel(publisher_confirms=True, on_return_raises=True) as channel:
-        dead_letters, count = await _open(channel, queue)
-        arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-        messages: list[AbstractIncomingMessage] = []
+    arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+    messages: list[AbstractIncomingMessage] = []
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        dead_letters, count = await _find(channel, queue)
         await channel.set_qos(prefetch_count=limit)
         await dead_letters.consume(arrived.put)
-        with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
-            while len(messages) < min(limit, count):
-                messages.append(await asyncio.wait_for(arrived.get(), _ARRIVAL_SECONDS))
+    with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
+        while len(messages) < min(limit, count):
+            messages.append(await asyncio.wait_for(arrived.get(), _ARRIVAL_SECONDS))
+    try:
         yield Held(channel, count, messages)
+    finally:
+        with suppress(*BROKER_ERRORS):  # The end of the connection closes it too.
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await channel.close()
 
 
-async def _open(channel: AbstractChannel, queue: Queue) -> tuple[AbstractQueue, int]:
+async def _find(channel: AbstractChannel, queue: Queue) -> tuple[AbstractQueue, int]:
     """Return the queue of the dead letters, for this connection alone, and their number."""
     try:
         await channel.declare_queue(_LOCK + queue.name, exclusive=True)
@@ -199,13 +201,12 @@ async def redrive(
 async def _move_back(
     channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage, moved: Sequence[str | None]
 ) -> None:
-    try:
-        await channel.default_exchange.publish(
-            _copy(message), queue.name, mandatory=True, timeout=_CONFIRM_SECONDS
-        )
-    except DeliveryError:
-        raise LiveQueueRefuses(f"{queue.name}: {LiveQueueRefuses.__doc__} Moved: {len(moved)}.") from None
-    await message.ack()
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        try:
+            await channel.default_exchange.publish(_copy(message), queue.name, mandatory=True)
+        except DeliveryError:
+            raise LiveQueueRefuses(f"{queue.name}: {LiveQueueRefuses.__doc__} Moved: {len(moved)}.") from None
+        await message.ack()
 
 
 def _copy(message: AbstractIncomingMessage) -> Message:

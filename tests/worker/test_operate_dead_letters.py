@@ -1,5 +1,6 @@
 """`dead-letters list|show|redrive`: looked at where they lie; moved back in order, and never lost."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -15,9 +16,11 @@ from aio_pika.exceptions import ChannelClosed, ChannelInvalidStateError
 from service.postgres import Pool
 from service.relay_waker import RelayWaker
 from tests.conftest import eventually, running
-from tests.worker.conftest import count, publish, take, take_all
+from tests.worker.conftest import count, publish, settings_with, take, take_all
+from tests.worker.forwarder import Forwarder
 from tests.worker.test_operate import command
 from worker import calculations, dead_letters, topology
+from worker.broker import BrokerUnavailable
 from worker.dead_letters import DeadLettersInUse, Listing, LiveQueueRefuses, Opened, QueueMissing, Redriven
 from worker.settings import WorkerSettings
 from worker.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
@@ -304,6 +307,25 @@ async def test_crash_between_confirm_and_settling_leaves_a_message_in_both_place
 
     assert await ids_in(channel, QUEUE, 1) == ids[:1]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 3) == ids
+
+
+@pytest.mark.parametrize("marker", [b"calculation-requests.operator", b"notifications.dead-letters", b"message-0"])
+async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
+    *,
+    marker: bytes,
+    worker_settings: WorkerSettings,
+    broker_link: Forwarder,
+    channel: AbstractChannel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letters, "_ANSWER_SECONDS", 0.5)
+    await bury_many(channel, 3)
+    broker_link.hold_before(marker)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(BrokerUnavailable):
+            settings = settings_with(worker_settings, amqp_url=broker_link.url)
+            await command(settings, "dead-letters", "redrive", QUEUE)
 
 
 async def test_two_operators_do_not_read_the_same_dead_letters(
