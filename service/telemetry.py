@@ -47,7 +47,7 @@ def configure(settings: Settings) -> None:
                 "all": {
                     "()": structlog.stdlib.ProcessorFormatter,
                     "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-                    "foreign_pre_chain": [*shared, _tame],
+                    "foreign_pre_chain": [*shared, _demote, _tame],
                 }
             },
             "handlers": {
@@ -91,6 +91,13 @@ def traceparent(headers: Mapping[str, str]) -> str | None:
     """Return the trace context (W3C Trace Context, section 3.2), or None unless it is well-formed."""
     value = headers.get("traceparent", "")
     return value if _TRACEPARENT.fullmatch(value) else None
+
+
+def _demote(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Make a warning of a connection to RabbitMQ that fails: who needs it says what that means, and tries on."""
+    if event["_record"].name == "aiormq.connection" and event["level"] == "error":
+        event["level"] = "warning"
+    return event
 
 
 def _tame(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:

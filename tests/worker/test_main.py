@@ -1,6 +1,7 @@
 """The command line of the worker, as its operators meet it."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -185,8 +186,11 @@ async def test_worker_starts_without_broker_and_says_that_it_is_not_ready(
     async with started(environment=environment) as process:
         answer = await eventually(lambda: readiness(port), seconds=30)
         process.send_signal(signal.SIGTERM)
-        status, _, errors = await finish(process)
+        status, output, errors = await finish(process)
 
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert {"relay_paused", "consumer_paused"} <= {line["event"] for line in lines}
+    assert {line["level"] for line in lines} == {"info", "warning"}, "an outage is no error of ours"
     assert answer == {
         "postgres": "ok",
         "relay": "not connected to RabbitMQ",
