@@ -94,7 +94,7 @@ def traceparent(headers: Mapping[str, str]) -> str | None:
 
 
 def _demote(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Make a warning of a connection to RabbitMQ that fails: who needs it says what that means, and tries on."""
+    """Make a warning of a failed connection to RabbitMQ: an outage, of which whoever needs it tells."""
     if event["_record"].name == "aiormq.connection" and event["level"] == "error":
         event["level"] = "warning"
     return event

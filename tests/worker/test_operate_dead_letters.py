@@ -309,7 +309,9 @@ async def test_crash_between_confirm_and_settling_leaves_a_message_in_both_place
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 3) == ids
 
 
-@pytest.mark.parametrize("marker", [b"calculation-requests.operator", b"notifications.dead-letters", b"message-0"])
+@pytest.mark.parametrize(
+    "marker", [b"calculation-requests.operator", b"notifications.dead-letters", b"message-0"]
+)
 async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
     *,
     marker: bytes,
@@ -321,10 +323,10 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
     monkeypatch.setattr(dead_letters, "_ANSWER_SECONDS", 0.5)
     await bury_many(channel, 3)
     broker_link.hold_before(marker)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
 
     async with asyncio.timeout(10):
         with pytest.raises(BrokerUnavailable):
-            settings = settings_with(worker_settings, amqp_url=broker_link.url)
             await command(settings, "dead-letters", "redrive", QUEUE)
 
 
