@@ -5,8 +5,10 @@ For operators: `python -m worker outbox|dead-letters|trace|reconcile`, each with
 
 import argparse
 import asyncio
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 
 import structlog
@@ -27,6 +29,8 @@ from worker.relay import Relay
 from worker.settings import WorkerSettings
 
 ROLES = ("relay", "notifications", "calculations")
+
+_CUT_OFF = 1  # the exit status
 
 _log = structlog.get_logger()
 
@@ -59,7 +63,7 @@ def main() -> int:
 
 
 async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
-    """Run *roles* until SIGTERM or SIGINT; what is in hand then is settled first, with a bound."""
+    """Run *roles* until SIGTERM or SIGINT; what is in hand then is settled first, in *shutdown_seconds*."""
     stop = stop_on_signals()
     with listen(settings.host, settings.health_port) as probes:
         async with postgres.open_pool(settings) as pool:
@@ -84,6 +88,22 @@ async def _run_parts(
         _log.info("worker_started", roles=sorted(roles))
         await stop.wait()
         _log.info("worker_stopping")
+        _cut_off_after(settings.shutdown_seconds)
+
+
+def _cut_off_after(seconds: float) -> None:
+    """End the process then, whatever it waits for: nothing is lost by that, as by any crash.
+
+    From a thread, because what does not end may be the event loop.
+    """
+
+    def cut_off() -> None:
+        _log.warning("worker_cut_off", after_seconds=seconds)
+        os._exit(_CUT_OFF)
+
+    timer = threading.Timer(seconds, cut_off)
+    timer.daemon = True
+    timer.start()
 
 
 async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from worker.settings import WorkerSettings
 # What aio-pika raises when the broker, its network or the time allowed is at fault.
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
-_CLOSE_SECONDS = 2.0
+CLOSE_SECONDS = 2.0  # for the broker to hear that we go
 
 
 class BrokerUnavailable(Exception):
@@ -46,7 +46,7 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
         yield connection
     finally:
         with suppress(*BROKER_ERRORS):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await connection.close()
 
 

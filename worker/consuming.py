@@ -23,7 +23,6 @@ from worker.topology import Queue
 Content = TypeVar("Content")
 
 _FAULT_SECONDS = 1.0  # between the attempts at a message that makes a handler fail
-_FINISH_SECONDS = 10.0  # for the deliveries in hand when the channel is left
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 _log = structlog.get_logger()
@@ -102,7 +101,7 @@ class Consumer(Generic[Content]):
             await first_of(leaving, stop)
             if leaving.is_set():
                 raise BrokerUnavailable("the channel, its consumer or Postgres is gone")
-            await queue.cancel(tag, timeout=self._settings.broker_timeout_seconds)
+            await queue.cancel(tag, timeout=broker.CLOSE_SECONDS)
         finally:
             self._consuming = False
             await self._finish_deliveries(leaving)
@@ -110,7 +109,7 @@ class Consumer(Generic[Content]):
     async def _finish_deliveries(self, leaving: asyncio.Event) -> None:
         """Let the deliveries in hand end, with a bound; those not settled then go back to the queue."""
         if self._deliveries:
-            await asyncio.wait(self._deliveries, timeout=_FINISH_SECONDS)
+            await asyncio.wait(self._deliveries, timeout=self._settings.finish_seconds)
         leaving.set()
         for delivery in self._deliveries:
             delivery.cancel()

@@ -99,7 +99,7 @@ class Postman:
             while not stop.is_set():
                 await self._start_or_rest(stop)
             if self._under_way:
-                await asyncio.wait(self._under_way.values(), timeout=self._settings.shutdown_seconds / 2)
+                await asyncio.wait(self._under_way.values(), timeout=self._settings.finish_seconds)
         finally:
             tasks = [renewing, *self._under_way.values()]
             for task in tasks:

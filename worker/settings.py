@@ -43,3 +43,8 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
     smtp_timeout_seconds: Seconds = 60.0
     smtp_answer_seconds: Seconds = 600.0  # after the content: RFC 5321, section 4.5.3.2.6
+
+    @property
+    def finish_seconds(self) -> float:
+        """For the messages and e-mails in hand when their role stops; the rest is for closing connections."""
+        return self.shutdown_seconds / 2

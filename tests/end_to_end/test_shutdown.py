@@ -1,15 +1,20 @@
 """SIGTERM: what is in hand is finished, and nothing that was accepted is lost."""
 
 import time
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 
 from service.postgres import Connection
 from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, started
+from tests.end_to_end.processes import Process, started, worker_process
+from tests.end_to_end.tcp_forwarder import TcpForwarder
 from tests.mail_server import MailServer
+from worker.settings import WorkerSettings
 
 _GRACE_SECONDS = 8.0
 
@@ -67,3 +72,47 @@ async def test_worker_that_is_stopped_under_load_loses_and_repeats_nothing(
     assert sorted(mail.recipients[0] for mail in mail_server.accepted) == sorted(
         record["customer_email"] for record in records
     )
+
+
+async def test_worker_ends_in_time_though_the_broker_and_postgres_fall_silent_while_it_publishes(
+    *,
+    api: Process,
+    worker_settings: WorkerSettings,
+    caller: httpx.AsyncClient,
+    database: Connection,
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        to_broker = await stack.enter_async_context(TcpForwarder(worker_settings.amqp_url))
+        to_postgres = await stack.enter_async_context(TcpForwarder(worker_settings.database_url))
+        settings = replace(
+            worker_settings, amqp_url=to_broker.url, database_url=to_postgres.url, shutdown_seconds=3.0
+        )
+        worker = worker_process(settings, tmp_path)
+        await stack.enter_async_context(started(api, worker))
+        await to_broker.fall_silent()
+        await create_many(caller, 1)
+        await eventually(lambda: is_publishing(database))
+        await to_postgres.fall_silent()
+        began_at = time.monotonic()
+        status = await worker.stop()
+        seconds = time.monotonic() - began_at
+
+    assert status == 1
+    assert 3.0 <= seconds < 4.0
+    assert "worker_cut_off" in worker.output
+
+
+async def is_publishing(database: Connection) -> bool:
+    """Whether a relay holds a lane for longer than it takes to find nothing in it."""
+    held: bool = await database.fetchval(
+        """
+        SELECT count(*) > 0
+          FROM pg_locks
+          JOIN pg_stat_activity USING (pid)
+         WHERE locktype = 'advisory'
+           AND datname = current_database()
+           AND xact_start < now() - interval '0.2 seconds'
+        """
+    )
+    return held
