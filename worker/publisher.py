@@ -15,7 +15,9 @@ from service import events
 from service.identifiers import uuid_of
 from service.outbox import OutboxRow
 from worker import topology
+from worker.alarm import Alarm
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.outages import rest
 
 _NOWHERE = "relay.probe"  # a routing key that nobody binds
 
@@ -49,16 +51,26 @@ class Publisher:
         direct_exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
         return cls(exchange, direct_exchange, timeout_seconds=timeout_seconds)
 
-    async def probe(self) -> None:
+    async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
         """Have an empty message confirmed that goes nowhere: a broker with an alarm tells only publishers.
 
-        Not to the exchange of our events: who binds `#` there would hear it. Raises BrokerUnavailable.
+        Not to the exchange of our events: who binds `#` there would hear it. During an alarm this waits until
+        *stop*; with no alarm it has the timeout. Raises BrokerUnavailable.
         """
+        answered = asyncio.Event()
+        probing = asyncio.create_task(self._direct_exchange.publish(Message(b""), _NOWHERE, mandatory=False))
+        probing.add_done_callback(lambda _: answered.set())
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await self._direct_exchange.publish(Message(b""), _NOWHERE, mandatory=False)
+            await rest(self._timeout_seconds, answered, stop)
+            while alarm.is_raised and not (answered.is_set() or stop.is_set()):
+                await rest(self._timeout_seconds, answered, stop)
+            if not answered.is_set():
+                raise BrokerUnavailable("not confirmed in time")
+            await probing
         except BROKER_ERRORS as error:
             raise BrokerUnavailable from error
+        finally:
+            probing.cancel()
 
     async def publish(
         self, window: Sequence[OutboxRow], *, abandoned: asyncio.Event | None = None

@@ -8,10 +8,12 @@ import structlog
 from aio_pika.abc import AbstractChannel
 
 from service import outbox, postgres
+from service.background import in_background
 from service.health import NotReady
 from service.outbox import LaneLost, OutboxRow
 from service.postgres import Connection, Pool, PostgresUnavailable
 from worker import broker
+from worker.alarm import Alarm
 from worker.broker import BrokerUnavailable
 from worker.lane_mark import LaneMark
 from worker.outages import Pauses, rest
@@ -33,10 +35,12 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._connected = False
+        self._alarm = Alarm()
         self._marks = [LaneMark() for _ in range(outbox.LANES)]
 
     async def check(self) -> None:
-        """Raise NotReady while RabbitMQ is away."""
+        """Raise NotReady while RabbitMQ is away, or takes nothing."""
+        await self._alarm.check()
         if not self._connected:
             raise NotReady("not connected to RabbitMQ")
 
@@ -51,21 +55,22 @@ class Relay:
                 self._marks = [LaneMark() for _ in range(outbox.LANES)]  # A failover may have set ids back.
                 await pauses.after(error, stop)
             finally:
-                self._connected = False
+                self._connected, self._alarm = False, Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop* or the first outage, resting only when nothing is due."""
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
-        await publisher.probe()
-        self._connected = True
-        while not stop.is_set():
-            if channel.is_closed:
-                raise BrokerUnavailable("the channel was closed")
-            self._woken.clear()
-            moved = await self.relay_due(publisher, stop)
-            pauses.reset()
-            if moved == 0:
-                await rest(self._settings.relay_poll_seconds, self._woken, stop)
+        async with in_background(self._alarm.watch(channel)):
+            await publisher.probe(self._alarm, stop)
+            self._connected = True
+            while not stop.is_set():
+                if channel.is_closed:
+                    raise BrokerUnavailable("the channel was closed")
+                self._woken.clear()
+                moved = await self.relay_due(publisher, stop)
+                pauses.reset()
+                if moved == 0:
+                    await rest(self._settings.relay_poll_seconds, self._woken, stop)
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""

@@ -53,6 +53,9 @@ class ScriptedBroker:
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = Script([], [], multiple=False)
+        self.reading = asyncio.Event()  # what is published: no alarm is raised
+        self.reading.set()
+        self.connections = 0  # taken so far
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -73,10 +76,19 @@ class ScriptedBroker:
         assert self._server is not None
         return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
 
+    def raise_alarm(self) -> None:
+        """Read no further from a connection once it publishes, and tell it, as RabbitMQ does."""
+        self.reading.clear()
+
+    def clear_alarm(self) -> None:
+        """Read on."""
+        self.reading.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self.connections += 1
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError):
                 await _Conversation(self, reader, writer).run()
@@ -109,6 +121,7 @@ class _Conversation:
         while True:
             channel, received = await self._next_frame()
             if isinstance(received, commands.Basic.Publish):
+                await self._wait_out_alarm()
                 self._publish, self._header, self._body = (channel, received), None, b""
             elif isinstance(received, ContentHeader):
                 self._header = received
@@ -118,6 +131,12 @@ class _Conversation:
                 self._complete()
             elif (answer := _ANSWERS.get(getattr(received, "name", ""))) is not None:
                 self._send(channel, answer)
+
+    async def _wait_out_alarm(self) -> None:
+        if not self._broker.reading.is_set():
+            self._send(0, commands.Connection.Blocked("low on memory"))
+            await self._broker.reading.wait()
+            self._send(0, commands.Connection.Unblocked())
 
     async def _next_frame(self) -> tuple[int, Any]:
         while True:
