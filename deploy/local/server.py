@@ -10,15 +10,18 @@ import aio_pika
 import aio_pika.exceptions
 import asyncpg
 
+from deploy.local.processes import Process
+
 _ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, and a question after its health: None while all is well."""
+    """Where it is, a question after its health (None while all is well), and its process if it is ours."""
 
     url: str
     trouble: Callable[[], str | None] = lambda: None
+    process: Process | None = None
 
 
 class NotHere(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from deploy.local.errors import LocalStackError
 from deploy.local.folders import Place
 from deploy.local.postgres_process import postgres_process
-from deploy.local.processes import Process, run_command
+from deploy.local.processes import run_command
 from deploy.local.rabbitmq_node import rabbitmq_node
 from deploy.local.server import Server, answers, check_postgres, check_rabbitmq
 from tests.faults.waiting import until
@@ -30,10 +30,9 @@ class KillableServer:
     """A server whose processes can be killed at any instruction."""
 
     def __init__(self, server: Server, check: Callable[[str], None]) -> None:
-        process = getattr(server.trouble, "__self__", None)
-        assert isinstance(process, Process), "a server in a container cannot be killed like this"
+        assert server.process is not None, "a server in a container cannot be killed like this"
         self.url = server.url
-        self.process = process
+        self.process = server.process
         self._check = check
 
     async def kill(self) -> None:
