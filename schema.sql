@@ -93,6 +93,21 @@ CREATE INDEX IF NOT EXISTS outbox_held_request ON outbox_held (request_id, id);
 -- Finds what is due for another attempt.
 CREATE INDEX IF NOT EXISTS outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked_at IS NULL;
 
+-- Every event that has not left for RabbitMQ, and why. pending: in the outbox; failing: refused, to be tried again;
+-- waiting: behind a failing or parked event of its own request; parked: refused too often, or put aside by an
+-- operator.
+CREATE OR REPLACE VIEW undelivered_event AS
+SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
+       NULL::text AS last_error, NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS parked_at
+  FROM outbox
+UNION ALL
+SELECT lane, id, request_id, type, sequence, created_at,
+       CASE WHEN parked_at IS NOT NULL THEN 'parked'
+            WHEN attempts > 0 THEN 'failing'
+            ELSE 'waiting' END AS state,
+       attempts, last_error, next_attempt_at, parked_at
+  FROM outbox_held;
+
 -- The ledger of e-mails: one row per request.created event, written before anything is sent.
 CREATE TABLE IF NOT EXISTS email (
     event_id        text PRIMARY KEY,
@@ -114,4 +129,4 @@ CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
 -- Finds the e-mails that are due.
 CREATE INDEX IF NOT EXISTS email_due ON email (next_attempt_at) WHERE state = 'pending';
 
-INSERT INTO schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (2) ON CONFLICT DO NOTHING;

@@ -11,8 +11,6 @@ from service.events import event_id
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
 
-# pending: in the outbox; failing: refused, to be tried again; waiting: behind a failing or parked event of
-# its own request; parked: refused too often, or put aside by an operator.
 State = Literal["pending", "failing", "waiting", "parked"]
 
 _BY_OPERATOR = "parked by an operator"
@@ -81,18 +79,9 @@ async def read_backlog(connection: Connection) -> list[Backlog]:
     """Return the sizes and ages of all that has not left for RabbitMQ."""
     rows = await connection.fetch(
         """
-        SELECT lane, type, 'pending' AS state, count(*) AS events,
+        SELECT lane, type, state, count(*) AS events,
                extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
-          FROM outbox
-         GROUP BY lane, type
-        UNION ALL
-        SELECT lane, type,
-               CASE WHEN parked_at IS NOT NULL THEN 'parked'
-                    WHEN attempts > 0 THEN 'failing'
-                    ELSE 'waiting' END AS state,
-               count(*) AS events,
-               extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
-          FROM outbox_held
+          FROM undelivered_event
          GROUP BY lane, type, state
          ORDER BY lane, type, state
         """
@@ -104,11 +93,10 @@ async def read_held(connection: Connection, *, limit: int) -> list[UndeliveredEv
     """Return the oldest events that are held or parked."""
     rows = await connection.fetch(
         """
-        SELECT lane, request_id, type, sequence, attempts, last_error, created_at, next_attempt_at, parked_at,
-               CASE WHEN parked_at IS NOT NULL THEN 'parked'
-                    WHEN attempts > 0 THEN 'failing'
-                    ELSE 'waiting' END AS state
-          FROM outbox_held
+        SELECT lane, request_id, type, sequence, state, attempts, last_error, created_at,
+               next_attempt_at, parked_at
+          FROM undelivered_event
+         WHERE state <> 'pending'
          ORDER BY id
          LIMIT $1
         """,
@@ -121,12 +109,13 @@ async def read_heads(connection: Connection, lanes: int, *, limit: int) -> list[
     """Return the oldest pending events of all lanes."""
     rows = await connection.fetch(
         """
-        SELECT head.lane, request_id, type, sequence, 0 AS attempts, NULL AS last_error, created_at,
-               NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS parked_at, 'pending' AS state
+        SELECT lane, request_id, type, sequence, state, attempts, last_error, created_at,
+               next_attempt_at, parked_at
           FROM generate_series(0, $1 - 1) AS number
-         CROSS JOIN LATERAL (SELECT lane, id, request_id, type, sequence, created_at
-                               FROM outbox
+         CROSS JOIN LATERAL (SELECT *
+                               FROM undelivered_event
                               WHERE lane = number
+                                AND state = 'pending'
                               ORDER BY id
                               LIMIT $2) AS head
          ORDER BY id
@@ -142,23 +131,15 @@ async def read_of_request(connection: Connection, request_id: UUID) -> list[Unde
     """Return the events of one request that have not left for RabbitMQ, in order."""
     rows = await connection.fetch(
         """
-        SELECT id, lane, request_id, type, sequence, 0 AS attempts, NULL AS last_error, created_at,
-               NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS parked_at, 'pending' AS state
-          FROM outbox
-         WHERE request_id = $1
-        UNION ALL
-        SELECT id, lane, request_id, type, sequence, attempts, last_error, created_at,
-               next_attempt_at, parked_at,
-               CASE WHEN parked_at IS NOT NULL THEN 'parked'
-                    WHEN attempts > 0 THEN 'failing'
-                    ELSE 'waiting' END AS state
-          FROM outbox_held
+        SELECT lane, request_id, type, sequence, state, attempts, last_error, created_at,
+               next_attempt_at, parked_at
+          FROM undelivered_event
          WHERE request_id = $1
          ORDER BY id
         """,
         request_id,
     )
-    return [_undelivered(**{name: value for name, value in row.items() if name != "id"}) for row in rows]
+    return [_undelivered(**row) for row in rows]
 
 
 def _undelivered(
@@ -194,12 +175,8 @@ async def lanes_of(connection: Connection, keys: Sequence[EventKey]) -> list[int
     """Return the lanes in which any of these events is. An event never changes its lane."""
     rows = await connection.fetch(
         """
-        SELECT lane
-          FROM outbox
-         WHERE request_id = ANY($1)
-        UNION
-        SELECT lane
-          FROM outbox_held
+        SELECT DISTINCT lane
+          FROM undelivered_event
          WHERE request_id = ANY($1)
          ORDER BY lane
         """,
@@ -323,11 +300,7 @@ async def with_undelivered(connection: Connection, request_ids: Sequence[UUID]) 
     rows = await connection.fetch(
         """
         SELECT request_id
-          FROM outbox
-         WHERE request_id = ANY($1)
-        UNION
-        SELECT request_id
-          FROM outbox_held
+          FROM undelivered_event
          WHERE request_id = ANY($1)
         """,
         request_ids,
