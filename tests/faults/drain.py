@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from itertools import pairwise
@@ -43,7 +43,7 @@ _DRAIN_SECONDS = 3_600.0
 _START_SECONDS = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SMALL, _SMALL_TIMES = 10_000, 5
+_SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
 
 
@@ -55,11 +55,10 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """One emptying of the outbox."""
+    """Events that left the outbox one after another."""
 
-    rows: int
     rows_per_second: float
-    batch_seconds: Sequence[float]  # median of each tenth of the way
+    batch_seconds: float  # median
     largest_rss_megabytes: float
 
 
@@ -165,6 +164,14 @@ async def _fill(connection: Connection, rows: int) -> None:
 
 
 async def _drain(connection: Connection, worker: RunningWorker, rows: int) -> Drain:
+    """Fill the outbox and see it emptied."""
+    worker.passes()
+    await _fill(connection, rows)
+    return await _watch(worker, rows)
+
+
+async def _watch(worker: RunningWorker, rows: int) -> Drain:
+    """Watch *rows* events leave the outbox."""
     passes: list[Pass] = []
     largest = 0.0
 
@@ -175,36 +182,45 @@ async def _drain(connection: Connection, worker: RunningWorker, rows: int) -> Dr
         passes.extend(worker.passes())
         return sum(each.events for each in passes) >= rows
 
-    await _fill(connection, rows)
     if not await until(is_drained, seconds=_DRAIN_SECONDS, pause_seconds=0.1):
         raise LocalStackError("The outbox does not drain.")
-    seconds = passes[-1].at - passes[0].at
-    durations = [later.at - earlier.at for earlier, later in pairwise(passes)]
-    tenth = max(1, len(durations) // 10)
     return Drain(
-        rows=rows,
-        rows_per_second=sum(each.events for each in passes[1:]) / seconds,
-        batch_seconds=[median(durations[start : start + tenth]) for start in range(0, len(durations), tenth)][
-            :10
-        ],
+        rows_per_second=sum(each.events for each in passes[1:]) / (passes[-1].at - passes[0].at),
+        batch_seconds=median(later.at - earlier.at for earlier, later in pairwise(passes)),
         largest_rss_megabytes=largest,
     )
 
 
 async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
-    connection = await connect(servers.postgres.url)
-    async with _worker(folder, servers.postgres.url, servers.broker.url, "relay") as worker:
-        small = [await _drain(connection, worker, _SMALL) for _ in range(_SMALL_TIMES)]
-        large = await _drain(connection, worker, rows)
-    await connection.close()
-    small_rate = median(each.rows_per_second for each in small)
+    """Drain *rows* events in tenths, and between them a small outbox in a database of its own.
+
+    One worker at a time, by turns: the machine's moods meet both alike.
+    """
+    full_url, small_url = await _another_database(servers.postgres.url, "full"), servers.postgres.url
+    full, small = await connect(full_url), await connect(small_url)
+    await _fill(full, rows)
+    of_full, of_small = [], []
+    for tenth in range(10):
+        async with _worker(folder, full_url, servers.broker.url, "relay") as worker:
+            of_full.append(await _watch(worker, rows // 10 if tenth < 9 else await _pending(full)))
+        async with _worker(folder, small_url, servers.broker.url, "relay") as worker:
+            of_small += [await _drain(small, worker, _SMALL) for _ in range(_SMALL_TIMES)]
+    for connection in (full, small):
+        await connection.close()
+    full_rate = median(each.rows_per_second for each in of_full)
+    small_rate = median(each.rows_per_second for each in of_small)
     return {
         f"rows_per_second_at_{_SMALL}": round(small_rate),
-        f"rows_per_second_at_{rows}": round(large.rows_per_second),
-        "ratio": round(large.rows_per_second / small_rate, 3),
-        "batch_milliseconds_by_tenth": [round(each * 1000, 1) for each in large.batch_seconds],
-        "largest_rss_megabytes": round(max(large.largest_rss_megabytes, small[-1].largest_rss_megabytes), 1),
+        f"rows_per_second_at_{rows}": round(full_rate),
+        "ratio": round(full_rate / small_rate, 3),
+        "batch_milliseconds_by_tenth": [round(each.batch_seconds * 1000, 1) for each in of_full],
+        "largest_rss_megabytes": round(max(each.largest_rss_megabytes for each in of_full), 1),
     }
+
+
+async def _pending(connection: Connection) -> int:
+    count: int = await connection.fetchval("SELECT count(*) FROM outbox")
+    return count
 
 
 async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
@@ -212,7 +228,7 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
 
     Vacuum minds the snapshots of its own database only; the machine's moods meet both alike.
     """
-    held_url = await _another_database(servers.postgres.url)
+    held_url = await _another_database(servers.postgres.url, "held")
     held, free = await connect(held_url), await connect(servers.postgres.url)
     holder = await connect(held_url)
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
@@ -237,12 +253,12 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
     }
 
 
-async def _another_database(url: str) -> str:
+async def _another_database(url: str, name: str) -> str:
     """Make a database beside the one of *url*, with our schema; return its URL."""
     connection = await connect(url)
-    await connection.execute("CREATE DATABASE held")
+    await connection.execute(f"CREATE DATABASE {name}")
     await connection.close()
-    another = str(URL(url).with_path("/held"))
+    another = str(URL(url).with_path(f"/{name}"))
     connection = await connect(another)
     await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
     await connection.close()

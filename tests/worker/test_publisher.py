@@ -14,7 +14,7 @@ from tests.worker.conftest import ANY_EVENT, bind_tap, count, open_publisher, se
 from tests.worker.forwarder import Forwarder
 from worker import topology
 from worker.broker import BrokerUnavailable
-from worker.publisher import Publisher, Unencodable, encode
+from worker.publisher import Publisher
 from worker.settings import WorkerSettings
 
 NEVER = asyncio.Event()
@@ -111,13 +111,9 @@ async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
 
     assert outcome.confirmed == {1, 3, 5}
     assert set(outcome.failed) == {2, 4}
+    assert outcome.failed[2] == "unencodable: Routing key too long (max 255 bytes)"
     assert outcome.outage is None
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
-
-
-async def test_reason_of_an_event_that_cannot_be_encoded_is_told() -> None:
-    with pytest.raises(Unencodable, match="unencodable"):
-        encode(row(1, event_type="x" * 300))
 
 
 async def test_no_confirm_in_time_is_an_outage(
