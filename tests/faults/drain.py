@@ -196,7 +196,7 @@ async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str,
 
     One worker at a time, by turns: the machine's moods meet both alike.
     """
-    full_url, small_url = await _another_database(servers.postgres.url, "full"), servers.postgres.url
+    full_url, small_url = await _another_database(servers.postgres.url, "crowded"), servers.postgres.url
     full, small = await connect(full_url), await connect(small_url)
     await _fill(full, rows)
     of_full, of_small = [], []
