@@ -54,6 +54,28 @@ CREATE TABLE IF NOT EXISTS calculation_request (
     calculation_sequence          integer   -- that of request.calculated; its time is updated_at
 ) WITH (fillfactor = 90);
 
+-- Version 2: the Idempotency-Key with which a request was sent, and the SHA-256 of what was sent with it. Only
+-- once: the lock that ALTER TABLE wants would let all traffic wait behind a backup.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM schema_version WHERE version >= 2) THEN
+        ALTER TABLE calculation_request
+            ADD COLUMN IF NOT EXISTS idempotency_key    text,
+            ADD COLUMN IF NOT EXISTS idempotency_sha256 bytea;
+    END IF;
+END $$;
+
+-- Lists a conveyancer's requests, newest first: read backwards, from the cursor.
+CREATE INDEX IF NOT EXISTS calculation_request_listing ON calculation_request (conveyancer_id, id);
+
+-- The same for the requests with one external_id.
+CREATE INDEX IF NOT EXISTS calculation_request_external_id
+    ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
+
+-- Lets a conveyancer use an idempotency key once.
+CREATE UNIQUE INDEX IF NOT EXISTS calculation_request_idempotency_key
+    ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
 -- Events on their way to RabbitMQ, written in the transaction that makes them true and deleted once the broker
 -- has confirmed them. The primary key is the order in which a relay reads a lane: one index serves all.
 CREATE TABLE IF NOT EXISTS outbox (

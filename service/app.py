@@ -11,7 +11,14 @@ from litestar.types import ASGIApp
 
 from service import postgres, questionnaire
 from service.access_log import AccessLog
-from service.api import ApiRequest, Resources, create_request, questionnaire_structure, retrieve_request
+from service.api import (
+    ApiRequest,
+    Resources,
+    create_request,
+    list_requests,
+    questionnaire_structure,
+    retrieve_request,
+)
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
@@ -28,7 +35,14 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     app = Litestar(
-        route_handlers=[create_request, retrieve_request, questionnaire_structure, livez, readyz],
+        route_handlers=[
+            create_request,
+            list_requests,
+            retrieve_request,
+            questionnaire_structure,
+            livez,
+            readyz,
+        ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,

@@ -4,10 +4,12 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import asyncpg
 import msgspec
 
 from service import events, outbox, request_secrets
 from service.conveyancers import UnknownConveyancer
+from service.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.request_secrets import SecretKeyRing
@@ -162,16 +164,33 @@ async def insert(
     conveyancer_id: str,
     keys: SecretKeyRing,
     traceparent: str | None,
-) -> CalculationRequest:
+    idempotency: Idempotency | None = None,
+) -> tuple[CalculationRequest, bool]:
     """Store a request and its request.created event in one statement, so both or neither exist.
 
-    Raises UnknownConveyancer, and stores nothing, when *conveyancer_id* is not registered.
+    Returns it, and whether it was there before: then it is the one that was stored with this idempotency key.
+    Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
     """
+    request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
+    try:
+        is_stored = await _store(connection, request, traceparent=traceparent, idempotency=idempotency)
+    except asyncpg.LockNotAvailableError:
+        if idempotency is None:
+            raise
+        raise IdempotencyKeyInFlight from None
+    if is_stored:
+        return request, False
+    if idempotency is None:
+        raise UnknownConveyancer
+    return await _find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
+
+
+def _new(submission: Submission, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     created_at = now()
     fields = msgspec.structs.asdict(submission)
     if submission.meta_data is not None:
         fields["meta_data"] = msgspec.json.encode(submission.meta_data).decode()
-    request = CalculationRequest(
+    return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
         created_at=created_at,
@@ -182,6 +201,20 @@ async def insert(
         sequence=1,
         **fields,
     )
+
+
+async def _store(
+    connection: Connection,
+    request: CalculationRequest,
+    *,
+    traceparent: str | None,
+    idempotency: Idempotency | None,
+) -> bool:
+    """Store the row and its event, unless the conveyancer is unknown or has used the key before.
+
+    Whoever is using the key is waited for, until the lock_timeout of this one statement: a setting of the
+    session would not work behind a transaction pooler.
+    """
     created = events.RequestCreated(**request.facts(sequence=request.sequence))
     stored = await connection.fetchval(
         """
@@ -192,11 +225,13 @@ async def insert(
                    sender_email, sender_organization_name, sender_first_name, sender_last_name,
                    case_ref, request_type, property_value, notes, external_id, meta_data,
                    calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-                   secret_salt, secret_key_id, sequence)
+                   secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
             SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                   $18, $19, $20, $21, $22, $23, $24
+                   $18, $19, $20, $21, $22, $23, $24, $29, $30
               FROM conveyancer
              WHERE conveyancer.id = $2
+               AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
+            ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
             RETURNING id
         )
         INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
@@ -208,11 +243,40 @@ async def insert(
         outbox.lane_of(request.id),
         created.type,
         traceparent,
-        events.encode(created, time=created_at, traceparent=traceparent),
+        events.encode(created, time=request.created_at, traceparent=traceparent),
+        idempotency and idempotency.key,
+        idempotency and idempotency.sha256,
+        idempotency and idempotency.lock_timeout,
     )
-    if stored is None:
+    return stored is not None
+
+
+async def _find_first(
+    connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
+) -> CalculationRequest:
+    """Return the request that was stored with this key.
+
+    Raises IdempotencyKeyReused when it came with another body, and UnknownConveyancer.
+    """
+    row = await connection.fetchrow(
+        """
+        SELECT request.id, request.idempotency_sha256
+          FROM conveyancer
+          LEFT JOIN calculation_request AS request
+            ON request.conveyancer_id = conveyancer.id
+           AND request.idempotency_key = $1
+         WHERE conveyancer.id = $2
+        """,
+        idempotency.key,
+        conveyancer_id,
+    )
+    if row is None:
         raise UnknownConveyancer
-    return request
+    if row["id"] is None:
+        raise IdempotencyKeyInFlight
+    if row["idempotency_sha256"] != idempotency.sha256:
+        raise IdempotencyKeyReused
+    return await find(connection, row["id"], conveyancer_id=conveyancer_id)
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
@@ -246,6 +310,72 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     if row["id"] is None:
         raise RequestNotFound
     return CalculationRequest(**row)
+
+
+async def list_newest(
+    connection: Connection, *, conveyancer_id: str, external_id: str | None, before: UUID, limit: int
+) -> list[CalculationRequest]:
+    """Return this conveyancer's newest requests older than *before*: those with *external_id*, if given."""
+    if external_id is None:
+        return await _list_newest(connection, conveyancer_id, before, limit)
+    return await _list_newest_by_external_id(connection, conveyancer_id, external_id, before, limit)
+
+
+async def _list_newest(
+    connection: Connection, conveyancer_id: str, before: UUID, limit: int
+) -> list[CalculationRequest]:
+    """List by conveyancer.
+
+    Compares and orders by both columns, as the index calculation_request_listing does. With
+    `conveyancer_id = $1` the planner would drop that column from the order, and might read the primary key
+    backwards, past the rows of everybody else.
+    """
+    rows = await connection.fetch(
+        """
+        SELECT id, conveyancer_id, created_at, updated_at,
+               customer_email, customer_phone, customer_first_name, customer_last_name,
+               sender_email, sender_organization_name, sender_first_name, sender_last_name,
+               case_ref, request_type, property_value, notes, external_id, meta_data,
+               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+               secret_salt, secret_key_id, sequence
+          FROM calculation_request
+         WHERE conveyancer_id >= $1
+           AND (conveyancer_id, id) < ($1, $2)
+         ORDER BY conveyancer_id DESC, id DESC
+         LIMIT $3
+        """,
+        conveyancer_id,
+        before,
+        limit,
+    )
+    return [CalculationRequest(**row) for row in rows]
+
+
+async def _list_newest_by_external_id(
+    connection: Connection, conveyancer_id: str, external_id: str, before: UUID, limit: int
+) -> list[CalculationRequest]:
+    """List by conveyancer and external_id: a statement of its own, so that each has one good plan."""
+    rows = await connection.fetch(
+        """
+        SELECT id, conveyancer_id, created_at, updated_at,
+               customer_email, customer_phone, customer_first_name, customer_last_name,
+               sender_email, sender_organization_name, sender_first_name, sender_last_name,
+               case_ref, request_type, property_value, notes, external_id, meta_data,
+               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+               secret_salt, secret_key_id, sequence
+          FROM calculation_request
+         WHERE external_id IS NOT NULL
+           AND (conveyancer_id, external_id) >= ($1, $2)
+           AND (conveyancer_id, external_id, id) < ($1, $2, $3)
+         ORDER BY conveyancer_id DESC, external_id DESC, id DESC
+         LIMIT $4
+        """,
+        conveyancer_id,
+        external_id,
+        before,
+        limit,
+    )
+    return [CalculationRequest(**row) for row in rows]
 
 
 async def read(connection: Connection, request_id: UUID) -> CalculationRequest:

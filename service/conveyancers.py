@@ -60,6 +60,12 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
     return bool(charges)
 
 
+async def check_registered(connection: Connection, conveyancer_id: str) -> None:
+    """Raise UnknownConveyancer unless this conveyancer is registered."""
+    if not await connection.fetchval("SELECT EXISTS (SELECT FROM conveyancer WHERE id = $1)", conveyancer_id):
+        raise UnknownConveyancer
+
+
 def looks_like_api_key(token: str) -> bool:
     """Whether *token* has the form of our API keys, so that it cannot be an access token."""
     return _API_KEY.fullmatch(token) is not None

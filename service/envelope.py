@@ -13,6 +13,7 @@ from service import telemetry
 from service.auth import InsufficientScope, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
+from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.signing_keys import SigningKeysUnavailable
 from service.submissions import FieldError, InvalidSubmission, MalformedBody
@@ -67,12 +68,15 @@ def _meta() -> Meta:
 # Every fact that the code raises, with the status and code that callers see. Its docstring is the message.
 _ANSWERS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     MalformedBody: (HTTPStatus.BAD_REQUEST, "malformed_body"),
+    MalformedIdempotencyKey: (HTTPStatus.BAD_REQUEST, "invalid_idempotency_key"),
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
     InsufficientScope: (HTTPStatus.FORBIDDEN, "insufficient_scope"),
     UnknownConveyancer: (HTTPStatus.FORBIDDEN, "unknown_conveyancer"),
     RequestNotFound: (HTTPStatus.NOT_FOUND, "not_found"),
+    IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight"),
     UnsupportedMediaType: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
     InvalidSubmission: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_submission"),
+    IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),
     PostgresUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
 }
@@ -125,7 +129,7 @@ def _headers(error: Exception) -> dict[str, str]:
                 "WWW-Authenticate": 'Bearer realm="calculation-requests", error="insufficient_scope", '
                 f'scope="{scope}"'
             }
-        case PostgresUnavailable() | SigningKeysUnavailable():
+        case IdempotencyKeyInFlight() | PostgresUnavailable() | SigningKeysUnavailable():
             return {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return {}
 

@@ -1,5 +1,6 @@
 """What a caller may submit, and every reason to refuse it: all failing fields are told at once."""
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -9,12 +10,13 @@ import msgspec
 
 from service.calculation_requests import RequestType, Submission
 
+LINE_CHARACTERS = 255
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
 _INT64 = range(-(2**63), 2**63)
 
-Line = Annotated[str, msgspec.Meta(max_length=255)]
+Line = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS)]
 EmailAddress = Annotated[str, msgspec.Meta(max_length=254)]
 
 
@@ -95,6 +97,14 @@ class Draft:
         waiver = {"calculation_fee_exempt": waiver_applies, "calculation_fee_exempt_reason": reason}
         return Submission(**{**self.values, **waiver})
 
+    def sha256(self) -> bytes:
+        """Return the fingerprint of what was submitted, however it was written and whatever the fee."""
+        reason = self.values.get("calculation_fee_exempt_reason") if self.asks_for_waiver else None
+        values = {**self.values, "calculation_fee_exempt_reason": reason}
+        # Without defaults, so that a field which a later release adds changes no fingerprint.
+        submitted = {name: value for name, value in values.items() if value != _fields[name].default}
+        return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
+
     def _check(self, name: str) -> FieldError | None:
         value = self.values.get(name)
         failure = None if value is None else _CHECKS[name](value)
@@ -159,7 +169,8 @@ _FORBIDDEN_IN_LINES = re.compile(
 )
 
 
-def _check_line(value: str) -> Failure | None:
+def check_line(value: str) -> Failure | None:
+    """Return why *value* cannot stand in a single-line field, if so."""
     if _FORBIDDEN_IN_LINES.search(value):
         return "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
     return None
@@ -168,7 +179,7 @@ def _check_line(value: str) -> Failure | None:
 def _check_required_line(value: str) -> Failure | None:
     if not value.strip():
         return "blank", "This field must not be blank."
-    return _check_line(value)
+    return check_line(value)
 
 
 def _check_text(value: str) -> Failure | None:
@@ -230,7 +241,7 @@ def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON 
 
 _CHECKS: dict[str, Callable[[Any], Failure | None]] = {
     "customer_email": _check_email,
-    "customer_phone": _check_line,
+    "customer_phone": check_line,
     "customer_first_name": _check_required_line,
     "customer_last_name": _check_required_line,
     "sender_email": _check_email,
@@ -239,6 +250,6 @@ _CHECKS: dict[str, Callable[[Any], Failure | None]] = {
     "sender_last_name": _check_required_line,
     "case_ref": _check_required_line,
     "notes": _check_text,
-    "external_id": _check_line,
+    "external_id": check_line,
     "meta_data": _check_meta_data,
 }

@@ -87,7 +87,7 @@ class Load:
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
             async with postgres.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
-                stored = await calculation_requests.insert(
+                stored, _ = await calculation_requests.insert(
                     connection,
                     Submission(**body),
                     conveyancer_id=CONVEYANCER,

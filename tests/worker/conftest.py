@@ -47,13 +47,14 @@ async def store(
     connection: Connection, *, traceparent: str | None = None, **fields: Any
 ) -> CalculationRequest:
     """Store a request as the API does, which puts its request.created into the outbox."""
-    return await calculation_requests.insert(
+    stored, _ = await calculation_requests.insert(
         connection,
         Submission(**{**_A_SUBMISSION, **fields}),
         conveyancer_id=CONVEYANCER,
         keys=KEYS,
         traceparent=traceparent,
     )
+    return stored
 
 
 async def announce_next(connection: Connection, request_id: UUID) -> None:
