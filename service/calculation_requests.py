@@ -315,7 +315,12 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 async def list_newest(
     connection: Connection, *, conveyancer_id: str, external_id: str | None, before: UUID, limit: int
 ) -> list[CalculationRequest]:
-    """Return this conveyancer's newest requests older than *before*: those with *external_id*, if given."""
+    """Return this conveyancer's newest requests older than *before*: those with *external_id*, if given.
+
+    At most 101 of them. The two statements compare and order by all columns of their index. With
+    `conveyancer_id = $1` the planner would drop that column from the order, and might read the primary key
+    backwards, past the rows of everybody else. The constant limit tells a generic plan that a page is small.
+    """
     if external_id is None:
         return await _list_newest(connection, conveyancer_id, before, limit)
     return await _list_newest_by_external_id(connection, conveyancer_id, external_id, before, limit)
@@ -324,23 +329,20 @@ async def list_newest(
 async def _list_newest(
     connection: Connection, conveyancer_id: str, before: UUID, limit: int
 ) -> list[CalculationRequest]:
-    """List by conveyancer.
-
-    Compares and orders by both columns, as the index calculation_request_listing does. With
-    `conveyancer_id = $1` the planner would drop that column from the order, and might read the primary key
-    backwards, past the rows of everybody else.
-    """
     rows = await connection.fetch(
         """
-        SELECT id, conveyancer_id, created_at, updated_at,
-               customer_email, customer_phone, customer_first_name, customer_last_name,
-               sender_email, sender_organization_name, sender_first_name, sender_last_name,
-               case_ref, request_type, property_value, notes, external_id, meta_data,
-               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-               secret_salt, secret_key_id, sequence
-          FROM calculation_request
-         WHERE conveyancer_id >= $1
-           AND (conveyancer_id, id) < ($1, $2)
+        SELECT *
+          FROM (SELECT id, conveyancer_id, created_at, updated_at,
+                       customer_email, customer_phone, customer_first_name, customer_last_name,
+                       sender_email, sender_organization_name, sender_first_name, sender_last_name,
+                       case_ref, request_type, property_value, notes, external_id, meta_data,
+                       calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+                       secret_salt, secret_key_id, sequence
+                  FROM calculation_request
+                 WHERE conveyancer_id >= $1
+                   AND (conveyancer_id, id) < ($1, $2)
+                 ORDER BY conveyancer_id DESC, id DESC
+                 LIMIT 101) AS newest
          ORDER BY conveyancer_id DESC, id DESC
          LIMIT $3
         """,
@@ -354,19 +356,21 @@ async def _list_newest(
 async def _list_newest_by_external_id(
     connection: Connection, conveyancer_id: str, external_id: str, before: UUID, limit: int
 ) -> list[CalculationRequest]:
-    """List by conveyancer and external_id: a statement of its own, so that each has one good plan."""
     rows = await connection.fetch(
         """
-        SELECT id, conveyancer_id, created_at, updated_at,
-               customer_email, customer_phone, customer_first_name, customer_last_name,
-               sender_email, sender_organization_name, sender_first_name, sender_last_name,
-               case_ref, request_type, property_value, notes, external_id, meta_data,
-               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-               secret_salt, secret_key_id, sequence
-          FROM calculation_request
-         WHERE external_id IS NOT NULL
-           AND (conveyancer_id, external_id) >= ($1, $2)
-           AND (conveyancer_id, external_id, id) < ($1, $2, $3)
+        SELECT *
+          FROM (SELECT id, conveyancer_id, created_at, updated_at,
+                       customer_email, customer_phone, customer_first_name, customer_last_name,
+                       sender_email, sender_organization_name, sender_first_name, sender_last_name,
+                       case_ref, request_type, property_value, notes, external_id, meta_data,
+                       calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+                       secret_salt, secret_key_id, sequence
+                  FROM calculation_request
+                 WHERE external_id IS NOT NULL
+                   AND (conveyancer_id, external_id) >= ($1, $2)
+                   AND (conveyancer_id, external_id, id) < ($1, $2, $3)
+                 ORDER BY conveyancer_id DESC, external_id DESC, id DESC
+                 LIMIT 101) AS newest
          ORDER BY conveyancer_id DESC, external_id DESC, id DESC
          LIMIT $4
         """,

@@ -20,7 +20,8 @@ from service import postgres
 from service.calculation_requests import CalculationRequest
 from service.postgres import Connection, Pool
 from service.relay_waker import RelayWaker
-from tests.conftest import eventually
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 from tests.conftest import running as running_parts
 from tests.mail_server import MailServer
 from tests.worker.conftest import store
@@ -137,3 +138,22 @@ async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
             await eventually(all_done, seconds=30)
 
     assert len(mail_server.accepted) == 50
+
+
+async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
+    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str, database: Connection
+) -> None:
+    settings = msgspec.structs.replace(
+        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
+    )
+    async with api_client(settings, issuer.token()) as client:
+        sent = [
+            client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 3}"})
+            for number in range(60)
+        ]
+        responses = await asyncio.gather(*sent)
+        listed = (await client.get("/v1/request")).json()["data"]["requests"]
+
+    assert {response.status_code for response in responses} == {200}
+    assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 3
+    assert len(listed) == await database.fetchval("SELECT count(*) FROM outbox") == 3

@@ -1,0 +1,85 @@
+"""What a page of the list costs in a small table and in a large one: `python -m tests.benchmarks.listing`."""
+
+import argparse
+import asyncio
+import statistics
+import time
+from uuid import UUID
+
+import asyncpg
+
+from deploy.local import servers
+from service import postgres
+from service.listings import Listing, read_page
+from service.postgres import Connection
+from tests.benchmarks.rows import fill
+from tests.conftest import CONVEYANCER, ROOT
+
+_ROWS = (10_000, 1_000_000)
+_TIMES = 1000
+_NEWEST = UUID(int=2**128 - 1)
+
+
+def main() -> None:
+    """Measure, on a Postgres found or started as for the tests."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs=2, default=_ROWS, metavar="N", help="of both tables")
+    rows = parser.parse_args().rows
+    with servers.postgres(ROOT / ".local" / "benchmarks", keep=False, report=print) as url:
+        asyncio.run(_compare(url, *rows))
+
+
+async def _compare(url: str, few: int, many: int) -> None:
+    small, large = await _measure(url, few), await _measure(url, many)
+    print(f"median milliseconds for a page of 20, {_TIMES} times each")
+    print(f"{'':16}{few:>12,} rows{many:>12,} rows{'ratio':>8}")
+    for name in small:
+        print(f"{name:16}{small[name]:>17.3f}{large[name]:>17.3f}{large[name] / small[name]:>8.2f}")
+
+
+async def _measure(url: str, rows: int) -> dict[str, float]:
+    """Return the median milliseconds of each kind of page, in a database of its own."""
+    administrator = await asyncpg.connect(url)
+    name = f"listing_{time.time_ns()}"
+    await administrator.execute(f"CREATE DATABASE {name}")
+    connection = await asyncpg.connect(url, database=name)
+    try:
+        await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+        await fill(connection, rows=rows)
+        return await _pages(connection)
+    finally:
+        await connection.close()
+        await administrator.execute(f"DROP DATABASE {name}")
+        await administrator.close()
+
+
+async def _pages(connection: Connection) -> dict[str, float]:
+    oldest: UUID = await connection.fetchval(
+        """
+        SELECT id
+          FROM calculation_request
+         WHERE conveyancer_id = $1
+         ORDER BY id
+         LIMIT 1 OFFSET 100
+        """,
+        CONVEYANCER,
+    )
+    return {
+        "first page": await _median(connection, Listing(None, 20, _NEWEST)),
+        "deep page": await _median(connection, Listing(None, 20, oldest)),
+        "by external_id": await _median(connection, Listing("case-7", 20, _NEWEST)),
+    }
+
+
+async def _median(connection: Connection, listing: Listing) -> float:
+    milliseconds = []
+    for _ in range(_TIMES):
+        started_at = time.perf_counter()
+        page, _cursor = await read_page(connection, listing, conveyancer_id=CONVEYANCER)
+        milliseconds.append(1000 * (time.perf_counter() - started_at))
+        assert len(page) == listing.limit
+    return statistics.median(milliseconds)
+
+
+if __name__ == "__main__":
+    main()
