@@ -123,4 +123,11 @@ async def test_document_of_the_api_is_served(service_settings: ServiceSettings) 
         response = await client.get(f"{base_url}/schema/openapi.json")
 
     assert response.status_code == 200
-    assert "/v1/request" in response.json()["paths"]
+    operations = response.json()["paths"]["/v1/request"]
+    assert [parameter["name"] for parameter in operations["get"]["parameters"]] == [
+        "external_id",
+        "limit",
+        "cursor",
+    ]
+    assert [parameter["name"] for parameter in operations["post"]["parameters"]] == ["Idempotency-Key"]
+    assert "Idempotent-Replayed" in operations["post"]["responses"]["200"]["headers"]

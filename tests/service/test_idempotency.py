@@ -373,6 +373,20 @@ async def test_database_that_is_stuck_is_answered_with_503_with_a_key_too(
     assert response.headers["Retry-After"] == "1"
 
 
+async def test_lock_timeout_of_the_database_itself_is_no_matter_of_keys(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    await database.execute(
+        f"ALTER DATABASE \"{await database.fetchval('SELECT current_database()')}\" SET lock_timeout = '50ms'"
+    )
+    async with api_client(service_settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        response = await post(client, None)
+
+    assert response.status_code == 503
+    assert response.json()["errors"][0]["code"] == "unavailable"
+
+
 async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
     service_settings: ServiceSettings, issuer: Issuer, database_url: str, database: Connection
 ) -> None:
