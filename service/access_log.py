@@ -5,9 +5,8 @@ import time
 from uuid import uuid4
 
 import structlog
-from litestar import Litestar
 from litestar.enums import HttpMethod, ScopeType
-from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PROBES = frozenset({"/livez", "/readyz"})
@@ -18,13 +17,13 @@ _log = structlog.get_logger()
 class AccessLog:
     """Wraps the application, router and all: Litestar's own middleware never sees its 404 and 405."""
 
-    def __init__(self, app: Litestar) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != ScopeType.HTTP:
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         method = scope["method"]
         if method == HttpMethod.HEAD:
@@ -43,7 +42,7 @@ class AccessLog:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
             try:
-                await self.app(scope, receive, send_with_id)
+                await self._app(scope, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
                 write_line(method, scope.get("path_template"), status, duration)

@@ -7,9 +7,11 @@ from functools import partial
 from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.types import ASGIApp
 
 from service import postgres, questionnaire
 from service.access_log import AccessLog
+from service.admission import Admission
 from service.api import ApiRequest, Resources, create_request, questionnaire_structure, retrieve_request
 from service.api_key_uses import ApiKeyUses
 from service.auth import Authenticator
@@ -24,10 +26,15 @@ from service.signing_keys import open_signing_keys
 LARGEST_BODY = 64 * 1024
 
 
-def create_app(settings: ServiceSettings) -> AccessLog:
+def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
+    return AccessLog(Admission(create_api(settings)))
+
+
+def create_api(settings: ServiceSettings) -> Litestar:
+    """Return the routes and what they work with, without the layers around them."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
-    app = Litestar(
+    return Litestar(
         route_handlers=[create_request, retrieve_request, questionnaire_structure, livez, readyz],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
@@ -38,7 +45,6 @@ def create_app(settings: ServiceSettings) -> AccessLog:
         ),
         logging_config=None,  # telemetry.configure() has the last word on logging.
     )
-    return AccessLog(app)
 
 
 @asynccontextmanager

@@ -71,6 +71,12 @@ class Pool:
         finally:
             self._free.release()
 
+    @asynccontextmanager
+    async def lend_reserve(self, *, seconds: float) -> AsyncIterator[Connection]:
+        """Lend the connection kept for the readiness probe: to be busy is no reason to be given no work."""
+        async with self._connections.acquire(timeout=seconds) as lent:
+            yield lent
+
     async def _wait_in_queue(self, seconds: float) -> None:
         if self.is_full:
             raise PostgresUnavailable
@@ -88,7 +94,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     connections = asyncpg.create_pool(
         settings.database_url,
         min_size=0,
-        max_size=settings.database_pool_size,
+        max_size=settings.database_pool_size + 1,  # and the reserve
         timeout=settings.database_timeout_seconds,
         command_timeout=30.0,
         statement_cache_size=settings.database_statement_cache_size,
@@ -165,7 +171,11 @@ def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]
     """Return a readiness check: Postgres answers and its schema is recent enough."""
 
     async def check() -> None:
-        async with connection(pool, seconds=seconds) as lent:
+        async with (
+            unavailability(),
+            asyncio.timeout(seconds),
+            pool.lend_reserve(seconds=seconds) as lent,
+        ):
             await check_schema(lent)
 
     return check
