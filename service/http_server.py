@@ -11,7 +11,7 @@ from http import HTTPStatus
 import structlog
 import uvicorn
 from litestar.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import access_log, envelope
 from service.settings import InvalidSetting
@@ -84,6 +84,7 @@ class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
 
     _head_size: int | None = None  # None while no head is being read
+    _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
     def data_received(self, data: bytes) -> None:
         """Read on, to the end of a head of bearable size."""
@@ -105,9 +106,14 @@ class _Protocol(HttpToolsProtocol):
         """Note that it ends."""
         self._head_size = None
         super().on_headers_complete()
+        self._latest = self.cycle
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Answer what is not HTTP; if it follows a request that is being served, that one gets its answer."""
+        latest = self._latest
+        if latest is not None and not latest.response_complete and not latest.more_body:
+            latest.keep_alive = False
+            return
         self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
 
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
@@ -127,4 +133,4 @@ class _Protocol(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
-            access_log.write_line(None, None, status, 0.0)
+            access_log.write_line(None, None, int(status), 0.0)
