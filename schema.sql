@@ -24,6 +24,9 @@ CREATE TABLE IF NOT EXISTS api_key (
     revoked_at     timestamptz
 );
 
+-- So that an operator sees which keys nobody needs any more. To within minutes: never written while a caller waits.
+ALTER TABLE api_key ADD COLUMN IF NOT EXISTS last_used_at timestamptz;
+
 -- Requests for a calculation. No foreign key to conveyancer: the insert selects from it, and the key's lock on
 -- that one row would be shared by all concurrent inserts of a firm.
 CREATE TABLE IF NOT EXISTS calculation_request (

@@ -109,6 +109,18 @@ def api_key_revoke(arguments: argparse.Namespace) -> None:
     _with_connection(revoke)
 
 
+def api_key_list(_: argparse.Namespace) -> None:
+    """Print every API key: prefix, conveyancer, and when it was created, last used and revoked."""
+
+    async def print_all(connection: Connection) -> None:
+        for key in await conveyancers.list_api_keys(connection):
+            times = (key.created_at, key.last_used_at, key.revoked_at)
+            shown = [f"{time:%Y-%m-%dT%H:%M:%SZ}" if time else "-" for time in times]
+            print(key.prefix, key.conveyancer_id, *shown, sep="\t")
+
+    _with_connection(print_all)
+
+
 def token(arguments: argparse.Namespace) -> None:
     """Print a development access token, signed with a local key."""
     missing = [name for name in ("AUTH_ISSUER", "AUTH_AUDIENCE") if not os.environ.get(name)]
@@ -163,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     api_key = commands.add_parser("api-key", help="Keys to the questionnaire.").add_subparsers(required=True)
     create = _command(api_key, "create", api_key_create)
     create.add_argument("conveyancer_id")
+    _command(api_key, "list", api_key_list)
     revoke = _command(api_key, "revoke", api_key_revoke)
     revoke.add_argument("prefix", help="the second part of the key: cr_<prefix>_…")
 

@@ -1,11 +1,11 @@
-"""The outermost layer of the API: every response carries X-Request-Id, and every request is one log line."""
+"""The outermost layer of the API: X-Request-Id on every response, a log line for every request, and HEAD."""
 
 import re
 import time
 from uuid import uuid4
 
 import structlog
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -25,15 +25,19 @@ class AccessLog:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == HttpMethod.HEAD:
+            # The same as GET. The server leaves out the body: it goes by a scope of its own.
+            scope = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
-        request_id = _inbound_id(scope) or uuid4().hex.encode()
+        request_id = _inbound_id(scope) or new_request_id()
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = _with_id(message, request_id)
+                message = _with_headers(message, request_id)
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
@@ -41,7 +45,7 @@ class AccessLog:
                 await self._app(scope, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
-                _write_line(scope, status, duration)
+                write_line(method, scope.get("path_template"), status, duration)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:
@@ -52,17 +56,30 @@ def _inbound_id(scope: Scope) -> bytes | None:
     return None
 
 
-def _with_id(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponseStartEvent:
-    return {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+def new_request_id() -> bytes:
+    """Return the X-Request-Id of a request that came without."""
+    return uuid4().hex.encode()
 
 
-def _write_line(scope: Scope, status: int, duration: float) -> None:
+def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponseStartEvent:
+    """Add X-Request-Id, HEAD to the methods allowed, and no-store unless something else is said."""
+    headers = [
+        (name, value + b", HEAD" if name.lower() == b"allow" and b"GET" in value else value)
+        for name, value in message["headers"]
+    ]
+    headers.append((b"x-request-id", request_id))
+    if not any(name.lower() == b"cache-control" for name, _ in headers):
+        headers.append((b"cache-control", b"no-store"))
+    return {**message, "headers": headers}
+
+
+def write_line(method: str | None, route: str | None, status: int, duration: float) -> None:
     """Log the route's template, never the path or query as sent: both may hold what nobody should read."""
-    route = scope.get("path_template") or "unmatched"
+    route = route or "unmatched"
     log = _log.debug if route in _PROBES and status < 500 else _log.info
     log(
         "request_served",
-        method=scope.get("method"),
+        method=method,
         route=route,
         status=status,
         duration_ms=round(duration * 1000, 2),

@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 
 from service import postgres, questionnaire
 from service.access_log import AccessLog
+from service.admission import Admission
 from service.api import (
     ApiRequest,
     Resources,
@@ -19,6 +20,7 @@ from service.api import (
     questionnaire_structure,
     retrieve_request,
 )
+from service.api_key_uses import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
@@ -33,8 +35,13 @@ LARGEST_BODY = 64 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
+    return AccessLog(Admission(create_api(settings)))
+
+
+def create_api(settings: ServiceSettings) -> Litestar:
+    """Return the routes and what they work with, without the layers around them."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
-    app = Litestar(
+    return Litestar(
         route_handlers=[
             create_request,
             list_requests,
@@ -52,7 +59,6 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
         ),
         logging_config=None,  # telemetry.configure() has the last word on logging.
     )
-    return AccessLog(app)
 
 
 @asynccontextmanager
@@ -61,19 +67,25 @@ async def open_resources(
 ) -> AsyncIterator[None]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
+    questions = questionnaire.load()
     signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(postgres.open_pool(settings))
         relay = RelayWaker(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background(signing_keys.run()))
         await stack.enter_async_context(in_background(relay.run()))
+        api_key_uses = ApiKeyUses(
+            pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
+        )
+        await stack.enter_async_context(in_background(api_key_uses.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
-        app.state.authenticator = Authenticator(settings, signing_keys, pool)
+        app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,
             pool=pool,
             keys=keys,
             relay=relay,
-            questionnaire=questionnaire.load(),
+            questionnaire=questions,
+            questionnaire_etag=questionnaire.entity_tag(questions),
         )
         yield

@@ -11,6 +11,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
 from service import conveyancers, postgres
+from service.api_key_uses import ApiKeyUses
 from service.postgres import Pool
 from service.settings import ServiceSettings
 from service.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
@@ -50,10 +51,13 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies what stands in an Authorization header, and remembers access tokens it has verified."""
 
-    def __init__(self, settings: ServiceSettings, keys: SigningKeys, pool: Pool) -> None:
+    def __init__(
+        self, settings: ServiceSettings, keys: SigningKeys, pool: Pool, api_key_uses: ApiKeyUses
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self._pool = pool
+        self._api_key_uses = api_key_uses
         self._verified: TLRUCache[str, Caller] = TLRUCache(
             maxsize=settings.auth_remembered_tokens, ttu=_forget_at, timer=time.time
         )
@@ -79,8 +83,10 @@ class Authenticator:
             return
         seconds = self._settings.database_timeout_seconds
         async with postgres.connection(self._pool, seconds=seconds) as connection:
-            if await conveyancers.find_by_api_key(connection, token) is None:
-                raise Unauthenticated("The API key is not valid")
+            prefix = await conveyancers.find_api_key(connection, token)
+        if prefix is None:
+            raise Unauthenticated("The API key is not valid")
+        self._api_key_uses.note(prefix)
 
     async def _verify(self, token: str) -> Caller:
         if caller := self._verified.get(token):
@@ -95,10 +101,11 @@ class Authenticator:
         try:
             header = jwt.get_unverified_header(token)
             _check_header(header)
+            key = await self._keys.find(header["kid"])
             claims = jwt.decode(
                 token,
-                await self._keys.find(header["kid"]),
-                algorithms=[header["alg"]],
+                key,
+                algorithms=[key.algorithm_name],
                 issuer=self._settings.auth_issuer,
                 audience=self._settings.auth_audience,
                 leeway=self._settings.auth_leeway_seconds,
@@ -110,7 +117,7 @@ class Authenticator:
             raise Unauthenticated("The access token is for another audience") from None
         except jwt.InvalidIssuerError:
             raise Unauthenticated("The access token is of another issuer") from None
-        except (jwt.PyJWTError, UnknownSigningKey, ValueError):
+        except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
             raise Unauthenticated("The access token is not valid") from None
         return self._caller(claims)
 

@@ -3,8 +3,11 @@
 import hashlib
 import re
 import secrets
+from collections.abc import Collection
+from datetime import datetime
 
 import asyncpg
+import msgspec
 
 from service.postgres import Connection
 
@@ -105,18 +108,53 @@ async def revoke_api_key(connection: Connection, prefix: str) -> bool:
     return result is not None
 
 
-async def find_by_api_key(connection: Connection, key: str) -> str | None:
-    """Return the id of the conveyancer whose valid API key this is."""
-    conveyancer_id: str | None = await connection.fetchval(
+class ApiKey(msgspec.Struct, frozen=True):
+    """What is known of an API key; the key itself is not."""
+
+    prefix: str
+    conveyancer_id: str
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+async def list_api_keys(connection: Connection) -> list[ApiKey]:
+    """Return every API key, the revoked ones included, by conveyancer and age."""
+    rows = await connection.fetch(
         """
-        SELECT conveyancer_id
+        SELECT prefix, conveyancer_id, created_at, last_used_at, revoked_at
+          FROM api_key
+         ORDER BY conveyancer_id, created_at, prefix
+        """
+    )
+    return [ApiKey(**row) for row in rows]
+
+
+async def find_api_key(connection: Connection, key: str) -> str | None:
+    """Return the prefix of this API key, or None when it is not valid."""
+    prefix: str | None = await connection.fetchval(
+        """
+        SELECT prefix
           FROM api_key
          WHERE key_sha256 = $1
            AND revoked_at IS NULL
         """,
         _sha256(key),
     )
-    return conveyancer_id
+    return prefix
+
+
+async def record_api_key_uses(connection: Connection, prefixes: Collection[str]) -> None:
+    """Record that the keys with these prefixes have just been used, at most once in five minutes each."""
+    await connection.execute(
+        """
+        UPDATE api_key
+           SET last_used_at = now()
+         WHERE prefix = ANY ($1)
+           AND (last_used_at IS NULL OR last_used_at < now() - interval '5 minutes')
+        """,
+        list(prefixes),
+    )
 
 
 def _sha256(key: str) -> bytes:

@@ -29,6 +29,14 @@ class UnsupportedMediaType(Exception):
     """The body must be sent as application/json."""
 
 
+class NotModified(Exception):
+    """The caller has what it asks for."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        super().__init__()
+        self.headers = headers
+
+
 class Status(msgspec.Struct, frozen=True):
     """An HTTP status, repeated in the body."""
 
@@ -90,8 +98,10 @@ _ROUTER_CODES = {
 }
 
 
-def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[Envelope[None]]:
+def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[Envelope[None] | None]:
     """Answer any exception in the envelope; an unforeseen one is logged and told to nobody."""
+    if isinstance(error, NotModified):
+        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=error.headers)
     if type(error) in _ANSWERS:
         status, code = _ANSWERS[type(error)]
         return _fail(status, _errors(error, code), _headers(error))
@@ -106,6 +116,12 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[Envelop
     return _fail(
         status, [FieldError("internal_error", "The service failed; it has been told.", None, None)], {}
     )
+
+
+def encode_failure(status: HTTPStatus, code: str, message: str) -> bytes:
+    """Return the envelope of an answer that the application is not asked for."""
+    problem = FieldError(code, message, None, None)
+    return msgspec.json.encode(Envelope(Status(status, status.phrase), None, [problem], _meta()))
 
 
 def _errors(error: Exception, code: str) -> list[FieldError]:
@@ -127,13 +143,15 @@ def _headers(error: Exception) -> dict[str, str]:
         case InsufficientScope(scope=scope):
             return {
                 "WWW-Authenticate": 'Bearer realm="calculation-requests", error="insufficient_scope", '
-                f'scope="{scope}"'
+                f'error_description="The access token does not carry the scope", scope="{scope}"'
             }
         case IdempotencyKeyInFlight() | PostgresUnavailable() | SigningKeysUnavailable():
             return {"Retry-After": str(RETRY_AFTER_SECONDS)}
     return {}
 
 
-def _fail(status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]) -> Response[Envelope[None]]:
+def _fail(
+    status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]
+) -> Response[Envelope[None] | None]:
     envelope = Envelope(Status(status, status.phrase), None, errors, _meta())
     return Response(envelope, status_code=status, headers=headers, media_type=MediaType.JSON)

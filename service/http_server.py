@@ -6,11 +6,17 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 
+import structlog
 import uvicorn
 from litestar.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from service import access_log, envelope
 from service.settings import InvalidSetting
+
+LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
 
 
 class ApplicationNotStarted(Exception):
@@ -42,7 +48,7 @@ async def serve(
     """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         access_log=False,
         log_config=None,
@@ -72,3 +78,59 @@ class _Server(uvicorn.Server):
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._stop.wait()
+
+
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
+
+    _head_size: int | None = None  # None while no head is being read
+    _latest: RequestResponseCycle | None = None  # the latest request with a complete head
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, to the end of a head of bearable size."""
+        super().data_received(data)
+        if self._head_size is None:
+            return
+        self._head_size += len(data)
+        if self._head_size > LARGEST_HEAD:
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "The headers are too large."
+            )
+
+    def on_message_begin(self) -> None:
+        """Note that the head of a request begins."""
+        self._head_size = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Note that it ends."""
+        self._head_size = None
+        super().on_headers_complete()
+        self._latest = self.cycle
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP; if it follows a request that is being served, that one gets its answer."""
+        latest = self._latest
+        if latest is not None and not latest.response_complete and not latest.more_body:
+            latest.keep_alive = False
+            return
+        self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
+
+    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        request_id = access_log.new_request_id()
+        body = envelope.encode_failure(status, code, message)
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            (b"x-request-id", request_id),
+        ]
+        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+        lines += [name + b": " + value for name, value in headers]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
+        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+            access_log.write_line(None, None, int(status), 0.0)

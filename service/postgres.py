@@ -11,7 +11,6 @@ from asyncpg.pool import PoolConnectionProxy
 from service.settings import Settings
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
-Pool: TypeAlias = "asyncpg.Pool[Any]"
 
 SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
@@ -42,18 +41,68 @@ class SchemaOutdated(Exception):
     """The database has an older schema than this release needs: run `python -m service schema apply`."""
 
 
-def open_pool(settings: Settings) -> Pool:
-    """Return the pool of this process. It connects when first used, so a process starts without Postgres."""
-    return asyncpg.create_pool(
+class Pool:
+    """The connections of a process, with a queue before them that has an end.
+
+    Without it, Postgres would spend its time on those who have waited so long that nobody wants the answer.
+    """
+
+    def __init__(self, connections: "asyncpg.Pool[Any]", *, size: int, queue_size: int) -> None:
+        self._connections = connections
+        self._free = asyncio.Semaphore(size)
+        self._queue_size = queue_size
+        self._waiting = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every connection is lent and there is no place left in the queue."""
+        return self._free.locked() and self._waiting >= self._queue_size
+
+    @asynccontextmanager
+    async def lend(self, *, seconds: float) -> AsyncIterator[Connection]:
+        """Lend a connection. Half of *seconds* may pass in the queue: the rest is for the work.
+
+        Raises PostgresUnavailable at once when the queue is full, and TimeoutError.
+        """
+        await self._wait_in_queue(seconds / 2)
+        try:
+            async with self._connections.acquire(timeout=seconds) as lent:
+                yield lent
+        finally:
+            self._free.release()
+
+    @asynccontextmanager
+    async def lend_reserve(self, *, seconds: float) -> AsyncIterator[Connection]:
+        """Lend the connection kept for the readiness probe: to be busy is no reason to be given no work."""
+        async with self._connections.acquire(timeout=seconds) as lent:
+            yield lent
+
+    async def _wait_in_queue(self, seconds: float) -> None:
+        if self.is_full:
+            raise PostgresUnavailable
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(seconds):
+                await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+
+@asynccontextmanager
+async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
+    """Open the pool of this process. It connects when first used, so a process starts without Postgres."""
+    connections = asyncpg.create_pool(
         settings.database_url,
         min_size=0,
-        max_size=settings.database_pool_size,
+        max_size=settings.database_pool_size + 1,  # and the reserve
         timeout=settings.database_timeout_seconds,
         command_timeout=30.0,
         statement_cache_size=settings.database_statement_cache_size,
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )
+    async with connections:
+        yield Pool(connections, size=settings.database_pool_size, queue_size=settings.database_queue_size)
 
 
 async def _keep_session(_: object) -> None:
@@ -77,7 +126,7 @@ async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
-    async with unavailability(), asyncio.timeout(seconds), pool.acquire(timeout=seconds) as lent:
+    async with unavailability(), asyncio.timeout(seconds), pool.lend(seconds=seconds) as lent:
         yield lent
 
 
@@ -122,7 +171,11 @@ def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]
     """Return a readiness check: Postgres answers and its schema is recent enough."""
 
     async def check() -> None:
-        async with connection(pool, seconds=seconds) as lent:
+        async with (
+            unavailability(),
+            asyncio.timeout(seconds),
+            pool.lend_reserve(seconds=seconds) as lent,
+        ):
             await check_schema(lent)
 
     return check

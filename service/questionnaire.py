@@ -1,5 +1,6 @@
 """The questionnaire: the questions of the calculation as data, checked when they are loaded."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Annotated, Literal
@@ -56,6 +57,11 @@ class WrittenQuestionnaire(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     options: dict[str, OptionSet]
     questions: tuple[dict[str, object], ...]
+
+
+def entity_tag(questionnaire: Questionnaire) -> str:
+    """Return a weak ETag of the questions: the envelope around them differs each time, in its timestamp."""
+    return f'W/"{hashlib.sha256(msgspec.json.encode(questionnaire)).hexdigest()[:32]}"'
 
 
 def load() -> Questionnaire:

@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
     request_secret_keys: NonBlank
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
+    database_queue_size: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
     database_timeout_seconds: Seconds = 1.0
     database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     host: NonBlank = "127.0.0.1"
@@ -49,6 +50,8 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     auth_jwks_refresh_seconds: Seconds = 300.0
     auth_jwks_timeout_seconds: Seconds = 5.0
+    auth_jwks_cooldown_seconds: Seconds = 10.0  # between fetches that failed or that a caller caused
+    api_key_use_seconds: Seconds = 60.0  # between writings of when keys were last used
     auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     shutdown_seconds: Seconds = 20.0
 

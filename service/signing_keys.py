@@ -1,12 +1,14 @@
 """The keys that access tokens are signed with: the issuer's JWKS, cached and kept fresh (RFC 7517)."""
 
 import asyncio
+import ssl
 import time
-import urllib.request
 from contextlib import suppress
-from http.client import HTTPException
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import httpx
 import jwt
 import msgspec
 import structlog
@@ -17,17 +19,22 @@ ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
 _LARGEST_DOCUMENT = 1024 * 1024
-_FORCED_REFRESH_SECONDS = 10.0  # an unknown key id may cause no more than one fetch in this time
+_MOST_REDIRECTS = 3
+_PATIENCE_SECONDS = 1.0  # how long a caller waits for a key that we have not: as long as for Postgres
 
 _log = structlog.get_logger()
 
 
 class SigningKeysUnavailable(Exception):
-    """The issuer's keys cannot be had, and none are known from before."""
+    """The issuer's keys cannot be had just now, so nobody can tell whether the token is good."""
 
 
 class UnknownSigningKey(Exception):
     """The token was signed with a key that the issuer does not publish."""
+
+
+class UnusableDocument(Exception):
+    """What the issuer sent is no JWK set, too large, or came over plain HTTP."""
 
 
 class KeySet(msgspec.Struct):
@@ -39,45 +46,85 @@ class KeySet(msgspec.Struct):
 class SigningKeys:
     """The issuer's public keys by key id. Those once fetched are used for as long as the issuer is down."""
 
-    def __init__(self, url: str, *, refresh_seconds: float, timeout_seconds: float) -> None:
+    def __init__(
+        self, url: str, *, refresh_seconds: float, timeout_seconds: float, cooldown_seconds: float
+    ) -> None:
         self._url = url
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
+        self._cooldown_seconds = cooldown_seconds
+        self._trusted = ssl.create_default_context()
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._fetching = asyncio.Lock()
+        self._is_current = False  # whether the last fetch succeeded
+        self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
 
     async def find(self, key_id: str) -> jwt.PyJWK:
-        """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable."""
-        if key_id not in self._keys:
-            await self._fetch_once()
+        """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable.
+
+        An unknown key id may be that of a new key, so it causes a fetch; but one in a while, or anybody could
+        have us ask the issuer at will.
+        """
+        if key_id not in self._keys and self._may_ask():
+            await asyncio.wait([self._fetch()], timeout=_PATIENCE_SECONDS)
         if key_id in self._keys:
             return self._keys[key_id]
-        raise UnknownSigningKey if self._keys else SigningKeysUnavailable
+        raise UnknownSigningKey if self._is_current else SigningKeysUnavailable
 
     async def run(self) -> None:
         """Fetch the keys now, and again and again until cancelled."""
-        while True:
-            async with self._fetching:
-                await self._fetch()
-            await asyncio.sleep(self._refresh_seconds if self._keys else _FORCED_REFRESH_SECONDS)
+        try:
+            while True:
+                await asyncio.wait([self._fetch()])
+                await asyncio.sleep(self._refresh_seconds if self._is_current else self._cooldown_seconds)
+        finally:
+            if self._fetching is not None:
+                self._fetching.cancel()
 
-    async def _fetch_once(self) -> None:
-        """Fetch, unless another caller has just done so."""
-        async with self._fetching:
-            if time.monotonic() - self._last_attempt >= _FORCED_REFRESH_SECONDS:
-                await self._fetch()
+    def _may_ask(self) -> bool:
+        is_fetching = self._fetching is not None and not self._fetching.done()
+        return is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
 
-    async def _fetch(self) -> None:
-        self._last_attempt = time.monotonic()
+    def _fetch(self) -> asyncio.Task[None]:
+        """Begin a fetch unless one is under way: there is one at a time, however many wait for it."""
+        if self._fetching is None or self._fetching.done():
+            self._last_attempt = time.monotonic()
+            self._fetching = asyncio.create_task(self._replace_keys())
+        return self._fetching
+
+    async def _replace_keys(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                document = await asyncio.to_thread(_download, self._url, self._timeout_seconds)
+                document = await self._download()
             self._keys = _read_key_set(document)
-        except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, UnusableDocument) as error:
+            self._is_current = False
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
+            self._is_current = True
             _log.debug("signing_keys_fetched", keys=len(self._keys))
+
+    async def _download(self) -> bytes:
+        """Return the document at an https or file URL; settings admit no other scheme."""
+        address = urlsplit(self._url)
+        if address.scheme == "file":
+            return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
+        client = httpx.AsyncClient(
+            verify=self._trusted,
+            timeout=self._timeout_seconds,
+            follow_redirects=True,
+            max_redirects=_MOST_REDIRECTS,
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+            event_hooks={"request": [_refuse_plain_http]},
+        )
+        document = b""
+        async with client, client.stream("GET", self._url) as response:
+            response.raise_for_status()
+            async for part in response.aiter_raw():
+                document += part
+                if len(document) > _LARGEST_DOCUMENT:
+                    raise UnusableDocument
+        return document
 
 
 def open_signing_keys(settings: ServiceSettings) -> SigningKeys:
@@ -86,25 +133,32 @@ def open_signing_keys(settings: ServiceSettings) -> SigningKeys:
         settings.auth_jwks_url,
         refresh_seconds=settings.auth_jwks_refresh_seconds,
         timeout_seconds=settings.auth_jwks_timeout_seconds,
+        cooldown_seconds=settings.auth_jwks_cooldown_seconds,
     )
 
 
-def _download(url: str, timeout_seconds: float) -> bytes:
-    """Return the document at an https or file URL; settings admit no other scheme."""
-    with urllib.request.urlopen(url, timeout=timeout_seconds) as response:  # noqa: S310 - see above
-        document: bytes = response.read(_LARGEST_DOCUMENT)
-    return document
+async def _refuse_plain_http(request: httpx.Request) -> None:
+    """Go nowhere, redirects included, where anybody on the way could put in keys of their own."""
+    if request.url.scheme != "https":
+        raise UnusableDocument
 
 
 def _read_key_set(document: bytes) -> dict[str, jwt.PyJWK]:
-    """Return the usable signing keys of a JWK set. Raises ValueError when there is none."""
-    entries = msgspec.json.decode(document, type=KeySet).keys
+    """Return the usable signing keys of a JWK set. Raises UnusableDocument when there is none."""
+    try:
+        entries = msgspec.json.decode(document, type=KeySet).keys
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UnusableDocument from None
     keys = {}
     for entry in entries:
         with suppress(jwt.PyJWTError):  # A key of a kind we do not know takes nothing from the others.
             key = jwt.PyJWK.from_dict(entry)
-            if key.key_id and key.public_key_use in (None, "sig") and key.algorithm_name in ALGORITHMS:
+            if (
+                isinstance(key.key_id, str)
+                and key.public_key_use in (None, "sig")
+                and key.algorithm_name in ALGORITHMS
+            ):
                 keys[key.key_id] = key
     if not keys:
-        raise ValueError("no usable key")
+        raise UnusableDocument
     return keys

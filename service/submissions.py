@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Annotated, Any
 
 import email_validator
@@ -11,6 +12,7 @@ import msgspec
 from service.calculation_requests import RequestType, Submission
 
 LINE_CHARACTERS = 255
+UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a request that is stored
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
@@ -137,9 +139,8 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
             values[name] = msgspec.convert(body[name], field.type)
         except msgspec.ValidationError as error:
             errors.append(_field_error(name, *_classify(str(error))))
-    errors += [
-        _field_error(name, "unknown_field", "There is no such field.") for name in body if name not in _fields
-    ]
+    unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_TOLD)
+    errors += [_field_error(name, "unknown_field", "There is no such field.") for name in unknown]
     return values, errors
 
 

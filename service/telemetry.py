@@ -14,6 +14,7 @@ from structlog.typing import Processor
 
 from service.settings import Settings
 
+_LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -55,9 +56,10 @@ def configure(settings: Settings) -> None:
             },
             "root": {"handlers": ["all"], "level": settings.log_level},
             # Libraries speak up only when something is wrong: at INFO some of them print addresses and URLs.
+            # uvicorn warns of what callers do wrong, for which there is a line already.
             "loggers": {
-                name: {"level": "WARNING"}
-                for name in ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "uvicorn")
+                **{name: {"level": "WARNING"} for name in _LIBRARIES},
+                "uvicorn": {"level": "ERROR"},
             },
         }
     )

@@ -1,5 +1,6 @@
 """`python -m service` and `python -m worker`, as operators use them: what works, and what goes wrong."""
 
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.end_to_end.processes import (
 from worker.settings import WorkerSettings
 
 STRUCTURE = "/v1/questionnaire/structure"
+A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 @pytest.fixture
@@ -68,7 +70,12 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
         prefix = key.split("_")[1]
         revoked = await run("service", "api-key", "revoke", prefix, environment=environment)
         closed = await caller.get(STRUCTURE)
+    listed = await run("service", "api-key", "list", environment=environment)
 
+    shown = listed.output.removesuffix("\n").split("\t")
+    assert shown[:2] == [prefix, CONVEYANCER]
+    assert [bool(A_TIME.fullmatch(time)) for time in shown[2:]] == [True, True, True]  # used when it ended
+    assert key not in listed.output
     assert created.status == revoked.status == 0
     assert opened.status_code == 200
     assert len(opened.json()["data"]["questionnaire"]) == 27

@@ -1,6 +1,9 @@
 """Who gets in: access tokens and API keys."""
 
+import hmac
+import re
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,9 @@ import httpx
 import jwt
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import ECAlgorithm
+from jwt.utils import base64url_encode
 
 from service import conveyancers
 from service.identifiers import new_request_id, uuid_of
@@ -21,6 +27,12 @@ A_UUID = uuid_of(new_request_id())
 
 def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
+
+
+def _with_header(token: str, **changes: str) -> str:
+    """Return what is to be signed when the header of *token* is another."""
+    header = msgspec.json.encode(jwt.get_unverified_header(token) | changes)
+    return f"{base64url_encode(header).decode()}.{token.split('.')[1]}"
 
 
 async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.Response]:
@@ -81,6 +93,67 @@ async def test_algorithms_that_anyone_could_sign_with_are_refused(
     for response in await ask(client, bearer(forged)):
         assert response.status_code == 401
         assert "algorithm" in response.headers["WWW-Authenticate"]
+
+
+async def test_public_key_is_no_secret_to_sign_with(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    """The classic confusion: HMAC with the bytes of the public key, which everybody can have."""
+    public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signed = _with_header(issuer.token(), alg="HS256")
+    forged = f"{signed}.{base64url_encode(hmac.digest(public, signed.encode(), 'sha256')).decode()}"
+
+    for response in await ask(client, bearer(forged)):
+        assert response.status_code == 401
+        assert "algorithm" in response.headers["WWW-Authenticate"]
+
+
+async def test_key_verifies_only_its_own_algorithm(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    """The header names another algorithm that we accept; the signature is good, by the issuer's key."""
+    signed = _with_header(issuer.token(), alg="EdDSA")
+    signature = ECAlgorithm(ECAlgorithm.SHA256).sign(signed.encode(), issuer.key)
+    forged = f"{signed}.{base64url_encode(signature).decode()}"
+
+    for response in await ask(client, bearer(forged)):
+        assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        base64url_encode(b'{"alg":' + b"[" * 5_000).decode() + ".e30.AAAA",
+        base64url_encode(b'["alg"]').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": 7, "kid": "local"}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}').decode()
+        + "..AAAA",
+    ],
+)
+async def test_header_that_no_issuer_writes_is_refused(client: httpx.AsyncClient, token: str) -> None:
+    for response in await ask(client, bearer(token)):
+        assert response.status_code == 401
+        assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
+
+
+async def test_every_reason_is_told_in_other_words(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    refusals = [
+        issuer.token(exp=1),
+        issuer.token(aud="another-service"),
+        issuer.token(iss="https://another.test"),
+        issuer.token(scope="request:write"),
+        issuer.token(headers={"typ": "JWT"}),
+        "nonsense",
+    ]
+
+    challenges = [
+        (await client.get(f"/v1/request/{A_UUID}", headers=bearer(token))).headers["WWW-Authenticate"]
+        for token in refusals
+    ]
+
+    descriptions = [re.findall(r'error_description="([^"]+)"', challenge) for challenge in challenges]
+    assert len({description for (description,) in descriptions}) == len(refusals)
+    assert [' scope="request:read"' in challenge for challenge in challenges] == [
+        token == refusals[3] for token in refusals
+    ]
 
 
 @pytest.mark.parametrize("token", ["nonsense", "a.b.c", "ey.ey.ey", "é"])
@@ -157,6 +230,41 @@ async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClien
     response = await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))
 
     assert response.status_code == 401
+
+
+async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    used, unused = [await conveyancers.create_api_key(database, CONVEYANCER) for _ in range(2)]
+    settings = msgspec.structs.replace(service_settings, api_key_use_seconds=0.05)
+    async with api_client(settings, used) as client, database.transaction():
+        await database.execute("LOCK TABLE api_key IN EXCLUSIVE MODE")  # reading is allowed
+        for _ in range(3):
+            assert (await client.get(STRUCTURE)).status_code == 200
+
+    async with api_client(settings, used) as client:
+        assert (await client.get(STRUCTURE)).status_code == 200
+        first = await eventually(lambda: _last_use(database, used))
+        assert (await client.get(STRUCTURE)).status_code == 200
+
+    assert await _last_use(database, used) == first
+    assert await _last_use(database, unused) is None
+
+
+async def test_use_of_an_api_key_just_before_the_end_is_written(
+    client: httpx.AsyncClient, service_settings: ServiceSettings, database: Connection
+) -> None:
+    key = await conveyancers.create_api_key(database, CONVEYANCER)
+    async with api_client(service_settings, key) as other:
+        assert (await other.get(STRUCTURE)).status_code == 200
+        assert (await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))).status_code == 401
+
+    assert await _last_use(database, key) is not None
+
+
+async def _last_use(database: Connection, key: str) -> datetime | None:
+    keys = {listed.prefix: listed for listed in await conveyancers.list_api_keys(database)}
+    return keys[key.split("_")[1]].last_used_at
 
 
 async def test_only_the_hash_of_an_api_key_is_stored(database: Connection) -> None:

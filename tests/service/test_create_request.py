@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -403,6 +404,15 @@ async def test_body_that_is_not_json_is_refused(client: httpx.AsyncClient, media
 
     assert response.status_code == 415
     assert response.json()["errors"][0]["code"] == "unsupported_media_type"
+
+
+async def test_of_thousands_of_unknown_fields_the_first_are_told(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        "/v1/request", json={f"unknown-{number}": 1 for number in range(2_000)} | {"case_ref": 7}
+    )
+
+    codes = Counter(error["code"] for error in response.json()["errors"])
+    assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
 
 
 async def test_body_of_more_than_64_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:

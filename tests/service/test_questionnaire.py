@@ -1,10 +1,12 @@
 """The questionnaire against the table of the interface, and what its loader refuses."""
 
+import httpx
 import msgspec
 import pytest
 
-from service.questionnaire import QuestionnaireError, load, parse
+from service.questionnaire import QuestionnaireError, entity_tag, load, parse
 
+STRUCTURE = "/v1/questionnaire/structure"
 YES_NO = ["YES", "NO"]
 USES = ["RESIDENTIAL", "MIXED", "COMMERCIAL", "DEVELOPMENT"]
 BUYER_TYPES = [
@@ -195,3 +197,62 @@ def test_badly_written_file_is_refused(written: str, broken: str, complaint: str
 
     with pytest.raises(QuestionnaireError, match=complaint):
         parse(WELL_WRITTEN.replace(written, broken))
+
+
+def test_tag_changes_with_the_questions_and_with_nothing_else() -> None:
+    assert entity_tag(parse(WELL_WRITTEN)) == entity_tag(parse(WELL_WRITTEN))
+    assert entity_tag(parse(WELL_WRITTEN)) != entity_tag(parse(WELL_WRITTEN.replace("tenants", "a tenant")))
+
+
+async def test_questions_that_the_caller_has_are_not_sent_again(client: httpx.AsyncClient) -> None:
+    first = await client.get(STRUCTURE)
+    again = await client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
+
+    assert first.headers["ETag"].startswith('W/"')
+    assert again.status_code == 304
+    assert again.content == b""
+    assert again.headers["X-Request-Id"]
+    assert "Content-Type" not in again.headers
+    for name in ("ETag", "Cache-Control"):
+        assert again.headers[name] == first.headers[name]
+    assert first.headers["Cache-Control"] == "private, no-cache"
+
+
+@pytest.mark.parametrize(
+    ("if_none_match", "status"),
+    [
+        ("*", 304),
+        ("{tag}", 304),
+        ("W/{tag}", 304),
+        ('"other", W/{tag}', 304),
+        ('"a, b" ,W/"other",{tag}', 304),
+        ('"other"', 200),
+        ('W/"other", "another"', 200),
+        ("", 200),
+        ("nonsense", 200),
+        ('"*"', 200),
+        ('"x{bare}"', 200),
+        ("{bare}", 200),
+    ],
+)
+async def test_tags_are_compared_weakly(client: httpx.AsyncClient, if_none_match: str, status: int) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
+    sent = if_none_match.format(tag=tag, bare=tag.strip('"'))
+
+    assert (await client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
+
+
+async def test_tags_in_several_headers_are_one_list(client: httpx.AsyncClient) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"]
+
+    response = await client.get(STRUCTURE, headers=[("If-None-Match", '"other"'), ("If-None-Match", tag)])
+
+    assert response.status_code == 304
+
+
+async def test_tag_opens_no_door(client: httpx.AsyncClient) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"]
+
+    response = await client.get(STRUCTURE, headers={"If-None-Match": tag, "Authorization": "Bearer nonsense"})
+
+    assert response.status_code == 401

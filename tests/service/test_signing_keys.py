@@ -20,7 +20,7 @@ def own_issuer(tmp_path: Path) -> Issuer:
 
 
 def signing_keys(issuer: Issuer) -> SigningKeys:
-    return SigningKeys(issuer.jwks.as_uri(), refresh_seconds=0.02, timeout_seconds=5.0)
+    return SigningKeys(issuer.jwks.as_uri(), refresh_seconds=0.02, timeout_seconds=5.0, cooldown_seconds=10.0)
 
 
 async def test_key_is_found_without_waiting_for_the_background(own_issuer: Issuer) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from service import outbox
+from service import outbox, postgres
 from service.postgres import Connection, Pool
 from tests.conftest import eventually, running
 from tests.worker.conftest import settings_with
@@ -35,7 +35,7 @@ async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_
 ) -> None:
     settings = settings_with(worker_settings, relay_listen_check_seconds=600.0)
     woken = asyncio.Event()
-    pool_process = await pool.fetchval("SELECT pg_backend_pid()")
+    pool_process = await process_of(pool)
 
     async with running(Listener(settings, woken).run):
         await eventually(woken.is_set)
@@ -47,7 +47,14 @@ async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_
         await eventually(woken.is_set)
 
     assert successor != killed
-    assert await pool.fetchval("SELECT pg_backend_pid()") == pool_process
+    assert await process_of(pool) == pool_process
+
+
+async def process_of(pool: Pool) -> int:
+    """Return the process that serves the pool's connection."""
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        process: int = await connection.fetchval("SELECT pg_backend_pid()")
+    return process
 
 
 async def other_listeners(database: Connection, killed: int) -> list[int]:

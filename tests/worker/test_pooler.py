@@ -88,7 +88,7 @@ def _as_another_user() -> list[str]:
 
 
 async def _store(pool: Pool) -> CalculationRequest:
-    async with pool.acquire() as connection:
+    async with postgres.connection(pool, seconds=5.0) as connection:
         return await store(connection)
 
 

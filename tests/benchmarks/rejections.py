@@ -1,0 +1,168 @@
+"""How long a refusal takes beside an acceptance: `python -m tests.benchmarks.rejections`.
+
+A process of the API, one caller, every kind of call in any order; medians in milliseconds, and their ratio to
+the median of an accepted create. The last two lines are one refusal: of another conveyancer's, and of what is
+nobody's.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import asyncpg
+import httpx
+import msgspec
+
+from deploy.local import servers
+from service import conveyancers, postgres
+from service.identifiers import new_request_id, uuid_of
+from service.settings import ServiceSettings
+from tests.conftest import (
+    A_REQUEST,
+    AUDIENCE,
+    CONVEYANCER,
+    FREE_CONVEYANCER,
+    ISSUER,
+    ROOT,
+    SECRET_KEYS,
+    Issuer,
+)
+from tests.end_to_end.processes import api_process, started
+
+ALLOWED = 1.2  # of the median of an accepted create
+
+
+def main() -> int:
+    """Print the table. Exit status 1 when a refusal is dearer than allowed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=500, help="of each kind (default: 500)")
+    samples = parser.parse_args().samples
+    with servers.postgres(ROOT / ".local" / "benchmarks", keep=False, report=print) as url:
+        return asyncio.run(_run(url, samples))
+
+
+async def _run(server_url: str, samples: int) -> int:
+    name = f"rejections_{time.time_ns()}"
+    administrator = await asyncpg.connect(server_url)
+    await administrator.execute(f'CREATE DATABASE "{name}"')
+    url = str(httpx.URL(server_url).copy_with(path=f"/{name}"))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return await _measure_api(url, Path(folder), samples)
+    finally:
+        await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        await administrator.close()
+
+
+async def _measure_api(url: str, folder: Path, samples: int) -> int:
+    connection = await asyncpg.connect(url)
+    await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+    for conveyancer in (CONVEYANCER, FREE_CONVEYANCER):
+        await conveyancers.add(connection, conveyancer, name=conveyancer, charges_calculation_fee=True)
+    await connection.close()
+    issuer = Issuer(folder)
+    settings = ServiceSettings(
+        database_url=url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        auth_issuer=ISSUER,
+        auth_audience=AUDIENCE,
+        auth_jwks_url=issuer.jwks.as_uri(),
+    )
+    api = api_process(settings, folder)
+    async with started(api), httpx.AsyncClient(base_url=api.base_url) as client:
+        calls = await _calls(client, issuer)
+        medians = await _medians(client, calls, samples)
+    return _print_table(calls, medians)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call and the status that it must be answered with."""
+
+    status: int
+    request: httpx.Request
+
+
+async def _calls(client: httpx.AsyncClient, issuer: Issuer) -> dict[str, Call]:
+    """Return every kind of call; the first is the one that is accepted."""
+    token, fake = issuer.token(), issuer.token(headers={"kid": "unheard-of"})
+    body = json.dumps(A_REQUEST).encode()
+    signed, _, signature = token.rpartition(".")
+    forged = f"{signed}.{signature[:10]}{'AAAA'}{signature[14:]}"
+
+    def create(
+        content: bytes = body, token: str = token, media_type: str = "application/json"
+    ) -> httpx.Request:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": media_type}
+        return client.build_request("POST", "/v1/request", content=content, headers=headers)
+
+    def retrieve(uuid: str) -> httpx.Request:
+        headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+        return client.build_request("GET", f"/v1/request/{uuid}", headers=headers)
+
+    ours = (await client.send(create())).json()["data"]["uuid"]
+    many_wrong = {f"wrong-{number}": 1 for number in range(3_000)}
+    long_local_part = {"customer_email": "a." * 120 + "@example.com", "sender_email": "x" * 254}
+    deep = b'{"meta_data": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}"
+    large = {"meta_data": {str(number): "\u20ac" * 10 for number in range(800)}}
+    return {
+        "200 accepted": Call(200, create()),
+        "400 malformed": Call(400, create(b"[" * 60_000)),
+        "401 no token": Call(401, client.build_request("POST", "/v1/request", content=body)),
+        "401 nonsense": Call(401, create(token="nonsense")),
+        "401 too large": Call(401, create(token="x" * 9_000)),
+        "401 unknown key": Call(401, create(token=fake)),
+        "401 forged signature": Call(401, create(token=forged)),
+        "401 expired": Call(401, create(token=issuer.token(exp=1))),
+        "401 unknown API key": Call(401, _with_api_key(client)),
+        "403 scope": Call(403, create(token=issuer.token(scope="request:read"))),
+        "403 unknown conveyancer": Call(403, create(token=issuer.token("stranger"))),
+        "404 no route": Call(404, client.build_request("GET", "/nonsense")),
+        "405": Call(405, client.build_request("DELETE", "/v1/request")),
+        "413 announced": Call(413, create(b" " * 66_000)),
+        "415": Call(415, create(media_type="text/plain")),
+        "422 empty": Call(422, create(b"{}")),
+        "422 addresses": Call(422, create(json.dumps(A_REQUEST | long_local_part).encode())),
+        "422 too deep": Call(422, create(deep)),
+        "422 thousands of fields": Call(422, create(json.dumps(A_REQUEST | many_wrong).encode())),
+        "422 large meta_data": Call(422, create(json.dumps(A_REQUEST | large).encode())),
+        "404 another's": Call(404, retrieve(ours)),
+        "404 nobody's": Call(404, retrieve(uuid_of(new_request_id()))),
+    }
+
+
+def _with_api_key(client: httpx.AsyncClient) -> httpx.Request:
+    headers = {"Authorization": "Bearer cr_0123456789ab_" + "x" * 43}
+    return client.build_request("GET", "/v1/questionnaire/structure", headers=headers)
+
+
+async def _medians(client: httpx.AsyncClient, calls: Mapping[str, Call], samples: int) -> dict[str, float]:
+    """Return the median milliseconds of each kind."""
+    taken: dict[str, list[float]] = {kind: [] for kind in calls}
+    chance = random.Random(1)  # noqa: S311 - so that none always comes after the same one
+    for _ in range(samples):
+        for kind, call in chance.sample(list(calls.items()), len(calls)):
+            started_at = time.perf_counter()
+            response = await client.send(call.request)
+            taken[kind].append((time.perf_counter() - started_at) * 1000)
+            if response.status_code != call.status:
+                raise SystemExit(f"{kind}: answered {response.status_code}")
+    return {kind: statistics.median(milliseconds) for kind, milliseconds in taken.items()}
+
+
+def _print_table(calls: Mapping[str, Call], medians: Mapping[str, float]) -> int:
+    accepted = medians[next(iter(calls))]
+    for kind, median in medians.items():
+        print(f"{kind:26}{median:8.3f} ms{median / accepted:7.2f}")
+    return 1 if max(medians.values()) > ALLOWED * accepted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
