@@ -5,11 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from litestar import Litestar
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from service import postgres, questionnaire
+from service import openapi, postgres, questionnaire
 from service.access_log import AccessLog
 from service.api import ApiRequest, Resources, create_request, questionnaire_structure, retrieve_request
 from service.auth import Authenticator
@@ -28,14 +26,19 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     app = Litestar(
-        route_handlers=[create_request, retrieve_request, questionnaire_structure, livez, readyz],
+        route_handlers=[
+            create_request,
+            retrieve_request,
+            questionnaire_structure,
+            livez,
+            readyz,
+            *openapi.handlers,
+        ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=OpenAPIConfig(
-            title="Calculation requests", version="1", render_plugins=[JsonRenderPlugin()]
-        ),
+        openapi_config=None,  # service.openapi says more than Litestar could know.
         logging_config=None,  # telemetry.configure() has the last word on logging.
     )
     return AccessLog(app)
