@@ -14,6 +14,7 @@ import msgspec
 from litestar import MediaType, Response, get
 from litestar.exceptions import HTTPException, NotFoundException
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
 from litestar.response import File
 
 from service import api, auth, questionnaire
@@ -240,7 +241,19 @@ _DESCRIPTIONS = {
     "pointer": "Where it stands, or should stand, in the body (RFC 6901).",
 }
 
-# What the type of the form cannot say: the reason of a waiver is looked at only if there is one.
+# What the types cannot say. A keyword concerns values of its own type only, so this is any JSON value.
+_JSON_VALUE = {
+    "description": "Any JSON value without NUL characters, its integers within 64 bits.",
+    "minimum": -(2**63),
+    "maximum": 2**63 - 1,
+    "pattern": r"^[^\u0000]*$",
+    "items": {"$ref": "#/components/schemas/JsonValue"},
+    "propertyNames": {"pattern": r"^[^\u0000]*$"},
+    "additionalProperties": {"$ref": "#/components/schemas/JsonValue"},
+}
+_META_DATA = {name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")}
+
+# And: the reason of a waiver is looked at only if there is one.
 _WAIVER_RULE = {
     "dependentSchemas": {
         "calculation_fee_exempt": {
@@ -368,7 +381,10 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
         for name, field in schema.get("properties", {}).items():
             if name in _DESCRIPTIONS:
                 field["description"] = _DESCRIPTIONS[name]
-    schemas[CalculationRequestForm.__name__] |= _WAIVER_RULE
+    form = schemas[CalculationRequestForm.__name__]
+    form |= _WAIVER_RULE
+    form["properties"]["meta_data"] |= _META_DATA
+    schemas["JsonValue"] = _JSON_VALUE
     return schemas
 
 
@@ -424,7 +440,7 @@ def openapi_page() -> Response[str]:
 
 
 @get("/schema/{asset:str}", sync_to_thread=False)
-def openapi_asset(asset: str) -> File:
+def openapi_asset(asset: FromPath[str]) -> File:
     """Return a file that the page needs, out of the package that carries Swagger UI."""
     if asset not in _ASSETS:
         raise NotFoundException

@@ -164,13 +164,18 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
                 values[name] = field.default
             continue
         try:
-            values[name] = msgspec.convert(body[name], field.type)
+            values[name] = msgspec.convert(_integral(body[name]), field.type)
         except msgspec.ValidationError as error:
             errors.append(_field_error(name, *_classify(str(error))))
     errors += [
         _field_error(name, "unknown_field", "There is no such field.") for name in body if name not in _fields
     ]
     return values, errors
+
+
+def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return 300000.0 as 300000: JSON Schema, and with it our document, calls both an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _field_error(name: str, code: ErrorCode, message: str) -> FieldError:
