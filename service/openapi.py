@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from http import HTTPStatus
@@ -66,7 +66,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 def _refusal(body: str) -> InvalidSubmission:
     try:
-        Draft(body.encode()).validated(waiver_applies=True)
+        Draft(body.encode()).validated(waiver_applies=False)
     except InvalidSubmission as error:
         return error
     raise ValueError(body)
@@ -92,7 +92,7 @@ FULL_REQUEST: dict[str, Any] = SMALLEST_REQUEST | {
     "calculation_fee_exempt": True,
     "calculation_fee_exempt_reason": "Repeat client",
 }
-_REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
 _RECORD = CalculationRequestRecord(
     **FULL_REQUEST,
     uuid="req_01a9ZkW3mT6qPxB8vNcR4d",
@@ -135,7 +135,7 @@ def operations() -> list[Operation]:
                 "unknown_conveyancer": UnknownConveyancer(),
                 "too_large": HTTPException(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
                 "not_json": UnsupportedMediaType(),
-                "refused_fields": _refusal(_REFUSED_REQUEST),
+                "refused_fields": _refusal(REFUSED_REQUEST),
             },
         ),
         Operation(
@@ -185,19 +185,16 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
-        "required": True,
         "description": "The caller's, or a new one: quote it to the people who run the service.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
         "example": "case-17",
     },
     "WWW-Authenticate": {
-        "required": True,
         "description": "What is wrong with the token (RFC 6750, section 3).",
         "schema": {"type": "string", "pattern": "^Bearer "},
         "example": 'Bearer realm="calculation-requests"',
     },
     "Retry-After": {
-        "required": True,
         "description": "Seconds to wait before another attempt.",
         "schema": {"type": "integer", "minimum": 1},
         "example": 1,
@@ -292,7 +289,6 @@ def document() -> dict[str, Any]:
         "components": {
             "schemas": _schemas(every),
             "parameters": {name: {"name": name} | parameter for name, parameter in _PARAMETERS.items()},
-            "headers": _HEADERS,
             "securitySchemes": _SECURITY_SCHEMES,
         },
     }
@@ -329,40 +325,42 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    responses = {"200": _success(operation)}
+    (payload,), _ = _generate(Envelope[type(operation.example)])  # type: ignore[misc]
+    success = Response(succeed(operation.example), headers=dict.fromkeys(operation.headers, ""))
+    responses = {"200": _response(HTTPStatus.OK, payload, {"ok": success})}
+    if operation.links:
+        responses["200"]["links"] = operation.links
+    failures: dict[int, dict[str, Response[Any]]] = {}
     for name, failure in {**operation.failures, **_ANY_FAILURE}.items():
         answered = answer(failure)
-        status = HTTPStatus(answered.status_code or 500)
-        response = responses.setdefault(
-            str(status.value),
-            {
-                "description": status.phrase,
-                "headers": _header_references(answered.headers),
-                "content": {
-                    MediaType.JSON: {"schema": _reference("schemas", "ErrorEnvelope"), "examples": {}}
-                },
-            },
-        )
-        response["content"][MediaType.JSON]["examples"] |= _named({name: answered.content})
+        failures.setdefault(answered.status_code or 500, {})[name] = answered
+    for status, answers in sorted(failures.items()):
+        schema = _reference("schemas", ErrorEnvelope.__name__)
+        responses[str(status)] = _response(HTTPStatus(status), schema, answers)
     return responses
 
 
-def _success(operation: Operation) -> dict[str, Any]:
-    (schema,), _ = _generate(Envelope[type(operation.example)])  # type: ignore[misc]
-    response = {
-        "description": "OK",
-        "headers": _header_references(operation.headers),
+def _response(
+    status: HTTPStatus, schema: dict[str, Any], answers: Mapping[str, Response[Any]]
+) -> dict[str, Any]:
+    """Describe what a status is answered with; a header is required when each of *answers* has it."""
+    headers = {name for answered in answers.values() for name in answered.headers}
+    return {
+        "description": status.phrase,
+        "headers": {
+            "X-Request-Id": _HEADERS["X-Request-Id"] | {"required": True},
+            **{
+                name: _HEADERS[name] | {"required": all(name in each.headers for each in answers.values())}
+                for name in sorted(headers)
+            },
+        },
         "content": {
-            MediaType.JSON: {"schema": schema, "examples": _named({"ok": succeed(operation.example)})},
+            MediaType.JSON: {
+                "schema": schema,
+                "examples": _named({name: answered.content for name, answered in answers.items()}),
+            }
         },
     }
-    if operation.links:
-        response["links"] = operation.links
-    return response
-
-
-def _header_references(names: Iterable[str]) -> dict[str, Any]:
-    return {name: _reference("headers", name) for name in ("X-Request-Id", *names)}
 
 
 def _named(examples: Mapping[str, Any]) -> dict[str, Any]:
