@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import inspect
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -58,7 +59,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     example: msgspec.Struct  # of the payload, whose type it also gives
     failures: Mapping[str, Exception]  # by the name of their example
     parameters: tuple[str, ...] = ()  # of _PARAMETERS
-    headers: tuple[str, ...] = ()  # of _HEADERS, when it succeeds
+    headers: Mapping[str, bool] = {}  # of _HEADERS, when it succeeds; True for those that always come
+    bare: tuple[HTTPStatus, ...] = ()  # answered without a body
     body: type[msgspec.Struct] | None = None
     body_examples: Mapping[str, Any] = {}
     links: Mapping[str, Any] = {}
@@ -233,9 +235,6 @@ _DESCRIPTIONS = {
     "calculation_id": "Null until a calculation has been made.",
     "secret": "Opens this request and its calculation.",
     "request_url": "Where the customer answers the questions; the same link as in the e-mail.",
-    "code": "What is wrong, for programs.",
-    "field": "The field at fault, if it is one.",
-    "pointer": "Where it stands, or should stand, in the body (RFC 6901).",
 }
 
 # What the types cannot say. A keyword concerns values of its own type only, so this is any JSON value.
@@ -304,10 +303,11 @@ def _paths(every: list[Operation]) -> dict[str, Any]:
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
+    text = inspect.getdoc(operation.handler.fn) or ""
     described: dict[str, Any] = {
         "operationId": operation.handler.handler_name,
-        "summary": (operation.handler.fn.__doc__ or "").partition(".")[0],
-        "description": operation.handler.fn.__doc__,
+        "summary": text.partition(".")[0],
+        "description": text,
         "tags": [operation.tag],
         "security": operation.security,
         "parameters": [
@@ -317,50 +317,47 @@ def _describe(operation: Operation) -> dict[str, Any]:
     }
     if operation.body:
         schema = _reference("schemas", operation.body.__name__)
-        described["requestBody"] = {
-            "required": True,
-            "content": {MediaType.JSON: {"schema": schema, "examples": _named(operation.body_examples)}},
-        }
+        described["requestBody"] = {"required": True} | _content(schema, operation.body_examples)
     return described
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
     (payload,), _ = _generate(Envelope[type(operation.example)])  # type: ignore[misc]
-    success = Response(succeed(operation.example), headers=dict.fromkeys(operation.headers, ""))
-    responses = {"200": _response(HTTPStatus.OK, payload, {"ok": success})}
+    responses = {"200": _response(HTTPStatus.OK, operation.headers)}
+    responses["200"] |= _content(payload, {"ok": succeed(operation.example)})
     if operation.links:
         responses["200"]["links"] = operation.links
-    failures: dict[int, dict[str, Response[Any]]] = {}
-    for name, failure in {**operation.failures, **_ANY_FAILURE}.items():
-        answered = answer(failure)
-        failures.setdefault(answered.status_code or 500, {})[name] = answered
-    for status, answers in sorted(failures.items()):
-        schema = _reference("schemas", ErrorEnvelope.__name__)
-        responses[str(status)] = _response(HTTPStatus(status), schema, answers)
-    return responses
+    for status in operation.bare:
+        responses[str(status.value)] = _response(status, operation.headers)
+    return responses | _failures({**operation.failures, **_ANY_FAILURE})
 
 
-def _response(
-    status: HTTPStatus, schema: dict[str, Any], answers: Mapping[str, Response[Any]]
-) -> dict[str, Any]:
-    """Describe what a status is answered with; a header is required when each of *answers* has it."""
-    headers = {name for answered in answers.values() for name in answered.headers}
+def _failures(failures: Mapping[str, Exception]) -> dict[str, Any]:
+    """Describe every status of *failures*; a header always comes when each failure of the status has it."""
+    answers: dict[int, dict[str, Response[ErrorEnvelope]]] = {}
+    for name, failure in failures.items():
+        response = answer(failure)
+        answers.setdefault(response.status_code or 500, {})[name] = response
+    described = {}
+    for status, named in sorted(answers.items()):
+        headers = {name for response in named.values() for name in response.headers}
+        always = {name: all(name in response.headers for response in named.values()) for name in headers}
+        content = {name: response.content for name, response in named.items()}
+        described[str(status)] = _response(HTTPStatus(status), always)
+        described[str(status)] |= _content(_reference("schemas", ErrorEnvelope.__name__), content)
+    return described
+
+
+def _response(status: HTTPStatus, headers: Mapping[str, bool]) -> dict[str, Any]:
+    always = {"X-Request-Id": True, **headers}
     return {
         "description": status.phrase,
-        "headers": {
-            "X-Request-Id": _HEADERS["X-Request-Id"] | {"required": True},
-            **{
-                name: _HEADERS[name] | {"required": all(name in each.headers for each in answers.values())}
-                for name in sorted(headers)
-            },
-        },
-        "content": {
-            MediaType.JSON: {
-                "schema": schema,
-                "examples": _named({name: answered.content for name, answered in answers.items()}),
-            }
-        },
+        "headers": {name: _HEADERS[name] | {"required": always[name]} for name in sorted(always)},
     }
+
+
+def _content(schema: dict[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content": {MediaType.JSON: {"schema": schema, "examples": _named(examples)}}}
 
 
 def _named(examples: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,6 +373,8 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
     payloads = [Envelope[type(operation.example)] for operation in every]  # type: ignore[misc]
     _, schemas = _generate(*bodies, *payloads, ErrorEnvelope)
     for schema in schemas.values():
+        # Docstrings tell developers the source; readers of the document do not have it.
+        schema["description"] = re.sub(r" \(interface, .*?\)", "", schema["description"])
         for name, field in schema.get("properties", {}).items():
             if name in _DESCRIPTIONS:
                 field["description"] = _DESCRIPTIONS[name]

@@ -26,7 +26,7 @@ EXAMPLES = [
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
     for status, response in operation["responses"].items()
-    for name, example in response["content"]["application/json"]["examples"].items()
+    for name, example in response.get("content", {}).get("application/json", {}).get("examples", {}).items()
 ]
 
 
