@@ -155,6 +155,7 @@ def _rename(fields: Fields, chance: random.Random) -> None:
     names = [
         '"unknown"',
         '"a/b~c"',
+        '"~1~0"',
         '""',
         '"Case_Ref"',
         '"\\u0000"',
