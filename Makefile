@@ -7,7 +7,7 @@ LOCK = $(IN_VENV) uv pip compile pyproject.toml --quiet --universal --python-ver
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test faults drain check format lock clean
+.PHONY: help run demo test fuzz faults drain check format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -23,6 +23,9 @@ test:     .venv/installed  ## run all tests, with branch coverage (ARGS="-k name
 	$(IN_VENV) coverage run -m pytest $(ARGS)
 	@$(IN_VENV) coverage combine --quiet
 	$(IN_VENV) coverage report $(if $(ARGS),--fail-under=0)
+
+fuzz:     .venv/installed  ## call the API with all that its OpenAPI document allows and forbids, and spoilt bodies
+	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py

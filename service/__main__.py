@@ -11,9 +11,10 @@ from pathlib import Path
 
 import asyncpg
 import jwt
+import msgspec
 import uvloop
 
-from service import auth, conveyancers, http_server, postgres, telemetry
+from service import auth, conveyancers, http_server, openapi, postgres, telemetry
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
@@ -58,6 +59,11 @@ async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
         create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
     )
+
+
+def openapi_print(_: argparse.Namespace) -> None:
+    """Print the OpenAPI document."""
+    print(msgspec.json.format(msgspec.json.encode(openapi.document())).decode())
 
 
 def schema_apply(_: argparse.Namespace) -> None:
@@ -161,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     _command(commands, "serve", serve)
+    _command(commands, "openapi", openapi_print)
 
     schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
     _command(schema, "apply", schema_apply)

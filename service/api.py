@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
+from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
@@ -15,7 +15,6 @@ from service.envelope import Envelope, NotModified, UnsupportedMediaType, succee
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
-from service.operations import REPLAYED, CreateRequest, ListRequests
 from service.postgres import Pool
 from service.questionnaire import Questionnaire
 from service.relay_waker import RelayWaker
@@ -50,13 +49,7 @@ class ApiRequest(Request[Caller, Any, State]):
         return resources
 
 
-@post(
-    "/v1/request",
-    status_code=200,
-    guards=[auth.requires(auth.WRITE)],
-    response_headers=[REPLAYED],
-    operation_class=CreateRequest,
-)
+@post("/v1/request", status_code=200, guards=[auth.requires(auth.WRITE)])
 async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRequestRecord]]:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
@@ -79,10 +72,10 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
         )
     resources.relay.wake()
     record = stored.record(resources.keys, resources.settings.app_url)
-    return Response(succeed(record), headers={REPLAYED.name: "true"} if is_repeat else None)
+    return Response(succeed(record), headers={idempotency.REPLAYED: "true"} if is_repeat else None)
 
 
-@get("/v1/request", guards=[auth.requires(auth.READ)], operation_class=ListRequests)
+@get("/v1/request", guards=[auth.requires(auth.READ)])
 async def list_requests(request: ApiRequest) -> Envelope[CalculationRequestPage]:
     """List the caller's requests, newest first."""
     resources = request.resources
@@ -93,6 +86,12 @@ async def list_requests(request: ApiRequest) -> Envelope[CalculationRequestPage]
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)
     records = [stored.record(resources.keys, resources.settings.app_url) for stored in found]
     return succeed(CalculationRequestPage(records, next_cursor))
+
+
+@route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)
+async def tell_methods() -> Response[None]:
+    """Tell what the path can do: Litestar's own answer forgets every method of a path but one handler's."""
+    return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 
 @get("/v1/request/{uuid:str}", guards=[auth.requires(auth.READ)])

@@ -5,11 +5,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from litestar import Litestar
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from service import postgres, questionnaire
+from service import openapi, postgres, questionnaire
 from service.access_log import AccessLog
 from service.admission import Admission
 from service.api import (
@@ -19,6 +17,7 @@ from service.api import (
     list_requests,
     questionnaire_structure,
     retrieve_request,
+    tell_methods,
 )
 from service.api_key_uses import ApiKeyUses
 from service.auth import Authenticator
@@ -43,20 +42,20 @@ def create_api(settings: ServiceSettings) -> Litestar:
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
+            tell_methods,  # First, or Litestar answers OPTIONS itself.
             create_request,
             list_requests,
             retrieve_request,
             questionnaire_structure,
             livez,
             readyz,
+            *openapi.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=OpenAPIConfig(
-            title="Calculation requests", version="1", render_plugins=[JsonRenderPlugin()]
-        ),
+        openapi_config=None,  # service.openapi says more than Litestar could know.
         logging_config=None,  # telemetry.configure() has the last word on logging.
     )
 

@@ -1,7 +1,7 @@
 """Calculation requests: the record the interface returns, and the SQL of its table."""
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import asyncpg
@@ -15,6 +15,9 @@ from service.postgres import Connection
 from service.request_secrets import SecretKeyRing
 
 RequestType = Literal["SDLT_CALCULATION"]
+Uuid = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^req_[0-9A-Za-z]{22}$"})]
+Url = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uri"})]
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class RequestNotFound(Exception):
@@ -24,9 +27,9 @@ class RequestNotFound(Exception):
 class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
 
-    uuid: str
-    created_at: datetime
-    updated_at: datetime
+    uuid: Uuid
+    created_at: Instant
+    updated_at: Instant
     customer_email: str
     customer_phone: str | None
     customer_first_name: str
@@ -41,7 +44,7 @@ class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     notes: str | None
     calculation_id: str | None
     secret: str
-    request_url: str
+    request_url: Url
     external_id: str | None
     meta_data: dict[str, Any] | None
     calculation_fee_exempt: bool

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -16,7 +16,7 @@ from service.conveyancers import UnknownConveyancer
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.signing_keys import SigningKeysUnavailable
-from service.submissions import FieldError, InvalidSubmission, MalformedBody
+from service.submissions import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 
 RETRY_AFTER_SECONDS = 1
 
@@ -47,15 +47,24 @@ class Status(msgspec.Struct, frozen=True):
 class Meta(msgspec.Struct, frozen=True):
     """When the response was made: ISO 8601 with fractional seconds and UTC offset."""
 
-    timestamp: str
+    timestamp: Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Envelope(msgspec.Struct, Generic[Data], frozen=True):
-    """What every endpoint returns (interface, *Response envelope*)."""
+    """What every endpoint returns on success (interface, *Response envelope*)."""
 
     status: Status
     data: Data
-    errors: list[FieldError] | None
+    errors: None
+    meta: Meta
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """The envelope when a request failed: there are errors, and no data."""
+
+    status: Status
+    data: None
+    errors: list[FieldError]
     meta: Meta
 
 
@@ -74,7 +83,7 @@ def _meta() -> Meta:
 
 
 # Every fact that the code raises, with the status and code that callers see. Its docstring is the message.
-_ANSWERS: dict[type[Exception], tuple[HTTPStatus, str]] = {
+_ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     MalformedBody: (HTTPStatus.BAD_REQUEST, "malformed_body"),
     MalformedIdempotencyKey: (HTTPStatus.BAD_REQUEST, "invalid_idempotency_key"),
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
@@ -83,14 +92,13 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     RequestNotFound: (HTTPStatus.NOT_FOUND, "not_found"),
     IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight"),
     UnsupportedMediaType: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
-    InvalidSubmission: (HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_submission"),
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),
     PostgresUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
 }
 
 # What Litestar's router and body reader raise.
-_ROUTER_CODES = {
+_ROUTER_CODES: dict[int, ErrorCode] = {
     HTTPStatus.BAD_REQUEST: "malformed_body",
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -98,37 +106,39 @@ _ROUTER_CODES = {
 }
 
 
-def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[Envelope[None] | None]:
+def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEnvelope] | Response[None]:
     """Answer any exception in the envelope; an unforeseen one is logged and told to nobody."""
     if isinstance(error, NotModified):
         return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=error.headers)
+    response = answer(error)
+    if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("request_failed", **telemetry.describe(error))
+    return response
+
+
+def answer(error: Exception) -> Response[ErrorEnvelope]:
+    """Return what a caller is told of *error*."""
+    if isinstance(error, InvalidSubmission):
+        return _fail(HTTPStatus.UNPROCESSABLE_ENTITY, error.errors, {})
     if type(error) in _ANSWERS:
         status, code = _ANSWERS[type(error)]
-        return _fail(status, _errors(error, code), _headers(error))
+        reason = error.reason if isinstance(error, Unauthenticated) else None
+        problem = FieldError(code, reason or error.__doc__ or "", None, None)
+        return _fail(status, [problem], _headers(error))
     if isinstance(error, HTTPException) and error.status_code in _ROUTER_CODES:
         status = HTTPStatus(error.status_code)
         problem = FieldError(_ROUTER_CODES[status], f"{status.phrase}.", None, None)
         return _fail(status, [problem], dict(error.headers or {}))
     if isinstance(error, HTTPException) and error.detail == _HUNG_UP:
         return _fail(HTTPStatus.BAD_REQUEST, [], {})  # Nobody is there to read it.
-    _log.error("request_failed", **telemetry.describe(error))
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    return _fail(
-        status, [FieldError("internal_error", "The service failed; it has been told.", None, None)], {}
-    )
+    problem = FieldError("internal_error", "The service failed; it has been told.", None, None)
+    return _fail(HTTPStatus.INTERNAL_SERVER_ERROR, [problem], {})
 
 
-def encode_failure(status: HTTPStatus, code: str, message: str) -> bytes:
+def encode_failure(status: HTTPStatus, code: ErrorCode, message: str) -> bytes:
     """Return the envelope of an answer that the application is not asked for."""
     problem = FieldError(code, message, None, None)
-    return msgspec.json.encode(Envelope(Status(status, status.phrase), None, [problem], _meta()))
-
-
-def _errors(error: Exception, code: str) -> list[FieldError]:
-    if isinstance(error, InvalidSubmission):
-        return error.errors
-    message = (error.reason if isinstance(error, Unauthenticated) else None) or (error.__doc__ or "")
-    return [FieldError(code, message, None, None)]
+    return msgspec.json.encode(ErrorEnvelope(Status(status, status.phrase), None, [problem], _meta()))
 
 
 def _headers(error: Exception) -> dict[str, str]:
@@ -150,8 +160,6 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
-def _fail(
-    status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]
-) -> Response[Envelope[None] | None]:
-    envelope = Envelope(Status(status, status.phrase), None, errors, _meta())
+def _fail(status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]) -> Response[ErrorEnvelope]:
+    envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
     return Response(envelope, status_code=status, headers=headers, media_type=MediaType.JSON)

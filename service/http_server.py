@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from service import access_log, envelope
 from service.settings import InvalidSetting
+from service.submissions import ErrorCode
 
 LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
 
@@ -116,7 +117,7 @@ class _Protocol(HttpToolsProtocol):
             return
         self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
 
-    def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
+    def _refuse(self, status: HTTPStatus, code: ErrorCode, message: str) -> None:
         if self.transport.is_closing():
             return
         request_id = access_log.new_request_id()

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import msgspec
 
 KEY_CHARACTERS = 255
+REPLAYED = "Idempotent-Replayed"  # the header of an answer that was given before
 
 # A string of RFC 8941, section 3.3.3; or a token, which unlike theirs may begin with any of its characters:
 # many UUIDs begin with a digit.
-_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])+)"')
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/-]+")
+_QUOTED = r'"((?:[ !#-\[\]-~]|\\["\\])+)"'
+_BARE = r"[A-Za-z0-9!#$%&'*+.^_`|~:/-]+"
+PATTERN = f"^({_QUOTED}|{_BARE})$"
+_STRING, _TOKEN = re.compile(_QUOTED), re.compile(_BARE)
 _ESCAPED = re.compile(r"\\(.)")
 
 

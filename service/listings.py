@@ -40,7 +40,7 @@ def parse_listing(query: Sequence[tuple[str, str]]) -> Listing:
     times = Counter(name for name, _ in query)
     values = dict(query)
     failures = {name: _failure(name, value, times[name]) for name, value in values.items()}
-    errors = [FieldError(*failure, name, None) for name, failure in failures.items() if failure]
+    errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
     before = parse_uuid(values.get("cursor", _NEWEST))
     if errors or before is None:
         raise InvalidSubmission(errors)

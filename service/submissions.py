@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import email_validator
 import msgspec
@@ -18,8 +18,53 @@ META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
 _INT64 = range(-(2**63), 2**63)
 
-Line = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS)]
-EmailAddress = Annotated[str, msgspec.Meta(max_length=254)]
+# Every code that an error can have. Whoever handles errors by code can rely on this list being complete.
+ErrorCode = Literal[
+    "malformed_request",
+    "malformed_body",
+    "invalid_idempotency_key",
+    "unauthenticated",
+    "insufficient_scope",
+    "unknown_conveyancer",
+    "not_found",
+    "method_not_allowed",
+    "idempotency_key_in_flight",
+    "body_too_large",
+    "unsupported_media_type",
+    "required",
+    "blank",
+    "invalid_type",
+    "invalid_choice",
+    "invalid_email",
+    "invalid_characters",
+    "out_of_range",
+    "too_long",
+    "too_deep",
+    "unknown_field",
+    "invalid_cursor",
+    "repeated",
+    "idempotency_key_reused",
+    "head_too_large",
+    "internal_error",
+    "unavailable",
+]
+
+# What no single line has, as a regular expression's class: control characters, line and paragraph separators,
+# and the bidirectional controls of UAX #9, which could make a name read as something else.
+_FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+
+# The patterns tell readers of the OpenAPI document what the checks below refuse, with codes of their own.
+LINE = {"pattern": f"^[^{_FORBIDDEN}]*$"}
+_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{_FORBIDDEN}]*[^{_FORBIDDEN}{_SPACES}][^{_FORBIDDEN}]*$"}
+_TEXT = {"pattern": r"^[^\u0000]*$"}
+
+Name = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=_FILLED_LINE)]
+EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
+PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE)]
+ExternalId = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=LINE)]
+Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT)]
+Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
 
 
 class MalformedBody(Exception):
@@ -29,7 +74,7 @@ class MalformedBody(Exception):
 class FieldError(msgspec.Struct, frozen=True):
     """One reason why one field was refused; `pointer` is a JSON pointer (RFC 6901) into the body."""
 
-    code: str
+    code: ErrorCode
     message: str
     field: str | None
     pointer: str | None
@@ -43,30 +88,32 @@ class InvalidSubmission(Exception):
         self.errors = errors
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CalculationRequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of a create request: types and lengths (interface, *Request, as sent on creation*)."""
 
     customer_email: EmailAddress
-    customer_phone: Annotated[str, msgspec.Meta(max_length=32)] | None = None
-    customer_first_name: Line
-    customer_last_name: Line
+    customer_phone: PhoneNumber | None = None
+    customer_first_name: Name
+    customer_last_name: Name
     sender_email: EmailAddress
-    sender_organization_name: Line
-    sender_first_name: Line
-    sender_last_name: Line
-    case_ref: Line
+    sender_organization_name: Name
+    sender_first_name: Name
+    sender_last_name: Name
+    case_ref: Name
     request_type: RequestType = "SDLT_CALCULATION"
-    property_value: Annotated[int, msgspec.Meta(ge=0, le=10**12)] | None = None
-    notes: Annotated[str, msgspec.Meta(max_length=10_000)] | None = None
-    external_id: Line | None = None
+    property_value: Pounds | None = None
+    notes: Notes | None = None
+    external_id: ExternalId | None = None
     meta_data: dict[str, Any] | None = None
     calculation_fee_exempt: bool = False
     # Looked at only when the waiver applies: until then anything goes, as the interface says *ignored*.
     calculation_fee_exempt_reason: Any = None
 
 
-_decoder = msgspec.json.Decoder(Form)
-_fields = {field.name: field for field in msgspec.structs.fields(Form)}
+Failure = tuple[ErrorCode, str]  # and a sentence for the caller
+
+_decoder = msgspec.json.Decoder(CalculationRequestForm)
+_fields = {field.name: field for field in msgspec.structs.fields(CalculationRequestForm)}
 
 
 class Draft:
@@ -136,7 +183,7 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
                 values[name] = field.default
             continue
         try:
-            values[name] = msgspec.convert(body[name], field.type)
+            values[name] = msgspec.convert(_integral(body[name]), field.type)
         except msgspec.ValidationError as error:
             errors.append(_field_error(name, *_classify(str(error))))
     unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_TOLD)
@@ -144,12 +191,17 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
     return values, errors
 
 
-def _field_error(name: str, code: str, message: str) -> FieldError:
+def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return 300000.0 as 300000: JSON Schema, and with it our document, calls both an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _field_error(name: str, code: ErrorCode, message: str) -> FieldError:
     escaped = name.replace("~", "~0").replace("/", "~1")
     return FieldError(code, message, name, f"/{escaped}")
 
 
-def _classify(problem: str) -> tuple[str, str]:
+def _classify(problem: str) -> Failure:
     """Return our code and sentence for what msgspec says of a single value."""
     plain = problem.partition(" - at ")[0].replace("`", "")
     if plain.startswith("Expected str of length"):
@@ -161,13 +213,7 @@ def _classify(problem: str) -> tuple[str, str]:
     return "invalid_type", f"{plain}."
 
 
-Failure = tuple[str, str]  # an error code and a sentence for the caller
-
-# What no single line has: control characters, line and paragraph separators, surrogates (which cannot be
-# stored), and the bidirectional controls of UAX #9, which could make a name read as something else.
-_FORBIDDEN_IN_LINES = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+_FORBIDDEN_IN_LINES = re.compile(f"[{_FORBIDDEN}\\ud800-\\udfff]")  # nor surrogates: they cannot be stored
 
 
 def check_line(value: str) -> Failure | None:

@@ -7,11 +7,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.app import create_app
 from service.postgres import Connection
 from service.questionnaire import load
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, serve
+from tests.conftest import A_REQUEST, Issuer, api_client
 
 
 async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClient) -> None:
@@ -116,18 +115,3 @@ async def test_unforeseen_failure_is_logged_and_told_to_nobody(
     failure = next(line for line in logs if line["event"] == "request_failed")
     assert (failure["error"], failure["sqlstate"]) == ("CheckViolationError", "23514")
     assert "Ada" not in str(logs)
-
-
-async def test_document_of_the_api_is_served(service_settings: ServiceSettings) -> None:
-    async with serve(create_app(service_settings)) as base_url, httpx.AsyncClient() as client:
-        response = await client.get(f"{base_url}/schema/openapi.json")
-
-    assert response.status_code == 200
-    operations = response.json()["paths"]["/v1/request"]
-    assert [parameter["name"] for parameter in operations["get"]["parameters"]] == [
-        "external_id",
-        "limit",
-        "cursor",
-    ]
-    assert [parameter["name"] for parameter in operations["post"]["parameters"]] == ["Idempotency-Key"]
-    assert "Idempotent-Replayed" in operations["post"]["responses"]["200"]["headers"]

@@ -270,6 +270,16 @@ async def test_good_value_is_copied(client: httpx.AsyncClient, name: str, value:
     assert response.json()["data"][name] == value
 
 
+async def test_integral_number_is_an_integer_however_it_is_written(client: httpx.AsyncClient) -> None:
+    numbers = b', "property_value": 3.0e5, "meta_data": {"a": 300000.0}}'
+    body = msgspec.json.encode(A_REQUEST).removesuffix(b"}") + numbers
+
+    response = await client.post("/v1/request", content=body, headers=JSON)
+
+    assert '"property_value":300000,' in response.text
+    assert '"meta_data":{"a":300000.0}' in response.text
+
+
 def nested(levels: int) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for _ in range(levels - 1):

@@ -56,7 +56,7 @@ THE_SAME_FOR_EVERYBODY = {
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema"),
-    ("GET", "/schema/{path:str}"),
+    ("GET", "/schema/{asset:str}"),
     ("GET", "/livez"),
     ("GET", "/readyz"),
 }

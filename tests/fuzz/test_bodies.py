@@ -1,0 +1,110 @@
+"""Whatever body is sent, it is stored, or refused for reasons that the document lists."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import msgspec
+import pytest
+
+from service import openapi
+from service.app import LARGEST_BODY
+from service.envelope import ErrorEnvelope, answer
+from service.submissions import Draft, InvalidSubmission, MalformedBody
+from tests.conftest import Issuer
+from tests.end_to_end.callers import client_of
+from tests.end_to_end.processes import Process
+from tests.fuzz.conftest import LONG
+from tests.fuzz.mutations import mutants
+
+_BODIES = 200_000 if LONG else 4_000
+_SENT = 10_000 if LONG else 200
+# What no schema can say: how addresses are read, how long and deep `meta_data` is.
+_BEYOND_SCHEMAS = {"/customer_email", "/sender_email", "too_deep", ("/meta_data", "too_long")}
+_LARGE_FLOATS = (b"1e300", b"1e308")  # JSON Schema takes them for integers that are out of range
+
+Validator = Callable[[Any], bool]
+
+
+@pytest.fixture(scope="module")
+def allowed() -> Validator:
+    """Whether the document allows a body."""
+    document = openapi.document()
+    reference = {"$ref": "#/components/schemas/CalculationRequestForm", "components": document["components"]}
+    return jsonschema_rs.Draft202012Validator(reference).is_valid
+
+
+def test_every_body_is_accepted_or_refused_as_documented(allowed: Validator) -> None:
+    outcomes: Counter[str] = Counter()
+    for body in islice(mutants(random.Random(20)), _BODIES):
+        problems = _judge(body)
+        outcomes.update({problem.code for problem in problems} or {"accepted"})
+        _check_against_schema(body, problems, allowed)
+
+    print(f"{_BODIES} bodies:", dict(outcomes.most_common()))
+    assert outcomes.keys() >= {"accepted", "malformed_body", "required", "too_long", "unknown_field", "blank"}
+
+
+async def test_service_answers_as_the_validator_judges(api: Process, issuer: Issuer) -> None:
+    answers: Counter[int] = Counter()
+    async with client_of(api, issuer.token()) as client:
+        for body in islice(mutants(random.Random(21)), _SENT):
+            answers[await _send(client, body)] += 1
+
+    print(f"{_SENT} bodies sent:", dict(answers))
+    assert answers.keys() >= {200, 400, 422}
+    assert answers.keys() <= {200, 400, 413, 422}
+
+
+def _judge(body: bytes) -> list[Any]:
+    """Return why *body* is refused, as a caller would read it."""
+    try:
+        draft = Draft(body)
+        draft.validated(waiver_applies=draft.asks_for_waiver)
+    except (MalformedBody, InvalidSubmission) as error:
+        told = msgspec.json.decode(msgspec.json.encode(answer(error).content), type=ErrorEnvelope)
+        assert told.errors
+        _check_pointers(body, told)
+        return told.errors
+    except Exception as error:
+        raise AssertionError(body) from error
+    return []
+
+
+def _check_pointers(body: bytes, told: ErrorEnvelope) -> None:
+    """Check that every error points to what it speaks of, and none to the same."""
+    pointers = [error.pointer for error in told.errors]
+    assert len(set(pointers)) == len(pointers), body
+    for error in told.errors:
+        if error.pointer is None:
+            assert error.code == "malformed_body", body
+        elif error.pointer:
+            name = error.pointer.removeprefix("/").replace("~1", "/").replace("~0", "~")
+            assert name == error.field, body
+            assert error.code == "required" or name in msgspec.json.decode(body), body
+
+
+def _check_against_schema(body: bytes, problems: list[Any], allowed: Validator) -> None:
+    codes = {problem.code for problem in problems}
+    if "malformed_body" in codes or any(number in body for number in _LARGE_FLOATS):
+        return
+    explained = codes.union(*((problem.pointer, (problem.pointer, problem.code)) for problem in problems))
+    assert allowed(msgspec.json.decode(body)) == (not codes) or explained & _BEYOND_SCHEMAS, (body, problems)
+
+
+async def _send(client: httpx.AsyncClient, body: bytes) -> int:
+    response = await client.post("/v1/request", content=body, headers={"Content-Type": "application/json"})
+    if len(body) > LARGEST_BODY:
+        assert response.status_code == 413
+        return 413
+    expected = [problem.code for problem in _judge(body)]
+    assert [error["code"] for error in response.json()["errors"] or []] == expected, body
+    if not expected:
+        record = response.json()["data"]
+        retrieved = await client.get(f"/v1/request/{record['uuid']}")
+        assert retrieved.json()["data"] == record
+    return response.status_code
