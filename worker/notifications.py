@@ -74,8 +74,9 @@ async def intend_email(event: RequestCreated, *, pool: Pool, seconds: float) -> 
 class Postman:
     """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
 
-    An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind: a
-    process that dies leaves its e-mails to the others within seconds, and nobody sends one that is under way.
+    An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind. To
+    the others a process that died looks like one that lost Postgres with the mail server's answer in hand: they
+    wait until its claim has run out, which is longer than networks are usually away.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -251,7 +252,7 @@ class Postman:
     async def _renew_claims(self) -> None:
         """Keep the claims on what is under way, as long as this process lives."""
         while True:
-            await asyncio.sleep(self._settings.email_claim_seconds / 4)
+            await asyncio.sleep(self._settings.email_claim_seconds / 6)
             if self._under_way:
                 with suppress(PostgresUnavailable):
                     async with postgres.connection(self._pool, seconds=self._seconds) as connection:

@@ -37,7 +37,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     email_poll_seconds: Seconds = 2.0
-    email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 4.0
+    email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
     email_retry_seconds: Seconds = 30.0
     email_longest_retry_seconds: Seconds = 1800.0
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0

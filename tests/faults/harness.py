@@ -259,11 +259,9 @@ async def _harm(plan: Plan, world: World, latencies: Latencies, report: Report) 
     for round_ in rounds(faults, world.chance):
         for group in round_:
             elapsed = time.monotonic() - began
-            enough = (
-                min(done.values(), default=plan.times) >= plan.times
-                and len(world.record.acknowledged) >= plan.requests
-            )
-            if (elapsed >= plan.seconds and enough) or elapsed >= plan.seconds * _OVERTIME + 60:
+            shortfalls = list(_shortfalls(plan, done, len(world.record.acknowledged)))
+            if (elapsed >= plan.seconds and not shortfalls) or elapsed >= plan.seconds * _OVERTIME + 60:
+                world.record.shortfalls += shortfalls
                 return
             await _inject(group, world, latencies)
             for fault in group:
@@ -274,6 +272,14 @@ async def _harm(plan: Plan, world: World, latencies: Latencies, report: Report) 
                 f"recovered in {last.seconds:5.2f} s from {' + '.join(last.faults)}"
             )
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _shortfalls(plan: Plan, done: Mapping[str, int], acknowledged: int) -> Iterator[str]:
+    if acknowledged < plan.requests:
+        yield f"{acknowledged} requests were acknowledged, not {plan.requests}"
+    for fault, times in done.items():
+        if times < plan.times:
+            yield f"{fault}: injected {times} times, not {plan.times}"
 
 
 async def _inject(group: Sequence[Fault], world: World, latencies: Latencies) -> None:

@@ -185,7 +185,13 @@ def answers_as_documented(record: Record) -> Iterable[str]:
             yield f"HTTP {status}, {times} times"
 
 
+def plan_fulfilled(record: Record) -> Iterable[str]:
+    """Every fault came as often, and as many requests were acknowledged, as the plan says."""
+    yield from record.shortfalls
+
+
 CHECKS: Mapping[str, Check] = {
+    "plan fulfilled": plan_fulfilled,
     "nothing lost": nothing_lost,
     "no inversions": no_inversions,
     "repeats only in a fault's unconfirmed window": repeats_explained,

@@ -96,6 +96,7 @@ class Record(msgspec.Struct, kw_only=True):
     dead_letters: Sequence[str] = ()  # likewise
     log_lines: Sequence[str] = ()  # that tell of an unhandled exception
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that nobody had killed
+    shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan: time ran out
     seconds: float = 0.0
     recovery_bar_seconds: float = 5.0
     latencies: Mapping[str, float] = msgspec.field(default_factory=dict)  # commit → auditor, quantiles

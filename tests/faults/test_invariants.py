@@ -205,6 +205,11 @@ def test_a_death_that_nobody_caused_is_a_breach(record: Record) -> None:
     assert breached(record) == {"no unhandled exceptions"}
 
 
+def test_a_plan_that_was_cut_short_is_a_breach(record: Record) -> None:
+    record.shortfalls.append("relay killed: injected 19 times, not 20")
+    assert breached(record) == {"plan fulfilled"}
+
+
 def test_an_http_answer_other_than_200_and_503_is_a_breach(record: Record) -> None:
     record.statuses[500] += 1
     assert breached(record) == {"HTTP answers"}
