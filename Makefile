@@ -7,7 +7,7 @@ LOCK = $(IN_VENV) uv pip compile pyproject.toml --quiet --universal --python-ver
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test faults check format lock clean
+.PHONY: help run demo test faults drain check format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -27,6 +27,9 @@ test:     .venv/installed  ## run all tests, with branch coverage (ARGS="-k name
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
 	$(IN_VENV) tests.faults $(ARGS)
+
+drain:    .venv/installed  ## measure the relay on a full outbox, an old snapshot, poison, nothing (ARGS="--only idle")
+	$(IN_VENV) tests.faults.drain $(ARGS)
 
 check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) ruff check .
