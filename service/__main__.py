@@ -11,9 +11,10 @@ from pathlib import Path
 
 import asyncpg
 import jwt
+import msgspec
 import uvloop
 
-from service import auth, conveyancers, http_server, postgres, telemetry
+from service import asyncapi, auth, compatibility, conveyancers, http_server, postgres, telemetry
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
@@ -27,12 +28,16 @@ class UnknownApiKey(Exception):
     """There is no such valid key."""
 
 
+class BreakingChange(Exception):
+    """The events have changed in a way that breaks those who built on the document as it is."""
+
+
 def main() -> int:
     """Run one command. Expected trouble is one line on standard error and exit status 1."""
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
+    except (BreakingChange, InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")
@@ -58,6 +63,20 @@ async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
         create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
     )
+
+
+def asyncapi_print(arguments: argparse.Namespace) -> None:
+    """Print the AsyncAPI document, or write it over an older one unless that breaks consumers or senders."""
+    document = asyncapi.document()
+    written = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    if arguments.update is None:
+        print(written)
+        return
+    if arguments.update.exists():
+        broken = compatibility.breaks(msgspec.json.decode(arguments.update.read_bytes()), document)
+        if broken:
+            raise BreakingChange("\n".join((BreakingChange.__doc__ or "", *broken)))
+    arguments.update.write_text(written + "\n")
 
 
 def schema_apply(_: argparse.Namespace) -> None:
@@ -149,6 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     _command(commands, "serve", serve)
+
+    described = _command(commands, "asyncapi", asyncapi_print)
+    described.add_argument("--update", type=Path, metavar="FILE")
 
     schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
     _command(schema, "apply", schema_apply)
