@@ -12,9 +12,19 @@ from pathlib import Path
 import asyncpg
 import jwt
 import msgspec
+import structlog
 import uvloop
 
-from service import asyncapi, auth, compatibility, conveyancers, http_server, postgres, telemetry
+from service import (
+    asyncapi,
+    auth,
+    compatibility,
+    conveyancers,
+    doctor,
+    http_server,
+    postgres,
+    telemetry,
+)
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
@@ -83,6 +93,19 @@ def schema_apply(_: argparse.Namespace) -> None:
     """Create what is missing of the schema."""
     _with_connection(lambda connection: postgres.apply_schema(connection, _SCHEMA.read_text()))
     print(f"schema version {postgres.SCHEMA_VERSION} applied")
+
+
+def examine(arguments: argparse.Namespace) -> None:
+    """Check the settings of the API and what they lead to; the exit status is 1 if anything fails."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # What is logged is also found.
+    found = asyncio.run(
+        doctor.examine_service(
+            os.environ, processes=arguments.processes, timeout_seconds=arguments.timeout_seconds
+        )
+    )
+    print(msgspec.json.encode(found).decode() if arguments.json else doctor.rendered(found))
+    if not doctor.is_well(found):
+        sys.exit(1)
 
 
 def conveyancer_add(arguments: argparse.Namespace) -> None:
@@ -171,6 +194,11 @@ def _parser() -> argparse.ArgumentParser:
 
     described = _command(commands, "asyncapi", asyncapi_print)
     described.add_argument("--update", type=Path, metavar="FILE")
+
+    check = _command(commands, "doctor", examine)
+    check.add_argument("--processes", type=int, default=1, metavar="N", help="that share Postgres; 1")
+    check.add_argument("--timeout-seconds", type=float, default=doctor.TIMEOUT_SECONDS, metavar="SECONDS")
+    check.add_argument("--json", action="store_true", help="for scripts")
 
     schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
     _command(schema, "apply", schema_apply)

@@ -46,6 +46,7 @@ class SigningKeys:
         self._keys: dict[str, jwt.PyJWK] = {}
         self._fetching = asyncio.Lock()
         self._last_attempt = float("-inf")
+        self._failure: Exception | None = None  # of the last fetch
 
     async def find(self, key_id: str) -> jwt.PyJWK:
         """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable."""
@@ -53,7 +54,9 @@ class SigningKeys:
             await self._fetch_once()
         if key_id in self._keys:
             return self._keys[key_id]
-        raise UnknownSigningKey if self._keys else SigningKeysUnavailable
+        if self._keys:
+            raise UnknownSigningKey
+        raise SigningKeysUnavailable from self._failure
 
     async def run(self) -> None:
         """Fetch the keys now, and again and again until cancelled."""
@@ -75,6 +78,7 @@ class SigningKeys:
                 document = await asyncio.to_thread(_download, self._url, self._timeout_seconds)
             self._keys = _read_key_set(document)
         except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
+            self._failure = error
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
             _log.debug("signing_keys_fetched", keys=len(self._keys))
