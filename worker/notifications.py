@@ -75,8 +75,8 @@ class Postman:
     """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
 
     An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind. To
-    the others a process that died looks like one that lost Postgres with the mail server's answer in hand: they
-    wait until its claim has run out, which is longer than networks are usually away.
+    the others a process that died looks like one that lost Postgres with the mail server's answer in hand. So
+    they wait until its claim has run out, which is longer than networks are usually away.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
