@@ -7,10 +7,10 @@ LOCK = $(IN_VENV) uv pip compile pyproject.toml --quiet --universal --python-ver
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test fuzz faults drain check format lock clean
+.PHONY: help run demo test fuzz faults drain check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
-	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000)
 	@$(IN_VENV) deploy.local run
@@ -39,6 +39,13 @@ check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) ruff format --check .
 	$(IN_VENV) mypy
 	.venv/bin/python .venv/bin/lint-imports
+
+deploy-check: .venv/installed  ## check the AsyncAPI document, with its own parser where node is
+	@deploy/node/install
+	$(IN_VENV) pytest -q tests/service/test_asyncapi.py
+
+asyncapi: .venv/installed  ## bring deploy/asyncapi.json up to date, unless that breaks who built on it
+	$(IN_VENV) service asyncapi --update deploy/asyncapi.json
 
 format:   .venv/installed  ## format the code and fix what can be fixed
 	$(IN_VENV) ruff check --fix .

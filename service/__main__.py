@@ -12,9 +12,20 @@ from pathlib import Path
 import asyncpg
 import jwt
 import msgspec
+import structlog
 import uvloop
 
-from service import auth, conveyancers, http_server, openapi, postgres, telemetry
+from service import (
+    asyncapi,
+    auth,
+    compatibility,
+    conveyancers,
+    doctor,
+    http_server,
+    openapi,
+    postgres,
+    telemetry,
+)
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
@@ -28,12 +39,16 @@ class UnknownApiKey(Exception):
     """There is no such valid key."""
 
 
+class BreakingChange(Exception):
+    """The events have changed in a way that breaks those who built on the document as it is."""
+
+
 def main() -> int:
     """Run one command. Expected trouble is one line on standard error and exit status 1."""
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
+    except (BreakingChange, InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")
@@ -66,10 +81,37 @@ def openapi_print(_: argparse.Namespace) -> None:
     print(msgspec.json.format(msgspec.json.encode(openapi.document())).decode())
 
 
+def asyncapi_print(arguments: argparse.Namespace) -> None:
+    """Print the AsyncAPI document, or write it over an older one unless that breaks consumers or senders."""
+    document = asyncapi.document()
+    written = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    if arguments.update is None:
+        print(written)
+        return
+    if arguments.update.exists():
+        broken = compatibility.breaks(msgspec.json.decode(arguments.update.read_bytes()), document)
+        if broken:
+            raise BreakingChange("\n".join((BreakingChange.__doc__ or "", *broken)))
+    arguments.update.write_text(written + "\n")
+
+
 def schema_apply(_: argparse.Namespace) -> None:
     """Create what is missing of the schema."""
     _with_connection(lambda connection: postgres.apply_schema(connection, _SCHEMA.read_text()))
     print(f"schema version {postgres.SCHEMA_VERSION} applied")
+
+
+def examine(arguments: argparse.Namespace) -> None:
+    """Check the settings of the API and what they lead to; the exit status is 1 if anything fails."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # What is logged is also found.
+    found = asyncio.run(
+        doctor.examine_service(
+            os.environ, processes=arguments.processes, timeout_seconds=arguments.timeout_seconds
+        )
+    )
+    print(msgspec.json.encode(found).decode() if arguments.json else doctor.rendered(found))
+    if not doctor.is_well(found):
+        sys.exit(1)
 
 
 def conveyancer_add(arguments: argparse.Namespace) -> None:
@@ -168,6 +210,14 @@ def _parser() -> argparse.ArgumentParser:
 
     _command(commands, "serve", serve)
     _command(commands, "openapi", openapi_print)
+
+    described = _command(commands, "asyncapi", asyncapi_print)
+    described.add_argument("--update", type=Path, metavar="FILE")
+
+    check = _command(commands, "doctor", examine)
+    check.add_argument("--processes", type=int, default=1, metavar="N", help="that share Postgres; 1")
+    check.add_argument("--timeout-seconds", type=float, default=doctor.TIMEOUT_SECONDS, metavar="SECONDS")
+    check.add_argument("--json", action="store_true", help="for scripts")
 
     schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
     _command(schema, "apply", schema_apply)

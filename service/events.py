@@ -6,7 +6,14 @@ from typing import Annotated, ClassVar, Generic, TypeVar
 import msgspec
 
 SOURCE = "/calculation-requests"
+SPECVERSION = "1.0"
 CONTENT_TYPE = "application/cloudevents+json"
+DATA_CONTENT_TYPE = "application/json"
+
+EXCHANGE = "calculation-requests"  # a topic exchange; the routing key is the type of the event
+CALCULATIONS_EXCHANGE = "calculations"  # that of the calculation teams, likewise
+NOTIFICATIONS_QUEUE = "notifications"
+CALCULATION_RESULTS_QUEUE = "calculation-results"
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,13 +21,16 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     type: ClassVar[str]
 
-    uuid: str
-    tenant: str
+    uuid: Annotated[str, msgspec.Meta(description="The request: `GET /v1/request/:uuid`.")]
+    tenant: Annotated[str, msgspec.Meta(description="The conveyancer that the request belongs to.")]
     request_type: str
-    property_value: int | None
+    property_value: Annotated[int | None, msgspec.Meta(description="In pounds.")]
     calculation_fee_exempt: bool
-    external_id: str | None
-    sequence: int
+    external_id: Annotated[str | None, msgspec.Meta(description="The conveyancer's own identifier.")]
+    sequence: Annotated[
+        int,
+        msgspec.Meta(ge=1, description="1, 2, … within a request: shows losses and inversions."),
+    ]
 
 
 class RequestCreated(RequestEvent, frozen=True, kw_only=True):
@@ -62,6 +72,8 @@ class CalculationCreated(msgspec.Struct, frozen=True):
     ]
 
 
+SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
+
 # Someone must be listening to these: an unroutable one is a fault, not a success.
 MUST_BE_ROUTED = frozenset({RequestCreated.type})
 
@@ -94,13 +106,13 @@ def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> by
     """Return the message body of an event."""
     return _encoder.encode(
         CloudEvent(
-            specversion="1.0",
+            specversion=SPECVERSION,
             id=event_id(data.uuid, data.type, data.sequence),
             source=SOURCE,
             type=data.type,
             subject=data.uuid,
             time=time,
-            datacontenttype="application/json",
+            datacontenttype=DATA_CONTENT_TYPE,
             traceparent=traceparent,
             data=data,
         )

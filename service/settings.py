@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -75,6 +75,28 @@ def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> 
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidSetting(_explain(str(error))) from None
+
+
+def examine(
+    kind: type[AnyStruct], environment: Mapping[str, str] = os.environ
+) -> tuple[AnyStruct, dict[str, str]]:
+    """Read what can be read, and say of every variable that is missing or bad what `load` would say of it.
+
+    In place of a bad one stands its default, or None: only who looks at the second part may use the first.
+    """
+    values: dict[str, Any] = {}
+    problems = {}
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        values[field.name] = None if field.required else field.default
+        try:
+            if environment.get(name):
+                values[field.name] = msgspec.convert(environment[name], field.type, strict=False)
+            elif field.required:
+                problems[name] = f"missing environment variable `{name}`"
+        except msgspec.ValidationError as error:
+            problems[name] = _explain(f"{error} - at `$.{name}`")
+    return kind(**values), problems
 
 
 def _explain(problem: str) -> str:

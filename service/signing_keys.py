@@ -58,6 +58,7 @@ class SigningKeys:
         self._is_current = False  # whether the last fetch succeeded
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
+        self._failure: Exception | None = None  # of the last fetch
 
     async def find(self, key_id: str) -> jwt.PyJWK:
         """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable.
@@ -69,7 +70,9 @@ class SigningKeys:
             await asyncio.wait([self._fetch()], timeout=_PATIENCE_SECONDS)
         if key_id in self._keys:
             return self._keys[key_id]
-        raise UnknownSigningKey if self._is_current else SigningKeysUnavailable
+        if self._is_current:
+            raise UnknownSigningKey
+        raise SigningKeysUnavailable from self._failure
 
     async def run(self) -> None:
         """Fetch the keys now, and again and again until cancelled."""
@@ -99,6 +102,7 @@ class SigningKeys:
             self._keys = _read_key_set(document)
         except (OSError, httpx.HTTPError, httpx.InvalidURL, UnusableDocument) as error:
             self._is_current = False
+            self._failure = error
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
             self._is_current = True

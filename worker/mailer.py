@@ -129,7 +129,7 @@ class Mailer:
     async def _connection(self) -> AsyncIterator[aiosmtplib.SMTP]:
         """Lend a connection; it is kept unless something but the fate of an e-mail went wrong on it."""
         try:
-            connection = await self._reuse() or await self._connect()
+            connection = await self._reuse() or await self.connect()
         except (SMTPException, OSError, ValueError) as error:
             raise MailServerUnavailable from error
         kept = False
@@ -159,7 +159,8 @@ class Mailer:
                 return connection
         return None
 
-    async def _connect(self) -> aiosmtplib.SMTP:
+    async def connect(self) -> aiosmtplib.SMTP:
+        """Return a new connection, encrypted and logged in as SMTP_URL says. Raises as aiosmtplib does."""
         connection = aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,

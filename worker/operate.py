@@ -1,4 +1,4 @@
-"""Operator commands: `python -m worker outbox|dead-letters|trace|reconcile`."""
+"""Operator commands: `python -m worker outbox|dead-letters|trace|reconcile|doctor`."""
 
 import argparse
 import asyncio
@@ -16,11 +16,13 @@ from aio_pika.abc import AbstractConnection
 
 from service import postgres
 from service.calculation_requests import RequestNotFound
+from service.doctor import TIMEOUT_SECONDS
 from service.postgres import Connection, SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 from worker import (
     arguments,
     dead_letters,
+    doctor,
     operate_dead_letters,
     operate_outbox,
     reconciliation,
@@ -42,7 +44,7 @@ from worker.replay import OutboxNotDraining
 from worker.settings import AmqpUrl
 from worker.tables import Answer, printable, table
 
-COMMANDS = frozenset({"outbox", "dead-letters", "trace", "reconcile"})
+COMMANDS = frozenset({"outbox", "dead-letters", "trace", "reconcile", "doctor"})
 
 _STATEMENT_SECONDS = 60.0
 _QUEUES = ", ".join(dead_letters.QUEUES)
@@ -179,6 +181,13 @@ def parser() -> argparse.ArgumentParser:
         compare.add_argument(
             option, type=arguments.positive, default=default, metavar="SECONDS", help="before it is overdue"
         )
+    check = _command(commands, "doctor", doctor.diagnose, doctor.diagnose.__doc__)
+    check.add_argument(
+        "--processes", type=arguments.count, default=1, metavar="N", help="that share Postgres; 1"
+    )
+    check.add_argument(
+        "--timeout-seconds", type=arguments.positive, default=TIMEOUT_SECONDS, metavar="SECONDS", help="10"
+    )
     return root
 
 

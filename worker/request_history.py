@@ -8,6 +8,7 @@ import msgspec
 
 from service.calculation_requests import CalculationRequest
 from service.events import (
+    SENT,
     RequestCalculated,
     RequestCreated,
     RequestEmailFailed,
@@ -16,7 +17,7 @@ from service.events import (
 )
 from service.postgres import Connection
 
-EVENT_TYPES = (RequestCreated.type, RequestEmailSent.type, RequestEmailFailed.type, RequestCalculated.type)
+EVENT_TYPES = tuple(event.type for event in SENT)
 
 
 class Happening(msgspec.Struct, frozen=True):

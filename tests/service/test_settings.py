@@ -4,7 +4,7 @@ import pytest
 
 from service.identifiers import new_request_id
 from service.request_secrets import SecretKeyRing
-from service.settings import InvalidSetting, ServiceSettings, load
+from service.settings import InvalidSetting, ServiceSettings, examine, load
 from tests.conftest import SECRET_KEYS
 
 ENVIRONMENT = {
@@ -53,6 +53,23 @@ def test_bad_variable_is_named_and_its_value_not_shown(name: str, value: str) ->
 
     assert str(failure.value).startswith(f"{name}: ")
     assert value not in str(failure.value)
+
+
+def test_examination_names_every_bad_variable_in_the_words_of_its_loading() -> None:
+    bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
+
+    settings, problems = examine(ServiceSettings, {**ENVIRONMENT, **bad, "AUTH_LEEWAY_SECONDS": "1.5"})
+
+    assert problems.keys() == bad.keys()
+    for name, problem in problems.items():
+        with pytest.raises(InvalidSetting) as failure:
+            load(ServiceSettings, {**ENVIRONMENT, name: bad[name]})
+        assert problem == str(failure.value)
+    assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
+
+
+def test_examination_of_good_settings_is_their_loading() -> None:
+    assert examine(ServiceSettings, ENVIRONMENT) == (load(ServiceSettings, ENVIRONMENT), {})
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,12 @@ from service.relay_waker import RelayWaker
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 from tests.conftest import running as running_parts
+from tests.end_to_end.processes import environment_of
 from tests.mail_server import MailServer
 from tests.worker.conftest import store
 from worker import topology
 from worker.__main__ import ROLES, assemble
+from worker.doctor import examine_worker
 from worker.settings import WorkerSettings
 
 _NOBODY = 65534
@@ -157,3 +159,17 @@ async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
     assert {response.status_code for response in responses} == {200}
     assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 3
     assert len(listed) == await database.fetchval("SELECT count(*) FROM outbox") == 3
+
+
+async def test_doctor_finds_that_a_notify_is_lost_in_the_pooler_and_heard_around_it(
+    worker_settings: WorkerSettings, database_url: str, pooler_url: str
+) -> None:
+    environment = environment_of(worker_settings, DATABASE_URL=pooler_url)
+    states = []
+    for listen_url in ("", database_url):
+        findings = await examine_worker(
+            {**environment, "LISTEN_DATABASE_URL": listen_url}, processes=1, timeout_seconds=10.0
+        )
+        states += [finding.state for finding in findings if finding.check == "listening"]
+
+    assert states == ["warn", "ok"]
