@@ -65,6 +65,12 @@ def workloads(overlay: str) -> dict[str, Manifest]:
     return of_kind(overlay, "Deployment", "StatefulSet", "Job")
 
 
+def grace_seconds() -> float:
+    """Return how long a pod of ours may take to end; needs no kustomize."""
+    patch = msgspec.yaml.decode((K8S / "base" / "patches" / "every-deployment.yaml").read_bytes())
+    return float(pod_of(patch)["terminationGracePeriodSeconds"])
+
+
 def configuration(overlay: str) -> dict[str, str]:
     """Return the values of the ConfigMap that every process of ours reads."""
     values: dict[str, str] = the_one(overlay, "ConfigMap", "configuration")["data"]

@@ -125,7 +125,9 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
         container = container_of(workloads(overlay)[name])
         (port,) = container["ports"]
         variable = "PORT" if name == "api" else "HEALTH_PORT"
-        probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+        probes = {
+            probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
+        }
         assert probes == {
             "startup": {"path": "/livez", "port": port["name"]},
             "liveness": {"path": "/livez", "port": port["name"]},
@@ -195,7 +197,9 @@ def test_every_setting_that_has_no_default_is_given_and_none_is_misspelt(overlay
         "REQUEST_SECRET_KEYS": "key",
         "LISTEN_DATABASE_URL": "postgresql://host/name",
     }
-    msgspec.convert({name: made_up.get(name, value) for name, value in values.items()}, settings, strict=False)
+    msgspec.convert(
+        {name: made_up.get(name, value) for name, value in values.items()}, settings, strict=False
+    )
 
 
 def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret() -> None:
@@ -365,8 +369,10 @@ def test_schema_job_may_run_again_and_comes_first() -> None:
     assert "ttlSecondsAfterFinished" in job["spec"]
     assert annotations["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
     assert int(annotations["argocd.argoproj.io/sync-wave"]) < 0
-    for kind, name in (("Cluster", "postgres"), ("Pooler", "postgres-pooler"), ("RabbitmqCluster", "rabbitmq")):
+    for kind, name in (
+        ("Cluster", "postgres"),
+        ("Pooler", "postgres-pooler"),
+        ("RabbitmqCluster", "rabbitmq"),
+    ):
         engine = the_one("production", kind, name)["metadata"]["annotations"]
         assert int(engine["argocd.argoproj.io/sync-wave"]) < int(annotations["argocd.argoproj.io/sync-wave"])
-
-

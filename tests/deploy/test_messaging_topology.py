@@ -57,7 +57,10 @@ async def test_broker_would_notice_a_difference(channel: AbstractChannel) -> Non
 
 def test_manifests_name_what_the_worker_declares_and_no_more() -> None:
     names = {queue.name for queue in QUEUES} | {queue.dead_letters for queue in QUEUES}
-    bindings = {(binding["source"], binding["destination"], binding["routingKey"]) for binding in specifications("Binding")}
+    bindings = {
+        (binding["source"], binding["destination"], binding["routingKey"])
+        for binding in specifications("Binding")
+    }
 
     assert {queue["name"] for queue in specifications("Queue")} == names
     assert {exchange["name"] for exchange in specifications("Exchange")} == {
