@@ -1,6 +1,6 @@
-"""The image: built, run without privileges on a read-only filesystem, and sent a request through the whole chain.
+"""The image: built, run without privileges on a read-only filesystem, and given a request to see through.
 
-Not part of `make test`, because building takes its time: `make deploy-check` runs it where a Docker engine answers.
+Not part of `make test`, because building takes its time: `make deploy-check` runs it where an engine answers.
 """
 
 import os
@@ -17,7 +17,7 @@ import pytest
 from deploy.local.chain import follow_one_request
 from deploy.local.ports import accepts
 from deploy.local.waiting import never
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, Settings
 from tests.conftest import ROOT, Issuer, eventually
 from tests.deploy.manifests import grace_seconds
 from tests.end_to_end.processes import Process, environment_of, free_port
@@ -48,19 +48,40 @@ def docker(*arguments: str | Path, seconds: float = 60) -> str:
     return ended.stdout.strip()
 
 
+def _engine_answers() -> bool:
+    client = shutil.which("docker")
+    return (
+        bool(client)
+        and not subprocess.run([str(client), "info"], capture_output=True, check=False).returncode
+    )
+
+
+if not _engine_answers():
+    pytest.skip("no Docker engine answers: the image is not tried", allow_module_level=True)
+
+
 @pytest.fixture(scope="module")
 def image() -> str:
     """The image, built from this checkout."""
-    if not shutil.which("docker"):
-        pytest.skip("there is no Docker client here: the image is not tried")
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:  # noqa: S607
-        pytest.skip("no Docker engine answers: the image is not tried")
     given = [part for name in _PIP_SETTINGS for part in ("--build-arg", name)]
     docker(
         *("build", "--network", "host", *given, "--file", "deploy/Dockerfile", "--tag", _IMAGE, "."),
         seconds=_BUILD_SECONDS,
     )
     return _IMAGE
+
+
+@contextmanager
+def catching_mail(folder: Path) -> Iterator[int]:
+    """Run a mail server that keeps what it accepts in *folder*; yields its port."""
+    port = free_port()
+    options = ("--port", str(port), "--folder", folder)
+    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=ROOT)
+    try:
+        yield port
+    finally:
+        catcher.terminate()
+        catcher.wait()
 
 
 @contextmanager
@@ -114,58 +135,35 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
     issuer: Issuer,
     tmp_path: Path,
 ) -> None:
-    ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port()), "SMTP": str(free_port())}
     issuer.jwks.chmod(0o644)
-    api = environment_of(service_settings, PORT=ports["PORT"], HOST="127.0.0.1")
-    worker = environment_of(
-        worker_settings,
-        HEALTH_PORT=ports["HEALTH_PORT"],
-        HOST="127.0.0.1",
-        SMTP_URL=f"smtp://127.0.0.1:{ports['SMTP']}",
-    )
-    for environment in (api, worker):
-        del environment["PATH"], environment["HOME"]  # those of this machine
-    variables = {
-        "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
-        "ACCESS_TOKEN": issuer.token(),
-        "AMQP_URL": worker_settings.amqp_url,
-        "MAIL_DIR": str(tmp_path / "mail"),
-    }
+    ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
     with ExitStack() as stack:
-        mail_catcher = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "deploy.local.mail_catcher",
-                "--port",
-                ports["SMTP"],
-                "--folder",
-                tmp_path / "mail",
-            ],
-            cwd=ROOT,
-        )
-        stack.callback(mail_catcher.wait)
-        stack.callback(mail_catcher.terminate)
-        docker(
-            "run",
-            "--rm",
-            *_RESTRICTED,
+        smtp_port = stack.enter_context(catching_mail(tmp_path / "mail"))
+        await eventually(lambda: accepts(smtp_port))
+        api = of_container(service_settings, **ports)
+        worker = of_container(worker_settings, **ports, SMTP_URL=f"smtp://127.0.0.1:{smtp_port}")
+        schema = (
             "--env",
-            f"DATABASE_URL={api['DATABASE_URL']}",
+            f"DATABASE_URL={service_settings.database_url}",
             image,
             "service",
             "schema",
             "apply",
         )
+        docker("run", "--rm", *_RESTRICTED, *schema)
         containers = [
             stack.enter_context(running(image, "service", "serve", environment=api, jwks=issuer.jwks)),
             stack.enter_context(running(image, "worker", environment=worker, jwks=issuer.jwks)),
         ]
-        await eventually(lambda: accepts(int(ports["SMTP"])))
-        for port in (ports["PORT"], ports["HEALTH_PORT"]):
-            probe = Process(environment={}, port=int(port), output=tmp_path / "none")
-            await eventually(lambda probe=probe: _is_ready(probe), seconds=30)
+        for port in ports.values():
+            await becomes_ready(int(port), tmp_path)
 
+        variables = {
+            "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
+            "ACCESS_TOKEN": issuer.token(),
+            "AMQP_URL": worker_settings.amqp_url,
+            "MAIL_DIR": str(tmp_path / "mail"),
+        }
         timeline = await follow_one_request(variables, never)
         print(timeline.render())  # noqa: T201 - the times of the steps
         print(docker("stats", "--no-stream", "--format", "{{.MemUsage}}", *containers))  # noqa: T201
@@ -179,5 +177,17 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
     assert seconds < grace_seconds()
 
 
-async def _is_ready(process: Process) -> bool:
-    return await process.status("/readyz") == 200
+def of_container(settings: Settings, **variables: str) -> dict[str, str]:
+    """Return the environment of a container, which shares the network of this machine and nothing else."""
+    environment = environment_of(settings, HOST="127.0.0.1", **variables)
+    return {name: value for name, value in environment.items() if name not in os.environ}
+
+
+async def becomes_ready(port: int, folder: Path) -> None:
+    """Wait until the process at *port* is ready."""
+    process = Process(environment={}, port=port, output=folder / "none")
+
+    async def ready() -> bool:
+        return await process.status("/readyz") == 200
+
+    await eventually(ready, seconds=30)

@@ -1,7 +1,7 @@
 """The operators' kinds, by the schemas that are made from these operators' source and published on npm.
 
-They know every field, its type and what is required, but let unknown fields pass; test_manifests.py refuses those.
-RabbitMQ's operators and the Barman Cloud plugin are not published there.
+They know types and what is required, but let unknown fields pass, which test_manifests.py refuses. The kinds
+of RabbitMQ's operators and of the Barman Cloud plugin are not published there.
 """
 
 import json

@@ -1,9 +1,8 @@
 """The kinds that operators add to Kubernetes, as far as we use them.
 
-Each struct holds the fields that its custom resource definition names, and no more than we write: a misspelt field,
-which the API server would drop in silence, is refused here. Published by the operators: CloudNativePG
-(postgresql.cnpg.io/v1), its Barman Cloud plugin (barmancloud.cnpg.io/v1), the RabbitMQ cluster and messaging
-topology operators (rabbitmq.com/v1beta1), KEDA (keda.sh/v1alpha1), Prometheus (monitoring.coreos.com/v1).
+Each struct holds fields that its custom resource definition names, and no more than we write: a misspelt one,
+which the API server would drop in silence, is refused here. The definitions are those of CloudNativePG, its
+Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, and the Prometheus operator.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Texts = dict[str, str]
 
 
-class Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True):
+class Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     """Part of an object; knows all its fields."""
 
 

@@ -26,7 +26,7 @@ from tests.deploy.operator_kinds import KINDS
 from worker.settings import WorkerSettings
 
 KUBERNETES_VERSION = "1.33"
-# Rendered from elsewhere than the operators' kinds: the Secrets that they make, by the object that they make it of.
+# Secrets that operators make, and the keys in them that we may use.
 MADE_BY_OPERATORS = {
     "postgres-app": {"username", "password", "uri", "fqdn-uri"},
     "worker-user-credentials": {"username", "password"},

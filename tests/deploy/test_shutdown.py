@@ -37,7 +37,7 @@ async def test_processes_end_within_the_grace_period_and_lose_nothing_that_they_
             await eventually(lambda: _created(subscriber) >= len(stored), seconds=30)
 
     print(f"both ended after {seconds:.2f} seconds, {len(stored)} requests stored")  # noqa: T201 - figures
-    assert statuses == [0, 0]
+    assert tuple(statuses) == (0, 0)
     assert seconds < grace_seconds()
     assert load.refused == []
     assert stored == load.stored, "what is stored was answered, and what was answered is stored"
