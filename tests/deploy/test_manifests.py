@@ -362,17 +362,20 @@ def test_metrics_are_read_at_ports_that_the_processes_have() -> None:
     assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
 
 
-def test_schema_job_may_run_again_and_comes_first() -> None:
-    job = the_one("production", "Job", "schema")
-    annotations = job["metadata"]["annotations"]
+def wave(manifest: Manifest) -> int:
+    annotations = manifest["metadata"].get("annotations", {})
+    return int(annotations.get("argocd.argoproj.io/sync-wave", "0"))
+
+
+@each_overlay
+def test_schema_job_may_run_again_and_comes_after_what_it_needs_and_before_the_processes(overlay: str) -> None:
+    job = the_one(overlay, "Job", "schema")
+    needed = of_kind(
+        overlay, "Namespace", "ServiceAccount", "ConfigMap", "Secret", "Cluster", "Pooler", "StatefulSet"
+    )
 
     assert "ttlSecondsAfterFinished" in job["spec"]
-    assert annotations["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
-    assert int(annotations["argocd.argoproj.io/sync-wave"]) < 0
-    for kind, name in (
-        ("Cluster", "postgres"),
-        ("Pooler", "postgres-pooler"),
-        ("RabbitmqCluster", "rabbitmq"),
-    ):
-        engine = the_one("production", kind, name)["metadata"]["annotations"]
-        assert int(engine["argocd.argoproj.io/sync-wave"]) < int(annotations["argocd.argoproj.io/sync-wave"])
+    assert job["metadata"]["annotations"]["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
+    assert len(needed) >= 4
+    assert max(wave(one) for one in needed.values()) < wave(job)
+    assert wave(job) < min(wave(one) for one in of_kind(overlay, "Deployment").values())

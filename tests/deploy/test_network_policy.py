@@ -81,6 +81,14 @@ def test_other_flows_are_closed(flow: str) -> None:
     assert not can_reach(*DENIED[flow])
 
 
+def test_default_is_to_deny_every_pod_of_ours_both_ways() -> None:
+    policy = of_kind("production", "NetworkPolicy")["default-deny"]["spec"]
+
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert not policy.keys() & {"ingress", "egress"}
+    assert all(_selects(policy["podSelector"], ours(name).labels) for name in (*PROCESSES, "schema"))
+
+
 def test_names_of_ports_are_those_of_the_containers() -> None:
     for process in PROCESSES:
         (port,) = container_of(workloads("production")[process])["ports"]
