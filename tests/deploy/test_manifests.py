@@ -368,7 +368,9 @@ def wave(manifest: Manifest) -> int:
 
 
 @each_overlay
-def test_schema_job_may_run_again_and_comes_after_what_it_needs_and_before_the_processes(overlay: str) -> None:
+def test_schema_job_may_run_again_and_comes_between_what_it_needs_and_the_processes(
+    overlay: str,
+) -> None:
     job = the_one(overlay, "Job", "schema")
     needed = of_kind(
         overlay, "Namespace", "ServiceAccount", "ConfigMap", "Secret", "Cluster", "Pooler", "StatefulSet"
