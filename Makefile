@@ -3,14 +3,16 @@
 # The Python that .venv is made with: 3.11, 3.12 or 3.13.
 PYTHON ?= python3
 IN_VENV = .venv/bin/python -m
-LOCK = $(IN_VENV) uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
+DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py \
+                check_operator_schemas.py check_image.py) tests/service/test_asyncapi.py
 
 .DEFAULT_GOAL = help
 .PHONY: help run demo test fuzz faults drain check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000)
 	@$(IN_VENV) deploy.local run
@@ -40,9 +42,10 @@ check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) mypy
 	.venv/bin/python .venv/bin/lint-imports
 
-deploy-check: .venv/installed  ## check the AsyncAPI document, with its own parser where node is
+deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kubernetes and AsyncAPI
+	.venv/bin/hadolint deploy/Dockerfile
 	@deploy/node/install
-	$(IN_VENV) pytest -q tests/service/test_asyncapi.py
+	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)
 
 asyncapi: .venv/installed  ## bring deploy/asyncapi.json up to date, unless that breaks who built on it
 	$(IN_VENV) service asyncapi --update deploy/asyncapi.json
@@ -52,8 +55,9 @@ format:   .venv/installed  ## format the code and fix what can be fixed
 	$(IN_VENV) ruff format .
 
 lock:     .venv/installed  ## compile the locks of the dependencies anew (ARGS=--upgrade for newer releases)
-	$(LOCK) -o requirements.lock
-	$(LOCK) --group test --group tools -o requirements-dev.lock
+	$(LOCK) pyproject.toml -o requirements.lock
+	$(LOCK) pyproject.toml --group test --group tools -o requirements-dev.lock
+	$(LOCK) --group deploy -c requirements-dev.lock -o deploy/requirements.lock
 
 clean:                     ## remove .venv and .local, with all data in it
 	@$$([ -x .venv/bin/python ] && echo .venv/bin/python || echo $(PYTHON)) -m deploy.local clean
@@ -61,3 +65,7 @@ clean:                     ## remove .venv and .local, with all data in it
 
 .venv/installed: requirements-dev.lock deploy/local/install
 	@deploy/local/install "$(PYTHON)"
+
+.venv/deploy-installed: .venv/installed deploy/requirements.lock
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/requirements.lock
+	@touch $@

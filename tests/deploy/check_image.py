@@ -1,0 +1,193 @@
+"""The image: built, run without privileges on a read-only filesystem, and given a request to see through.
+
+Not part of `make test`, because building takes its time: `make deploy-check` runs it where an engine answers.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.local.chain import follow_one_request
+from deploy.local.ports import accepts
+from deploy.local.waiting import never
+from service.settings import ServiceSettings, Settings
+from tests.conftest import ROOT, Issuer, eventually
+from tests.deploy.manifests import grace_seconds
+from tests.end_to_end.processes import Process, environment_of, free_port
+from worker.settings import WorkerSettings
+
+_IMAGE = "calculation-requests:check"
+_PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PYTHON_IMAGE")
+_BUILD_SECONDS = 600
+_BASE = os.environ.get("PYTHON_IMAGE") or "python:3.13-slim"
+_LARGEST_MEGABYTES = 150  # beside the base image
+_RESTRICTED = (
+    *("--network", "host", "--read-only", "--user", "10001:10001"),
+    *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+)
+
+
+def docker(*arguments: str | Path, seconds: float = 60) -> str:
+    """Run the Docker client, and return what it printed."""
+    ended = subprocess.run(
+        ["docker", *arguments],  # noqa: S607 - wherever it is installed
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    return ended.stdout.strip()
+
+
+def _engine_answers() -> bool:
+    client = shutil.which("docker")
+    return (
+        bool(client)
+        and not subprocess.run([str(client), "info"], capture_output=True, check=False).returncode
+    )
+
+
+if not _engine_answers():
+    pytest.skip("no Docker engine answers: the image is not tried", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    """The image, built from this checkout."""
+    given = [part for name in _PIP_SETTINGS for part in ("--build-arg", name)]
+    docker(
+        *("build", "--network", "host", *given, "--file", "deploy/Dockerfile", "--tag", _IMAGE, "."),
+        seconds=_BUILD_SECONDS,
+    )
+    return _IMAGE
+
+
+@contextmanager
+def catching_mail(folder: Path) -> Iterator[int]:
+    """Run a mail server that keeps what it accepts in *folder*; yields its port."""
+    port = free_port()
+    options = ("--port", str(port), "--folder", folder)
+    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=ROOT)
+    try:
+        yield port
+    finally:
+        catcher.terminate()
+        catcher.wait()
+
+
+@contextmanager
+def running(image: str, *command: str, environment: Mapping[str, str], jwks: Path) -> Iterator[str]:
+    """Run a process in a container; yields the container's id."""
+    variables = [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
+    volume = ("--volume", f"{jwks}:{jwks}:ro")
+    container = docker("run", "--detach", *_RESTRICTED, *variables, *volume, image, *command)
+    try:
+        yield container
+    finally:
+        logs = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=False)  # noqa: S607
+        print(f"--- {' '.join(command)}", logs.stdout[-2000:], logs.stderr[-4000:], sep="\n")  # noqa: T201
+        docker("rm", "--force", container)
+
+
+def test_image_is_small_and_its_user_is_a_number_other_than_root(image: str) -> None:
+    size, base = (int(docker("inspect", "--format", "{{.Size}}", name)) / 1e6 for name in (image, _BASE))
+
+    print(f"image: {size - base:.0f} MB beside the {base:.0f} MB of {_BASE}")  # noqa: T201 - for whoever looks
+    assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
+    assert size - base < _LARGEST_MEGABYTES
+
+
+@pytest.mark.parametrize("tool", ["pip", "pip3", "gcc", "cc", "make"])
+def test_image_has_nothing_to_install_or_compile_with(image: str, tool: str) -> None:
+    found = docker("run", "--rm", "--entrypoint", "sh", image, "-c", f"command -v {tool} || true")
+
+    assert found == ""
+
+
+def test_image_has_no_pip_as_a_module_and_no_index_in_its_history(image: str) -> None:
+    docker(
+        *("run", "--rm", "--entrypoint", "python", image, "-c"),
+        "import importlib.util as u, sys; sys.exit(bool(u.find_spec('pip') or u.find_spec('ensurepip')))",
+    )
+
+    assert "PIP_" not in docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+
+
+def test_image_holds_the_program_and_nothing_else_of_the_checkout(image: str) -> None:
+    files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
+
+    assert set(files.split()) == {"service", "worker", "schema.sql"}
+
+
+async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(
+    image: str,
+    service_settings: ServiceSettings,
+    worker_settings: WorkerSettings,
+    issuer: Issuer,
+    tmp_path: Path,
+) -> None:
+    issuer.jwks.chmod(0o644)
+    ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
+    with ExitStack() as stack:
+        smtp_port = stack.enter_context(catching_mail(tmp_path / "mail"))
+        await eventually(lambda: accepts(smtp_port))
+        api = of_container(service_settings, **ports)
+        worker = of_container(worker_settings, **ports, SMTP_URL=f"smtp://127.0.0.1:{smtp_port}")
+        schema = (
+            "--env",
+            f"DATABASE_URL={service_settings.database_url}",
+            image,
+            "service",
+            "schema",
+            "apply",
+        )
+        docker("run", "--rm", *_RESTRICTED, *schema)
+        containers = [
+            stack.enter_context(running(image, "service", "serve", environment=api, jwks=issuer.jwks)),
+            stack.enter_context(running(image, "worker", environment=worker, jwks=issuer.jwks)),
+        ]
+        for port in ports.values():
+            await becomes_ready(int(port), tmp_path)
+
+        variables = {
+            "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
+            "ACCESS_TOKEN": issuer.token(),
+            "AMQP_URL": worker_settings.amqp_url,
+            "MAIL_DIR": str(tmp_path / "mail"),
+        }
+        timeline = await follow_one_request(variables, never)
+        print(timeline.render())  # noqa: T201 - the times of the steps
+        print(docker("stats", "--no-stream", "--format", "{{.MemUsage}}", *containers))  # noqa: T201
+        began_at = time.monotonic()
+        docker("stop", "--time", f"{grace_seconds():.0f}", *containers)
+        seconds = time.monotonic() - began_at
+        statuses = docker("inspect", "--format", "{{.State.ExitCode}}", *containers).split()
+
+    assert timeline.missing == []
+    assert statuses == ["0", "0"]
+    assert seconds < grace_seconds()
+
+
+def of_container(settings: Settings, **variables: str) -> dict[str, str]:
+    """Return the environment of a container, which shares the network of this machine and nothing else."""
+    environment = environment_of(settings, HOST="127.0.0.1", **variables)
+    return {name: value for name, value in environment.items() if name not in os.environ}
+
+
+async def becomes_ready(port: int, folder: Path) -> None:
+    """Wait until the process at *port* is ready."""
+    process = Process(environment={}, port=port, output=folder / "none")
+
+    async def ready() -> bool:
+        return await process.status("/readyz") == 200
+
+    await eventually(ready, seconds=30)

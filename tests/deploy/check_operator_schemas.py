@@ -1,0 +1,73 @@
+"""The operators' kinds, by the schemas that are made from these operators' source and published on npm.
+
+They know types and what is required, but let unknown fields pass, which test_manifests.py refuses. The kinds
+of RabbitMQ's operators and of the Barman Cloud plugin are not published there.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.deploy.manifests import Manifest, rendered
+
+_PUBLISHED = ("postgresql.cnpg.io/", "keda.sh/", "monitoring.coreos.com/")
+_HERE = Path(__file__).with_name("operator_schemas")
+_INSTALL_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def schemas() -> Path:
+    """A folder with the packages installed, by their hashes."""
+    npm = shutil.which("npm")
+    if not npm:
+        pytest.skip("npm is not installed: the operators' published schemas are not consulted")
+    folder = ROOT / ".local" / "operator-schemas"
+    shutil.copytree(_HERE, folder, dirs_exist_ok=True)
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+    installed = subprocess.run(
+        [npm, "ci", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=_INSTALL_SECONDS,
+        check=False,
+    )
+    if installed.returncode:
+        pytest.skip("npm cannot install the operators' published schemas here")
+    return folder
+
+
+def refusals(schemas: Path, manifests: Sequence[Manifest]) -> list[str]:
+    """Return one line for each manifest that its schema refuses."""
+    ended = subprocess.run(
+        ["node", "validate.mjs"],  # noqa: S607 - npm is not without it
+        cwd=schemas,
+        input=json.dumps(manifests),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return ended.stdout.splitlines()
+
+
+def published() -> list[Manifest]:
+    """Return what the published schemas are about."""
+    return [one for one in rendered("production") if one["apiVersion"].startswith(_PUBLISHED)]
+
+
+def test_published_schemas_refuse_nothing(schemas: Path) -> None:
+    assert len(published()) >= 10
+    assert refusals(schemas, published()) == []
+
+
+def test_published_schemas_would_refuse_a_wrong_type(schemas: Path) -> None:
+    (cluster,) = (one for one in published() if one["kind"] == "Cluster")
+    wrong = cluster | {"spec": cluster["spec"] | {"instances": "three"}}
+
+    assert refusals(schemas, [wrong]) == ["Cluster postgres: data/spec/instances must be integer"]

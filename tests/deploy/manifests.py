@@ -1,0 +1,95 @@
+"""The manifests of an overlay as Kubernetes would be given them."""
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+import pytest
+
+from tests.conftest import ROOT
+
+Manifest: TypeAlias = dict[str, Any]
+
+K8S = ROOT / "deploy" / "k8s"
+OVERLAYS = ("dev", "production")
+PROCESSES = ("api", "relay", "notifications", "calculations")
+WORKERS = PROCESSES[1:]
+
+
+@functools.cache
+def rendered(overlay: str) -> tuple[Manifest, ...]:
+    """Return every object of *overlay*; skips the test where no kustomize is to be had."""
+    kubectl, kustomize = shutil.which("kubectl"), shutil.which("kustomize")
+    if not (kubectl or kustomize):
+        pytest.skip("neither kubectl nor kustomize is installed: the manifests cannot be rendered")
+    command = [kubectl, "kustomize"] if kubectl else [str(kustomize), "build"]
+    ended = subprocess.run(
+        [*command, K8S / "overlays" / overlay], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return tuple(msgspec.yaml.decode(text) for text in ended.stdout.split("\n---\n"))
+
+
+def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
+    """Return the objects of *kinds* by name."""
+    return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}
+
+
+def the_one(overlay: str, kind: str, name: str) -> Manifest:
+    """Return the object of that kind and name; a hash that kustomize appended to the name counts as none."""
+    objects = of_kind(overlay, kind)
+    found: Manifest = objects.get(name) or next(
+        one for full, one in objects.items() if full.rpartition("-")[0] == name
+    )
+    return found
+
+
+def pod_of(workload: Manifest) -> Manifest:
+    """Return the pod's specification of a Deployment, StatefulSet or Job."""
+    specification: Manifest = workload["spec"]["template"]["spec"]
+    return specification
+
+
+def container_of(workload: Manifest) -> Manifest:
+    """Return the only container."""
+    (container,) = pod_of(workload)["containers"]
+    specification: Manifest = container
+    return specification
+
+
+def workloads(overlay: str) -> dict[str, Manifest]:
+    """Return everything that makes pods, by name; not what operators make of their own objects."""
+    return of_kind(overlay, "Deployment", "StatefulSet", "Job")
+
+
+def grace_seconds() -> float:
+    """Return how long a pod of ours may take to end; needs no kustomize."""
+    patch = msgspec.yaml.decode((K8S / "base" / "patches" / "every-deployment.yaml").read_bytes())
+    return float(pod_of(patch)["terminationGracePeriodSeconds"])
+
+
+def configuration(overlay: str) -> dict[str, str]:
+    """Return the values of the ConfigMap that every process of ours reads."""
+    values: dict[str, str] = the_one(overlay, "ConfigMap", "configuration")["data"]
+    return values
+
+
+def environment_of(overlay: str, process: str) -> dict[str, str | None]:
+    """Return what a process finds in its environment; None for values that come from a Secret."""
+    container = container_of(workloads(overlay)[process])
+    return configuration(overlay) | {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+def setting(overlay: str, process: str, name: str, default: float) -> float:
+    """Return a setting of a process that is a number."""
+    return float(environment_of(overlay, process).get(name) or default)
+
+
+def secrets_of(workload: Manifest) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables that come from Secrets: name, Secret, key."""
+    for entry in container_of(workload)["env"]:
+        if reference := (entry.get("valueFrom") or {}).get("secretKeyRef"):
+            yield entry["name"], reference["name"], reference["key"]

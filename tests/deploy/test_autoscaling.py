@@ -1,0 +1,82 @@
+"""What the autoscalers ask is answered, and means what they take it for."""
+
+from typing import Any
+
+from service import outbox
+from service.postgres import Connection
+from tests.deploy.manifests import Manifest, of_kind
+from worker import topology
+
+
+def triggers(name: str, kind: str) -> list[Manifest]:
+    scaled = of_kind("production", "ScaledObject")[name]["spec"]
+    return [trigger["metadata"] for trigger in scaled["triggers"] if trigger["type"] == kind]
+
+
+def question(name: str) -> str:
+    (trigger,) = triggers(name, "postgresql")
+    query: str = trigger["query"]
+    return query
+
+
+async def add_event(database: Connection, *, lane: int, age_seconds: int) -> None:
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload, created_at)
+        VALUES ($1, gen_random_uuid(), 'request.created', 1, '', now() - $2 * interval '1 second')
+        """,
+        lane,
+        age_seconds,
+    )
+
+
+async def test_relays_are_counted_by_the_age_of_the_oldest_event(database: Connection) -> None:
+    assert await database.fetchval(question("relay")) == 0
+
+    await add_event(database, lane=outbox.LANES - 1, age_seconds=40)
+    await add_event(database, lane=0, age_seconds=15)
+    await add_event(database, lane=0, age_seconds=5)
+
+    assert 40 <= await database.fetchval(question("relay")) < 60
+
+
+async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(
+    database: Connection,
+) -> None:
+    for _ in range(20):
+        await add_event(database, lane=3, age_seconds=1)
+    await database.execute("SET enable_seqscan = off")
+
+    plan: list[dict[str, Any]] = await database.fetch(f"EXPLAIN {question('relay')}")
+
+    text = "\n".join(row["QUERY PLAN"] for row in plan)
+    assert "Index Scan using outbox_pkey" in text
+    assert "Index Cond: (lane = lanes.lane)" in text
+
+
+async def test_senders_are_counted_by_the_emails_that_are_due(database: Connection) -> None:
+    assert await database.fetchval(question("notifications")) == 0
+
+    await database.execute(
+        """
+        INSERT INTO email (event_id, request_id, state, next_attempt_at)
+        VALUES ('due', gen_random_uuid(), 'pending', now()),
+               ('later', gen_random_uuid(), 'pending', now() + interval '1 hour'),
+               ('sent', gen_random_uuid(), 'sent', now())
+        """
+    )
+
+    assert await database.fetchval(question("notifications")) == 1
+
+
+def test_consumers_are_counted_by_the_queues_that_they_read() -> None:
+    queues = {
+        name: [trigger["queueName"] for trigger in triggers(name, "rabbitmq")]
+        for name in of_kind("production", "ScaledObject")
+    }
+
+    assert queues == {
+        "relay": [],
+        "notifications": [topology.NOTIFICATIONS.name],
+        "calculations": [topology.CALCULATION_RESULTS.name],
+    }

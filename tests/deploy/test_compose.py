@@ -1,0 +1,86 @@
+"""The Compose file starts what the manifests start, in an order that works."""
+
+import re
+import shutil
+import subprocess
+
+import msgspec
+import pytest
+
+from service.settings import ServiceSettings
+from tests.conftest import ROOT
+from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, pod_of, workloads
+from worker.settings import WorkerSettings
+
+FILE = ROOT / "deploy" / "compose.yaml"
+OURS = {*PROCESSES, "schema"}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Manifest]:
+    """Every service, by name."""
+    found: dict[str, Manifest] = msgspec.yaml.decode(FILE.read_bytes())["services"]
+    return found
+
+
+def test_compose_itself_finds_no_fault() -> None:
+    """Neither of its two programs needs an engine for that."""
+    program = _compose()
+
+    ended = subprocess.run(
+        [*program, "--file", FILE, "config", "--quiet"], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def _compose() -> list[str]:
+    for program in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(program[0]):
+            asked = subprocess.run([*program, "version"], capture_output=True, check=False)
+            if asked.returncode == 0:
+                return program
+    pytest.skip("Docker Compose is not installed: compose.yaml is not validated by it")
+
+
+def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
+    deployed = workloads("dev")
+
+    for name in OURS:
+        assert services[name]["command"] == container_of(deployed[name])["args"]
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+        user = pod_of(deployed[name])["securityContext"]
+        assert services[name]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
+    for name in PROCESSES:
+        seconds = pod_of(deployed[name])["terminationGracePeriodSeconds"]
+        assert services[name]["stop_grace_period"] == f"{seconds}s"
+
+
+def test_everybody_waits_for_what_they_need(services: dict[str, Manifest]) -> None:
+    waits = {
+        name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()}
+        for name, service in services.items()
+    }
+
+    assert waits["schema"] == {"postgres": "service_healthy"}
+    assert waits["api"]["schema"] == "service_completed_successfully"
+    for name in WORKERS:
+        assert waits[name]["schema"] == "service_completed_successfully"
+        assert waits[name]["rabbitmq"] == "service_healthy"
+    for name in (*PROCESSES, "postgres", "rabbitmq"):
+        assert "healthcheck" in services[name]
+
+
+def test_settings_are_complete_and_the_api_is_given_no_broker(services: dict[str, Manifest]) -> None:
+    msgspec.convert(services["api"]["environment"], ServiceSettings, strict=False)
+    for name in WORKERS:
+        msgspec.convert(services[name]["environment"], WorkerSettings, strict=False)
+    assert not services["api"]["environment"].keys() & {"AMQP_URL", "SMTP_URL"}
+
+
+def test_nothing_listens_beyond_this_machine(services: dict[str, Manifest]) -> None:
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+
+    assert ports
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)

@@ -1,0 +1,383 @@
+"""Every overlay renders, and says what its API servers, and the operators, understand."""
+
+import msgspec
+import pytest
+
+from deploy.local.folders import CHECKOUT
+from service.settings import ServiceSettings, Settings
+from tests.deploy.manifests import (
+    K8S,
+    OVERLAYS,
+    PROCESSES,
+    WORKERS,
+    Manifest,
+    configuration,
+    container_of,
+    environment_of,
+    of_kind,
+    pod_of,
+    rendered,
+    secrets_of,
+    setting,
+    the_one,
+    workloads,
+)
+from tests.deploy.operator_kinds import KINDS
+from worker.settings import WorkerSettings
+
+KUBERNETES_VERSION = "1.33"
+# Secrets that operators make, and the keys in them that we may use.
+MADE_BY_OPERATORS = {
+    "postgres-app": {"username", "password", "uri", "fqdn-uri"},
+    "worker-user-credentials": {"username", "password"},
+    "autoscaler-user-credentials": {"username", "password"},
+}
+EXPECTED_SECRETS = {
+    "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL"},
+    "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
+}
+
+each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def is_ours(workload: Manifest) -> bool:
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    return bool(labels["app.kubernetes.io/name"] == "calculation-requests")
+
+
+@each_overlay
+def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is installed by `make deploy-check`"
+    )
+    checked = set()
+    for manifest in rendered(overlay):
+        if (manifest["apiVersion"], manifest["kind"]) not in KINDS:
+            validator.validate(manifest, KUBERNETES_VERSION, strict=True)
+            checked.add(manifest["kind"])
+
+    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
+
+
+@each_overlay
+def test_kinds_of_operators_have_the_fields_that_these_know(overlay: str) -> None:
+    for manifest in rendered(overlay):
+        if kind := KINDS.get((manifest["apiVersion"], manifest["kind"])):
+            assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
+            msgspec.convert(manifest["spec"], kind)
+
+
+def test_kinds_of_operators_are_all_used_and_all_known() -> None:
+    foreign = {
+        (manifest["apiVersion"], manifest["kind"])
+        for manifest in rendered("production")
+        if "." in manifest["apiVersion"].split("/")[0] and "k8s.io" not in manifest["apiVersion"]
+    }
+
+    assert foreign == KINDS.keys()
+
+
+def test_every_file_is_part_of_an_overlay() -> None:
+    """A kustomization's own lists are what kustomize reads, so nothing stands beside them."""
+    listed = set()
+    for file in K8S.rglob("kustomization.yaml"):
+        said = msgspec.yaml.decode(file.read_bytes())
+        names = [*said.get("resources", []), *said.get("components", [])]
+        names += [patch["path"] for patch in said.get("patches", [])]
+        for generator in ("configMapGenerator", "secretGenerator"):
+            names += [name for made in said.get(generator, []) for name in made["envs"]]
+        listed |= {(file.parent / name).resolve() for name in names}
+    roots = {K8S / "overlays" / overlay for overlay in OVERLAYS}
+    files = {file for file in K8S.rglob("*") if file.is_file() and file.name != "kustomization.yaml"}
+    folders = {file.parent for file in K8S.rglob("kustomization.yaml")}
+
+    assert listed == files | (folders - roots)
+
+
+@each_overlay
+def test_pods_meet_the_restricted_pod_security_standard(overlay: str) -> None:
+    namespace = of_kind(overlay, "Namespace")
+    assert [
+        one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] for one in namespace.values()
+    ] == ["restricted"]
+    for workload in workloads(overlay).values():
+        pod, container = pod_of(workload), container_of(workload)
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        if is_ours(workload):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_pods_run_as_the_user_of_the_image() -> None:
+    user = pod_of(workloads("production")["api"])["securityContext"]
+    dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
+
+    assert f"\nUSER {user['runAsUser']}:{user['runAsGroup']}\n" in dockerfile
+
+
+@each_overlay
+def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_process(overlay: str) -> None:
+    for name in PROCESSES:
+        container = container_of(workloads(overlay)[name])
+        (port,) = container["ports"]
+        variable = "PORT" if name == "api" else "HEALTH_PORT"
+        probes = {
+            probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
+        }
+        assert probes == {
+            "startup": {"path": "/livez", "port": port["name"]},
+            "liveness": {"path": "/livez", "port": port["name"]},
+            "readiness": {"path": "/readyz", "port": port["name"]},
+        }
+        assert configuration(overlay)[variable] == str(port["containerPort"])
+
+
+@each_overlay
+def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
+    giving_back, closing = 5, 2
+    for name in PROCESSES:
+        workload = workloads(overlay)[name]
+        sleeps = container_of(workload).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+        broker = setting(overlay, name, "BROKER_TIMEOUT_SECONDS", 10)
+        shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
+        ending = shutdown if name == "api" else max(shutdown, 2 * broker + closing)
+        needed = sleeps.get("seconds", 0) + ending + giving_back
+        assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
+    assert sleeps == {}, "only the API is told to wait for those who still send to it"
+
+
+@each_overlay
+def test_budgets_and_spread_concern_the_pods_of_their_process(overlay: str) -> None:
+    for name in PROCESSES:
+        labels = workloads(overlay)[name]["spec"]["template"]["metadata"]["labels"]
+        budget = the_one(overlay, "PodDisruptionBudget", name)["spec"]
+        assert budget["selector"]["matchLabels"] == labels
+        assert budget["maxUnavailable"] == 1
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        for spread in pod_of(workloads(overlay)[name])["topologySpreadConstraints"]:
+            assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+            assert set(spread["matchLabelKeys"]) <= labels.keys() | {"pod-template-hash"}
+    service = the_one(overlay, "Service", "api")["spec"]
+    assert service["selector"] == workloads(overlay)["api"]["spec"]["template"]["metadata"]["labels"]
+
+
+@each_overlay
+def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) -> None:
+    ours = {name: one for name, one in workloads(overlay).items() if is_ours(one)}
+    commands = {name: container_of(one)["args"] for name, one in ours.items()}
+
+    assert len({container_of(one)["image"] for one in ours.values()}) == 1
+    assert commands == {
+        "api": ["service", "serve"],
+        "schema": ["service", "schema", "apply"],
+        **{name: ["worker", name] for name in WORKERS},
+    }
+
+
+@each_overlay
+@pytest.mark.parametrize("process", PROCESSES)
+def test_every_setting_that_has_no_default_is_given_and_none_is_misspelt(overlay: str, process: str) -> None:
+    settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
+    fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
+    given = environment_of(overlay, process)
+
+    missing = {name for name, field in fields.items() if field.required} - given.keys()
+
+    assert missing == set()
+    values = {name: value for name, value in given.items() if name in fields}
+    # What comes from a Secret is not known here: only the rest is converted.
+    made_up = {
+        "DATABASE_URL": "postgresql://host/name",
+        "AMQP_URL": "amqp://host/",
+        "SMTP_URL": "smtp://host",
+        "REQUEST_SECRET_KEYS": "key",
+        "LISTEN_DATABASE_URL": "postgresql://host/name",
+    }
+    msgspec.convert(
+        {name: made_up.get(name, value) for name, value in values.items()}, settings, strict=False
+    )
+
+
+def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret() -> None:
+    fields = {
+        field.encode_name: field
+        for settings in (ServiceSettings, WorkerSettings)
+        for field in msgspec.structs.fields(settings)
+    }
+    text = (K8S / "base" / "configuration.env").read_text()
+    entries = dict(
+        line.removeprefix("# ").split("=", 1)
+        for line in text.splitlines()
+        if line.removeprefix("# ").partition("=")[0].isupper()
+    )
+    elsewhere = {name for name in fields if f" {name}" in text.split("\n\n")[0].replace("\n#", "")}
+
+    assert entries.keys() | elsewhere == fields.keys()
+    for name, value in entries.items():
+        if value and not fields[name].required:
+            assert msgspec.convert(value, fields[name].type, strict=False) == fields[name].default
+
+
+@each_overlay
+def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay: str) -> None:
+    known = {
+        field.encode_name
+        for settings in (ServiceSettings, WorkerSettings)
+        for field in msgspec.structs.fields(settings)
+    }
+    for process in PROCESSES:
+        given = environment_of(overlay, process)
+        values = " ".join(value for value in given.values() if value)
+        assert {name for name in given.keys() - known if f"$({name})" not in values} == set()
+
+
+@each_overlay
+def test_variables_are_defined_before_they_are_used(overlay: str) -> None:
+    """Kubernetes leaves `$(NAME)` as it stands where NAME comes later."""
+    for workload in workloads(overlay).values():
+        defined: set[str] = set()
+        for entry in container_of(workload).get("env", []):
+            used = {part.split(")")[0] for part in (entry.get("value") or "").split("$(")[1:]}
+            assert used <= defined
+            defined.add(entry["name"])
+
+
+@each_overlay
+def test_api_is_given_no_broker_and_no_mail_server(overlay: str) -> None:
+    assert not environment_of(overlay, "api").keys() & {"AMQP_URL", "SMTP_URL"}
+
+
+def test_no_secret_is_committed_but_the_made_up_ones_of_development() -> None:
+    assert of_kind("production", "Secret") == {}
+    values = the_one("dev", "Secret", "calculation-requests")["data"]
+    committed = (K8S / "overlays" / "dev" / "made-up-secrets.env").read_text()
+    assert values.keys() == {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
+    assert committed.count("made-up") >= 4
+
+
+def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> None:
+    used: dict[str, set[str]] = {}
+    for workload in workloads("production").values():
+        for _, secret, key in secrets_of(workload):
+            used.setdefault(secret, set()).add(key)
+    for authentication in of_kind("production", "TriggerAuthentication").values():
+        for target in authentication["spec"]["secretTargetRef"]:
+            used.setdefault(target["name"], set()).add(target["key"])
+    credentials = the_one("production", "ObjectStore", "postgres-backups")["spec"]["configuration"]
+    for reference in credentials["s3Credentials"].values():
+        used.setdefault(reference["name"], set()).add(reference["key"])
+    runbook = (CHECKOUT / "deploy" / "README.md").read_text()
+
+    documented = {name: keys for name, keys in used.items() if name not in MADE_BY_OPERATORS}
+
+    assert documented == EXPECTED_SECRETS
+    assert {name for name in used if name in MADE_BY_OPERATORS} == MADE_BY_OPERATORS.keys()
+    assert all(used[name] <= keys for name, keys in MADE_BY_OPERATORS.items())
+    for name, keys in EXPECTED_SECRETS.items():
+        assert all(f"`{word}`" in runbook for word in {name, *keys})
+
+
+def test_secrets_made_by_operators_belong_to_objects_that_are_there() -> None:
+    users = {f"{name}-user-credentials" for name in of_kind("production", "User")}
+    clusters = {f"{name}-app" for name in of_kind("production", "Cluster")}
+
+    assert users | clusters == MADE_BY_OPERATORS.keys()
+
+
+def test_hosts_in_production_are_services_that_the_operators_make() -> None:
+    pooler = next(iter(of_kind("production", "Pooler")))
+    broker = next(iter(of_kind("production", "RabbitmqCluster")))
+    database = the_one("production", "Cluster", "postgres")["spec"]["bootstrap"]["initdb"]["database"]
+
+    for process in PROCESSES:
+        given = environment_of("production", process)
+        assert f"@{pooler}:5432/{database}?" in (given["DATABASE_URL"] or "")
+        assert process == "api" or (given["AMQP_URL"] or "").endswith(f"@{broker}:5672/")
+    assert "LISTEN_DATABASE_URL" in environment_of("production", "relay")
+
+
+def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
+    pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
+
+    assert pooler["poolMode"] == "transaction"
+    assert configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
+
+
+def test_connections_fit_when_everything_is_scaled_out() -> None:
+    pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]
+    parameters = pooler["pgbouncer"]["parameters"]
+    cluster = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
+    replicas = {"api": the_one("production", "HorizontalPodAutoscaler", "api")["spec"]["maxReplicas"]}
+    for name, scaled in of_kind("production", "ScaledObject").items():
+        replicas[name] = scaled["spec"]["maxReplicaCount"]
+    assert replicas.keys() == set(PROCESSES)
+    surge = 1  # of a rollout, for each Deployment
+
+    clients = sum(
+        (count + surge) * setting("production", name, "DATABASE_POOL_SIZE", 10)
+        for name, count in replicas.items()
+    )
+    listening = replicas["relay"] + surge
+    keda, schema, operators, engine = len(of_kind("production", "ScaledObject")), 1, 5, 15
+    servers = pooler["instances"] * int(parameters["default_pool_size"])
+
+    # One PgBouncer may be left with all of them.
+    assert clients <= int(parameters["max_client_conn"])
+    assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
+
+
+def test_connections_of_development_fit_into_its_postgres() -> None:
+    pools = sum(setting("dev", name, "DATABASE_POOL_SIZE", 10) for name in PROCESSES)
+
+    assert 2 * pools + 2 <= 100 - 3  # a rollout doubles them; the last three are the superuser's
+
+
+def test_autoscalers_aim_at_deployments_that_are_there_and_leave_replicas_to_themselves() -> None:
+    deployments = of_kind("production", "Deployment")
+    aims = {
+        scaler["spec"]["scaleTargetRef"]["name"]
+        for scaler in of_kind("production", "HorizontalPodAutoscaler", "ScaledObject").values()
+    }
+
+    assert aims == deployments.keys() == set(PROCESSES)
+    assert all("replicas" not in deployment["spec"] for deployment in deployments.values())
+
+
+def test_ingress_leads_to_what_is_for_callers_only() -> None:
+    (rule,) = the_one("production", "Ingress", "api")["spec"]["rules"]
+
+    assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
+
+
+def test_metrics_are_read_at_ports_that_the_processes_have() -> None:
+    monitor = the_one("production", "PodMonitor", "calculation-requests")["spec"]
+    ports = {
+        port["name"] for name in PROCESSES for port in container_of(workloads("production")[name])["ports"]
+    }
+
+    assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
+
+
+def wave(manifest: Manifest) -> int:
+    annotations = manifest["metadata"].get("annotations", {})
+    return int(annotations.get("argocd.argoproj.io/sync-wave", "0"))
+
+
+@each_overlay
+def test_schema_job_may_run_again_and_comes_between_what_it_needs_and_the_processes(
+    overlay: str,
+) -> None:
+    job = the_one(overlay, "Job", "schema")
+    needed = of_kind(
+        overlay, "Namespace", "ServiceAccount", "ConfigMap", "Secret", "Cluster", "Pooler", "StatefulSet"
+    )
+
+    assert "ttlSecondsAfterFinished" in job["spec"]
+    assert job["metadata"]["annotations"]["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
+    assert len(needed) >= 4
+    assert max(wave(one) for one in needed.values()) < wave(job)
+    assert wave(job) < min(wave(one) for one in of_kind(overlay, "Deployment").values())

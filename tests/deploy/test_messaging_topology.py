@@ -1,0 +1,100 @@
+"""The messaging topology in the manifests is the worker's own."""
+
+import re
+
+import aio_pika
+import pytest
+from aio_pika import ExchangeType
+from aio_pika.abc import AbstractChannel
+
+from tests.deploy.manifests import Manifest, of_kind
+from worker import topology
+
+QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
+
+
+def specifications(kind: str) -> list[Manifest]:
+    return [manifest["spec"] for manifest in of_kind("production", kind).values()]
+
+
+async def declare_as_the_operator_does(channel: AbstractChannel) -> None:
+    for exchange in specifications("Exchange"):
+        await channel.declare_exchange(
+            exchange["name"], ExchangeType(exchange["type"]), durable=exchange["durable"]
+        )
+    for queue in specifications("Queue"):
+        arguments = {"x-queue-type": queue["type"], **queue["arguments"]}
+        await channel.declare_queue(queue["name"], durable=queue["durable"], arguments=arguments)
+
+
+async def remove_topology(channel: AbstractChannel) -> None:
+    for queue in QUEUES:
+        await channel.queue_delete(queue.name)
+        await channel.queue_delete(queue.dead_letters)
+    for exchange in (topology.REQUESTS, topology.CALCULATIONS, topology.DEAD_LETTERS):
+        await channel.exchange_delete(exchange)
+
+
+async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(
+    channel: AbstractChannel,
+) -> None:
+    """A broker refuses a second declaration that differs from the first in any argument."""
+    await remove_topology(channel)
+    await declare_as_the_operator_does(channel)
+
+    await topology.declare(channel)
+
+
+async def test_broker_would_notice_a_difference(channel: AbstractChannel) -> None:
+    await remove_topology(channel)
+    await declare_as_the_operator_does(channel)
+
+    with pytest.raises(aio_pika.exceptions.ChannelPreconditionFailed):
+        await channel.declare_queue(
+            topology.NOTIFICATIONS.name, durable=True, arguments={"x-queue-type": "quorum"}
+        )
+
+
+def test_manifests_name_what_the_worker_declares_and_no_more() -> None:
+    names = {queue.name for queue in QUEUES} | {queue.dead_letters for queue in QUEUES}
+    bindings = {
+        (binding["source"], binding["destination"], binding["routingKey"])
+        for binding in specifications("Binding")
+    }
+
+    assert {queue["name"] for queue in specifications("Queue")} == names
+    assert {exchange["name"] for exchange in specifications("Exchange")} == {
+        topology.REQUESTS,
+        topology.CALCULATIONS,
+        topology.DEAD_LETTERS,
+    }
+    assert bindings == {
+        *((queue.exchange, queue.name, queue.routing_key) for queue in QUEUES),
+        *((topology.DEAD_LETTERS, queue.dead_letters, queue.dead_letters) for queue in QUEUES),
+    }
+
+
+def test_policy_concerns_our_queues_and_touches_no_argument_of_theirs() -> None:
+    (policy,) = specifications("Policy")
+    arguments = {name for queue in specifications("Queue") for name in queue["arguments"]}
+
+    assert all(re.search(policy["pattern"], queue["name"]) for queue in specifications("Queue"))
+    assert not re.search(policy["pattern"], "notifications-of-another-team")
+    assert not {f"x-{name}" for name in policy["definition"]} & arguments
+
+
+@pytest.mark.parametrize("may", ["configure", "write", "read"])
+def test_user_of_the_worker_may_touch_ours_and_nothing_else(may: str) -> None:
+    permission = of_kind("production", "Permission")["worker"]["spec"]["permissions"][may]
+    ours = [one["name"] for kind in ("Exchange", "Queue") for one in specifications(kind)]
+
+    assert all(re.search(permission, name) for name in ours)
+    assert not re.search(permission, "crm-updates")
+    assert bool(re.search(permission, "amq.default")) is (may == "write")
+
+
+def test_quorum_queues_have_a_broker_with_a_majority() -> None:
+    (cluster,) = specifications("RabbitmqCluster")
+
+    assert cluster["replicas"] == 3
+    assert all(queue["type"] == "quorum" for queue in specifications("Queue"))

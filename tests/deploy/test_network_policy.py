@@ -1,0 +1,143 @@
+"""Who can reach whom in production, by the rules that a network plugin would apply."""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, of_kind, workloads
+
+HERE = "calculation-requests"
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """A pod of some namespace, with its labels; or, without labels, an address outside of the cluster."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    address: str = ""
+
+
+def ours(component: str) -> Peer:
+    return Peer(HERE, {"app.kubernetes.io/name": HERE, "app.kubernetes.io/component": component})
+
+
+POOLER = Peer(HERE, {"cnpg.io/poolerName": "postgres-pooler", "cnpg.io/podRole": "pooler"})
+POSTGRES = Peer(HERE, {"cnpg.io/cluster": "postgres", "cnpg.io/podRole": "instance"})
+RABBITMQ = Peer(HERE, {"app.kubernetes.io/name": "rabbitmq", "app.kubernetes.io/component": "rabbitmq"})
+DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
+INGRESS = Peer("ingress-nginx", {"app": "ingress"})
+PROMETHEUS = Peer("monitoring", {"app": "prometheus"})
+KEDA = Peer("keda", {"app": "keda-operator"})
+STRANGER = Peer("elsewhere", {"app": "curl"})
+NEIGHBOUR = Peer(HERE, {"app": "curl"})
+OUTSIDE = Peer("", {}, "203.0.113.7")
+NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus": 15692}
+
+ALLOWED = {
+    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in (*PROCESSES, "schema")},
+    **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in PROCESSES},
+    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5672) for name in WORKERS},
+    "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
+    "schema → Postgres": (ours("schema"), POSTGRES, 5432),
+    "pooler → Postgres": (POOLER, POSTGRES, 5432),
+    "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
+    "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
+    "KEDA → Postgres": (KEDA, POSTGRES, 5432),
+    "KEDA → RabbitMQ's management": (KEDA, RABBITMQ, 15672),
+    "ingress → API": (INGRESS, ours("api"), 8000),
+    "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
+    "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
+    **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in WORKERS},
+    "Prometheus → API": (PROMETHEUS, ours("api"), 8000),
+    "Prometheus → Postgres": (PROMETHEUS, POSTGRES, 9187),
+    "Prometheus → RabbitMQ": (PROMETHEUS, RABBITMQ, 15692),
+}
+DENIED = {
+    "API → RabbitMQ": (ours("api"), RABBITMQ, 5672),
+    "API → Postgres around the pooler": (ours("api"), POSTGRES, 5432),
+    "API → mail server": (ours("api"), OUTSIDE, 587),
+    "relay → mail server": (ours("relay"), OUTSIDE, 587),
+    "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
+    "ingress → worker": (INGRESS, ours("relay"), 8001),
+    "stranger → API": (STRANGER, ours("api"), 8000),
+    "stranger → Postgres": (STRANGER, POSTGRES, 5432),
+    "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5672),
+    "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
+    "neighbour → pooler": (NEIGHBOUR, POOLER, 5432),
+    "schema → RabbitMQ": (ours("schema"), RABBITMQ, 5672),
+}
+
+
+@pytest.mark.parametrize("flow", ALLOWED)
+def test_needed_flows_are_open(flow: str) -> None:
+    assert can_reach(*ALLOWED[flow])
+
+
+@pytest.mark.parametrize("flow", DENIED)
+def test_other_flows_are_closed(flow: str) -> None:
+    assert not can_reach(*DENIED[flow])
+
+
+def test_default_is_to_deny_every_pod_of_ours_both_ways() -> None:
+    policy = of_kind("production", "NetworkPolicy")["default-deny"]["spec"]
+
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert not policy.keys() & {"ingress", "egress"}
+    assert all(_selects(policy["podSelector"], ours(name).labels) for name in (*PROCESSES, "schema"))
+
+
+def test_names_of_ports_are_those_of_the_containers() -> None:
+    for process in PROCESSES:
+        (port,) = container_of(workloads("production")[process])["ports"]
+        assert NAMES[port["name"]] == port["containerPort"]
+
+
+def can_reach(source: Peer, target: Peer, port: int) -> bool:
+    """Return whether the policies let a connection out of *source* and into *target*."""
+    return _lets(source, "Egress", "to", target, port) and _lets(target, "Ingress", "from", source, port)
+
+
+def _lets(pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
+    if pod.namespace != HERE:
+        return True
+    policies = [
+        policy["spec"]
+        for policy in of_kind("production", "NetworkPolicy").values()
+        if direction in policy["spec"]["policyTypes"] and _selects(policy["spec"]["podSelector"], pod.labels)
+    ]
+    if not policies:
+        return True
+    rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
+    return any(_ports(rule, port) and any(_is(peer, other) for peer in rule[side]) for rule in rules)
+
+
+def _ports(rule: Manifest, port: int) -> bool:
+    named: Sequence[Manifest] = rule.get("ports", [])
+    return not named or any(NAMES.get(str(one["port"]), one["port"]) == port for one in named)
+
+
+def _is(peer: Manifest, other: Peer) -> bool:
+    if block := peer.get("ipBlock"):
+        network = ipaddress.ip_network(block["cidr"])
+        return bool(other.address) and ipaddress.ip_address(other.address) in network
+    if other.address:
+        return False
+    if namespaces := peer.get("namespaceSelector"):
+        in_namespace = _selects(namespaces, {"kubernetes.io/metadata.name": other.namespace})
+    else:
+        in_namespace = other.namespace == HERE
+    return in_namespace and _selects(peer.get("podSelector", {}), other.labels)
+
+
+def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    wanted: Mapping[str, str] = selector.get("matchLabels", {})
+    if not wanted.items() <= labels.items():
+        return False
+    for condition in selector.get("matchExpressions", []):
+        assert condition["operator"] == "In"
+        if labels.get(condition["key"]) not in condition["values"]:
+            return False
+    return True
