@@ -39,6 +39,7 @@ SENT = 'emails_total{outcome="sent"}'
 REFUSED = 'emails_total{outcome="failed"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
 PUT_OFF = 'emails_total{outcome="put_off"}'
+RECONCILED = "reconciliation_last_success_timestamp_seconds"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -132,6 +133,7 @@ CASES = [
     ),
     silent("ApiSlow", "no calls", {FAST_CALLS: "0x80", SLOW_CALLS: "9x80", ALL_CALLS: "9x80"}, at="16m"),
     fires("JwksStale", "not fetched", {"jwks_age_seconds": "0+15x200"}, at="40m"),
+    fires("JwksStale", "never fetched", {"jwks_age_seconds": " ".join(["+Inf"] * 40)}, at="6m"),
     silent("JwksStale", "fetched every 5 minutes", {"jwks_age_seconds": "0+15x20 0+15x20"}, at="10m"),
     fires("RelayNotConnected", "none is", {'broker_connected{connection="relay"}': "1 0x20"}, at="3m"),
     silent(
@@ -199,8 +201,10 @@ CASES = [
     ),
     silent("MessagesDeadLettered", "long ago", {DEAD_LETTERED: "0x10 1x150"}, at="30m"),
     silent("MessagesDeadLettered", "none", {DEAD_LETTERED: "0x10"}, at="2m"),
-    fires("MessagesReturned", "again and again", {RETURNED: "0+1x100"}, at="20m", queue="notifications"),
-    silent("MessagesReturned", "once, at a restart", {RETURNED: "0x10 20x90"}, at="20m"),
+    fires(
+        "MessagesReturned", "one, up to the limit", {RETURNED: "0+1x20 20x60"}, at="8m", queue="notifications"
+    ),
+    silent("MessagesReturned", "few, at a restart", {RETURNED: "0x10 5x90"}, at="8m"),
     fires("EmailsStuck", "none is sent", {OLDEST_EMAIL: "0+15x120", SENT: "9x120"}, at="25m"),
     silent("EmailsStuck", "one waits, others go", {OLDEST_EMAIL: "0+15x120", SENT: "9+1x120"}, at="25m"),
     silent("EmailsStuck", "nothing to send", {OLDEST_EMAIL: "0x120", SENT: "9x120"}, at="25m"),
@@ -231,13 +235,15 @@ CASES = [
     fires(
         "ReconciliationNotRun",
         "never again",
-        {"reconciliation_last_success_timestamp_seconds": "0x320"},
+        {RECONCILED: "0x320"},
         at="75m",
     ),
+    fires("ReconciliationNotRun", "never since the start", {RECONCILED: " ".join(["NaN"] * 60)}, at="12m"),
+    silent("ReconciliationNotRun", "not yet", {RECONCILED: " ".join(["NaN"] * 20 + ["300"] * 40)}, at="12m"),
     silent(
         "ReconciliationNotRun",
         "every time",
-        {"reconciliation_last_success_timestamp_seconds": "0+15x320"},
+        {RECONCILED: "0+15x320"},
         at="75m",
     ),
 ]
