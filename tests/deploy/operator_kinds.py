@@ -334,6 +334,37 @@ class PodMonitor(Part):
     pod_target_labels: list[str] = []
 
 
+class AlertAnnotations(Part):
+    """What is told of an alert."""
+
+    summary: str
+    description: str
+    runbook_url: str = msgspec.field(name="runbook_url")
+
+
+class Alert(Part):
+    """When to tell somebody."""
+
+    alert: str
+    expr: str
+    labels: Texts
+    annotations: AlertAnnotations
+    duration: str | None = msgspec.field(name="for", default=None)
+
+
+class AlertGroup(Part):
+    """Alerts that are looked at together."""
+
+    name: str
+    rules: list[Alert]
+
+
+class PrometheusRule(Part):
+    """The alerts."""
+
+    groups: list[AlertGroup]
+
+
 KINDS: dict[tuple[str, str], type[Part]] = {
     (version, kind.__name__): kind
     for version, kinds in {
@@ -341,7 +372,7 @@ KINDS: dict[tuple[str, str], type[Part]] = {
         "barmancloud.cnpg.io/v1": (ObjectStore,),
         "rabbitmq.com/v1beta1": (RabbitmqCluster, Exchange, Queue, Binding, Policy, User, Permission),
         "keda.sh/v1alpha1": (TriggerAuthentication, ScaledObject),
-        "monitoring.coreos.com/v1": (PodMonitor,),
+        "monitoring.coreos.com/v1": (PodMonitor, PrometheusRule),
     }.items()
     for kind in kinds
 }

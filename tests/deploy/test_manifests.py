@@ -85,7 +85,8 @@ def test_every_file_is_part_of_an_overlay() -> None:
         names = [*said.get("resources", []), *said.get("components", [])]
         names += [patch["path"] for patch in said.get("patches", [])]
         for generator in ("configMapGenerator", "secretGenerator"):
-            names += [name for made in said.get(generator, []) for name in made["envs"]]
+            for made in said.get(generator, []):
+                names += [*made.get("envs", []), *made.get("files", [])]
         listed |= {(file.parent / name).resolve() for name in names}
     roots = {K8S / "overlays" / overlay for overlay in OVERLAYS}
     files = {file for file in K8S.rglob("*") if file.is_file() and file.name != "kustomization.yaml"}

@@ -1,9 +1,11 @@
-"""RabbitMQ, the mail server and Postgres away, and back again."""
+"""RabbitMQ, the mail server, Postgres and the issuer's keys away, and back again."""
 
 import asyncio
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,7 @@ from tests.end_to_end.callers import another_request, client_of, create, create_
 from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
 from tests.end_to_end.processes import Process, api_process, started, worker_process
 from tests.end_to_end.tcp_forwarder import TcpForwarder
+from tests.https_issuer import HttpsIssuer, status
 from tests.mail_server import MailServer
 from worker import topology
 from worker.settings import WorkerSettings
@@ -55,6 +58,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
             await outage(network)
             await worker.becomes_alive_but_not_ready()
             seconds = await _median_seconds(caller)
+            api_ready = await api.status("/readyz")
             waiting = await database.fetchval("SELECT count(*) FROM outbox")
             held = await database.fetchval("SELECT count(*) FROM outbox_held")
             await network.switch_on()
@@ -63,6 +67,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
 
     assert not any(value.startswith("amqp") for value in api.environment.values())
     assert seconds < 3 * usual_seconds + 0.02
+    assert api_ready == 200
     assert waiting >= _MEASURED
     assert held == 0, "an event was charged for an outage"
     assert len(mail_server.accepted) == 2 * _MEASURED
@@ -152,6 +157,7 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
             caller.get(f"/v1/request/{before['uuid']}"),
             caller.get("/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}),
         )
+        questionnaire = await caller.get("/v1/questionnaire/structure")
         await remote_api.becomes_alive_but_not_ready()
         await remote_worker.becomes_alive_but_not_ready()
         await network.switch_on()
@@ -160,6 +166,7 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
         after = await create(caller)
         await _completes(after["uuid"], channel, subscriber)
 
+    assert questionnaire.status_code == 200, "an access token needs no Postgres"
     for response in responses:
         _assert_unavailable(response)
 
@@ -204,3 +211,72 @@ async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
         await remote_worker.becomes_ready()
         record = await create(caller)
         await _completes(record["uuid"], channel, subscriber)
+
+
+@pytest.fixture
+def own_issuer(tmp_path: Path) -> Issuer:
+    """An issuer whose keys the test may change."""
+    return Issuer(tmp_path)
+
+
+@pytest.fixture
+async def key_server(tmp_path: Path, own_issuer: Issuer) -> HttpsIssuer:
+    """The server of its keys, not up, but on a port that stays its own."""
+    server = HttpsIssuer(tmp_path)
+    server.answer = status(200, own_issuer.jwks.read_bytes())
+    async with server.up():
+        return server
+
+
+@pytest.fixture
+def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer, tmp_path: Path) -> Process:
+    """An API that gets the issuer's keys from that server, five times a second."""
+    settings = replace(service_settings, auth_jwks_url=key_server.url, auth_jwks_refresh_seconds=0.2)
+    return api_process(settings, tmp_path, SSL_CERT_FILE=str(key_server.authority))
+
+
+async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_count_when_it_is_back(
+    *, dependent_api: Process, key_server: HttpsIssuer, own_issuer: Issuer
+) -> None:
+    async with AsyncExitStack() as issuer_up:
+        await issuer_up.enter_async_context(key_server.up())
+        async with started(dependent_api), client_of(dependent_api, own_issuer.token()) as caller:
+            await create(caller)
+            await issuer_up.aclose()
+            await eventually(lambda: dependent_api.output.count("signing_keys_not_fetched") >= 3)
+            caller.headers["Authorization"] = f"Bearer {own_issuer.token(jti='never seen before')}"
+            await create(caller)
+            api_ready = await dependent_api.status("/readyz")
+            own_issuer.publish("next")
+            key_server.answer = status(200, own_issuer.jwks.read_bytes())
+            caller.headers["Authorization"] = f"Bearer {own_issuer.token(headers={'kid': 'next'})}"
+            async with key_server.up():
+                await eventually(lambda: _is_answered(caller, HTTPStatus.OK))
+
+    assert api_ready == 200
+
+
+async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(
+    *, dependent_api: Process, key_server: HttpsIssuer, own_issuer: Issuer, database: Connection
+) -> None:
+    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    async with started(dependent_api), client_of(dependent_api, own_issuer.token()) as caller:
+        responses = await asyncio.gather(
+            caller.post("/v1/request", json=another_request()),
+            caller.get("/v1/questionnaire/structure"),
+        )
+        with_api_key = await caller.get(
+            "/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}
+        )
+        async with key_server.up():
+            await eventually(lambda: _is_answered(caller, HTTPStatus.OK), seconds=30)
+            await create(caller)
+
+    assert with_api_key.status_code == 200
+    for response in responses:
+        _assert_unavailable(response)
+
+
+async def _is_answered(caller: httpx.AsyncClient, expected: HTTPStatus) -> bool:
+    response = await caller.get("/v1/questionnaire/structure")
+    return response.status_code == expected

@@ -1,0 +1,98 @@
+"""The metrics that the processes export, and the metrics that a query asks for."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+# What Prometheus and its operator add to whatever it scrapes.
+TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "endpoint"})
+
+_HISTOGRAMS: Mapping[str, frozenset[str]] = {
+    "postgres_pool_wait_seconds": frozenset(),
+    "http_request_duration_seconds": frozenset({"method", "route", "status"}),
+    "relay_confirm_seconds": frozenset(),
+    "relay_delivery_seconds": frozenset(),
+    "consumer_message_seconds": frozenset({"queue"}),
+    "email_delivery_seconds": frozenset(),
+}
+_COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
+    "build_info": frozenset({"version", "python"}),
+    "postgres_pool_connections": frozenset({"state"}),
+    "postgres_pool_max_connections": frozenset(),
+    "postgres_unavailable_total": frozenset(),
+    "process_cpu_seconds_total": frozenset(),
+    "process_resident_memory_bytes": frozenset(),
+    "http_requests_in_progress": frozenset(),
+    "access_token_cache_total": frozenset({"result"}),
+    "jwks_refresh_total": frozenset({"result"}),
+    "jwks_age_seconds": frozenset(),
+    "outbox_pending_events": frozenset(),
+    "outbox_failing_events": frozenset(),
+    "outbox_waiting_events": frozenset(),
+    "outbox_parked_events": frozenset(),
+    "outbox_oldest_event_age_seconds": frozenset(),
+    "relay_events_published_total": frozenset({"type"}),
+    "relay_events_failed_total": frozenset({"reason"}),
+    "relay_unconfirmed_events": frozenset(),
+    "relay_wakeups_total": frozenset({"source"}),
+    "relay_outages_total": frozenset({"dependency"}),
+    "broker_blocked": frozenset(),
+    "broker_connected": frozenset({"connection"}),
+    "consumer_messages_total": frozenset({"queue", "outcome"}),
+    "consumer_reading": frozenset({"queue"}),
+    "emails_total": frozenset({"outcome"}),
+    "emails_pending": frozenset(),
+    "emails_oldest_pending_age_seconds": frozenset(),
+    "reconciliation_discrepancies": frozenset({"kind"}),
+    "reconciliation_last_success_timestamp_seconds": frozenset(),
+}
+
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"')
+_RANGE = re.compile(r"\[[^\]]*\]|\boffset\s+\w+")
+_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+_SELECTOR = re.compile(r"\b([a-zA-Z_:][\w:]*)\b(?!\s*\()\s*(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r"(\w+)\s*[=!]")
+_OPERATORS = frozenset({"and", "or", "unless", "bool", "by", "without", "on", "ignoring"})
+
+
+def exported_metrics() -> Mapping[str, frozenset[str]]:
+    """Return the labels of every series, by its name, that the two processes export between them."""
+    parts = {
+        f"{name}_{suffix}": labels | extra
+        for name, labels in _HISTOGRAMS.items()
+        for suffix, extra in (("bucket", {"le"}), ("sum", frozenset[str]()), ("count", frozenset[str]()))
+    }
+    return {**_COUNTERS_AND_GAUGES, **parts}
+
+
+def not_exported(query: str) -> set[str]:
+    """Return what a PromQL query asks for and no process exports: names, and labels as `name{label}`.
+
+    A label that a query groups by has to be one of some metric in it.
+    """
+    exported = exported_metrics()
+    bare = _RANGE.sub("", _STRING.sub("", query))
+    groupings = _GROUPING.findall(bare)
+    selectors = [
+        (name, _MATCHER.findall(matchers))
+        for name, matchers in _SELECTOR.findall(_GROUPING.sub("", bare))
+        if name not in _OPERATORS
+    ]
+    assert selectors, f"this asks for nothing: {query}"
+    names = {name for name, _ in selectors}
+    known = TARGET_LABELS.union(*(exported.get(name, ()) for name in names))
+    return {
+        *names.difference(exported),
+        *_labels_not_of(exported, selectors),
+        *({label for grouping in groupings for label in re.findall(r"\w+", grouping)} - known),
+    }
+
+
+def _labels_not_of(
+    exported: Mapping[str, frozenset[str]], selectors: Iterable[tuple[str, list[str]]]
+) -> set[str]:
+    return {
+        f"{name}{{{label}}}"
+        for name, labels in selectors
+        for label in labels
+        if name in exported and label not in exported[name] | TARGET_LABELS
+    }

@@ -1,0 +1,38 @@
+"""Prometheus's own checker of rules, and its bench for them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+
+def promtool(*words: str | Path) -> str:
+    """Run promtool, which has to succeed, and return what it printed. Skips the test where there is none."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is missing: install it (on Debian: the package prometheus)")
+    ended = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def check_rules(groups: Any, folder: Path) -> str:
+    """Have the syntax of rule groups checked. Warnings, as for rules that are there twice, count too."""
+    rules = written(folder / "rules.json", {"groups": groups})
+    return promtool("check", "rules", "--lint=all", "--lint-fatal", rules)
+
+
+def run_test(groups: Any, test: Any, folder: Path) -> None:
+    """Evaluate rule groups on made-up series every 15 seconds, and compare the result."""
+    rules = written(folder / "rules.json", {"groups": groups})
+    bench = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": [{"interval": "15s", **test}]}
+    promtool("test", "rules", written(folder / "test.json", bench))
+
+
+def written(file: Path, content: Any) -> Path:
+    """Write JSON, which is YAML too."""
+    file.write_bytes(msgspec.json.encode(content))
+    return file

@@ -1,0 +1,352 @@
+"""Every alert fires on made-up series when it should, and only then; and its runbook says what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.conftest import ROOT
+from tests.deploy.exported_metrics import not_exported
+from tests.deploy.promtool import check_rules, run_test
+
+RULES = ROOT / "deploy" / "k8s" / "components" / "monitoring" / "alerts.yaml"
+RUNBOOK = ROOT / "deploy" / "README.md"
+GROUPS = msgspec.yaml.decode(RULES.read_bytes())["spec"]["groups"]
+ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+
+ALL_ROLES = {
+    "http_requests_in_progress": "0x60",
+    'broker_connected{connection="relay"}': "1x60",
+    'consumer_reading{queue="notifications"}': "1x60",
+    'consumer_reading{queue="calculation-results"}': "1x60",
+}
+CALLS = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="200"}'
+FAILED = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="500"}'
+TURNED_AWAY = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="503"}'
+NOT_READY = 'http_request_duration_seconds_count{route="/readyz",method="GET",status="503"}'
+FAST_CALLS = 'http_request_duration_seconds_bucket{route="/v1/request",method="POST",status="200",le="0.1"}'
+SLOW_CALLS = 'http_request_duration_seconds_bucket{route="/v1/request",method="POST",status="200",le="1.0"}'
+ALL_CALLS = 'http_request_duration_seconds_bucket{route="/v1/request",method="POST",status="200",le="+Inf"}'
+SHORT_WAITS = 'postgres_pool_wait_seconds_bucket{le="0.1"}'
+LONG_WAITS = 'postgres_pool_wait_seconds_bucket{le="1.0"}'
+ALL_WAITS = 'postgres_pool_wait_seconds_bucket{le="+Inf"}'
+DEAD_LETTERED = 'consumer_messages_total{queue="notifications",outcome="dead_lettered"}'
+RETURNED = 'consumer_messages_total{queue="notifications",outcome="returned"}'
+OLDEST_EMAIL = "emails_oldest_pending_age_seconds"
+SENT = 'emails_total{outcome="sent"}'
+REFUSED = 'emails_total{outcome="failed"}'
+POSTPONED = 'emails_total{outcome="postponed"}'
+PUT_OFF = 'emails_total{outcome="put_off"}'
+RECONCILED = "reconciliation_last_success_timestamp_seconds"
+
+
+class Case(msgspec.Struct, frozen=True):
+    """Made-up series, a sample every 15 seconds, and with which labels the alert fires then, if it does."""
+
+    alert: str
+    story: str
+    series: dict[str, str]
+    at: str
+    fires: tuple[dict[str, str], ...] = ()
+
+
+def fires(alert: str, story: str, series: dict[str, str], *, at: str, **labels: str) -> Case:
+    return Case(alert, story, series, at, (labels,))
+
+
+def silent(alert: str, story: str, series: dict[str, str], *, at: str) -> Case:
+    return Case(alert, story, series, at)
+
+
+def without(name: str) -> dict[str, str]:
+    return {series: values for series, values in ALL_ROLES.items() if series != name}
+
+
+CASES = [
+    silent("ProcessAbsent", "all roles are run", ALL_ROLES, at="10m"),
+    fires("ProcessAbsent", "no api", without("http_requests_in_progress"), at="6m", role="api"),
+    fires(
+        "ProcessAbsent",
+        "no relay",
+        without('broker_connected{connection="relay"}'),
+        at="6m",
+        role="relay",
+        connection="relay",
+    ),
+    fires(
+        "ProcessAbsent",
+        "no notifications",
+        without('consumer_reading{queue="notifications"}'),
+        at="6m",
+        role="notifications",
+        queue="notifications",
+    ),
+    fires(
+        "ProcessAbsent",
+        "no calculations",
+        without('consumer_reading{queue="calculation-results"}'),
+        at="6m",
+        role="calculations",
+        queue="calculation-results",
+    ),
+    fires("PostgresUnavailable", "away", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
+    silent("PostgresUnavailable", "never", {"postgres_unavailable_total": "7x40"}, at="10m"),
+    silent(
+        "PostgresUnavailable",
+        "failover of 30 seconds",
+        {"postgres_unavailable_total": "0 9 99x40"},
+        at="3m15s",
+    ),
+    fires(
+        "PostgresPoolSaturated",
+        "half wait long",
+        {SHORT_WAITS: "0+5x80", LONG_WAITS: "0+10x80", ALL_WAITS: "0+10x80"},
+        at="15m",
+        pod="1",
+    ),
+    silent(
+        "PostgresPoolSaturated", "few wait long", {SHORT_WAITS: "0+995x80", ALL_WAITS: "0+1000x80"}, at="15m"
+    ),
+    silent("PostgresPoolSaturated", "no waits", {SHORT_WAITS: "3x80", ALL_WAITS: "9x80"}, at="15m"),
+    fires("ApiErrorRate", "2 %", {CALLS: "0+98x60", FAILED: "0+2x60"}, at="10m"),
+    silent("ApiErrorRate", "0.5 %", {CALLS: "0+199x60", FAILED: "0+1x60"}, at="10m"),
+    silent("ApiErrorRate", "one of few calls", {CALLS: "0+1x60", FAILED: "0x10 1x50"}, at="7m30s"),
+    silent("ApiErrorRate", "503 is told apart", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="10m"),
+    fires("ApiUnavailable", "half", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="5m"),
+    silent("ApiUnavailable", "2 %", {CALLS: "0+98x60", TURNED_AWAY: "0+2x60"}, at="10m"),
+    silent("ApiUnavailable", "for 30 seconds", {CALLS: "0+50x60", TURNED_AWAY: "0 50 100x60"}, at="3m15s"),
+    silent("ApiUnavailable", "only probes", {CALLS: "0+50x60", NOT_READY: "0+50x60"}, at="10m"),
+    fires(
+        "ApiSlow",
+        "2 % over a second",
+        {FAST_CALLS: "0+50x80", SLOW_CALLS: "0+98x80", ALL_CALLS: "0+100x80"},
+        at="16m",
+    ),
+    silent(
+        "ApiSlow",
+        "0.2 % over 0.1 s",
+        {FAST_CALLS: "0+998x80", SLOW_CALLS: "0+1000x80", ALL_CALLS: "0+1000x80"},
+        at="16m",
+    ),
+    silent("ApiSlow", "no calls", {FAST_CALLS: "0x80", SLOW_CALLS: "9x80", ALL_CALLS: "9x80"}, at="16m"),
+    fires("JwksStale", "not fetched", {"jwks_age_seconds": "0+15x200"}, at="40m"),
+    fires("JwksStale", "never fetched", {"jwks_age_seconds": " ".join(["+Inf"] * 40)}, at="6m"),
+    silent("JwksStale", "fetched every 5 minutes", {"jwks_age_seconds": "0+15x20 0+15x20"}, at="10m"),
+    silent("JwksStale", "one fetch failed", {"jwks_age_seconds": "600x60"}, at="10m"),
+    fires("RelayNotConnected", "none is", {'broker_connected{connection="relay"}': "1 0x20"}, at="3m"),
+    silent(
+        "RelayNotConnected", "for a minute", {'broker_connected{connection="relay"}': "1 0x4 1x10"}, at="3m"
+    ),
+    silent(
+        "RelayNotConnected",
+        "one of two is not",
+        {
+            'broker_connected{connection="relay",pod="1"}': "0x20",
+            'broker_connected{connection="relay",pod="2"}': "1x20",
+        },
+        at="5m",
+    ),
+    fires("BrokerBlocked", "an alarm", {"broker_blocked": "0 1x20"}, at="3m"),
+    silent("BrokerBlocked", "for a minute", {"broker_blocked": "0 1x4 0x10"}, at="3m"),
+    fires(
+        "OutboxNotDraining", "the oldest gets older", {"outbox_oldest_event_age_seconds": "0+15x60"}, at="10m"
+    ),
+    silent(
+        "OutboxNotDraining", "the oldest is young", {"outbox_oldest_event_age_seconds": "0 30x60"}, at="10m"
+    ),
+    silent(
+        "OutboxNotDraining",
+        "drained after five minutes",
+        {"outbox_oldest_event_age_seconds": "0+15x20 0x20"},
+        at="6m",
+    ),
+    silent(
+        "OutboxNotDraining",
+        "Postgres is away",
+        {"outbox_oldest_event_age_seconds": " ".join(["NaN"] * 40)},
+        at="10m",
+    ),
+    fires("EventsFailing", "one is", {"outbox_failing_events": "1x60"}, at="6m"),
+    silent("EventsFailing", "mended after four minutes", {"outbox_failing_events": "1x16 0x40"}, at="6m"),
+    fires("EventsParked", "one is", {"outbox_parked_events": "0 1x60"}, at="2m"),
+    silent("EventsParked", "none is", {"outbox_parked_events": "0x60"}, at="2m"),
+    fires(
+        "ConsumerNotReading",
+        "one queue",
+        {
+            'consumer_reading{queue="notifications"}': "0x20",
+            'consumer_reading{queue="calculation-results"}': "1x20",
+        },
+        at="3m",
+        queue="notifications",
+    ),
+    silent(
+        "ConsumerNotReading",
+        "one of two readers",
+        {
+            'consumer_reading{queue="notifications",pod="1"}': "0x20",
+            'consumer_reading{queue="notifications",pod="2"}': "1x20",
+        },
+        at="5m",
+    ),
+    fires("MessagesDeadLettered", "one", {DEAD_LETTERED: "0x10 1x50"}, at="4m", queue="notifications"),
+    fires(
+        "MessagesDeadLettered",
+        "before the first look",
+        {DEAD_LETTERED: "_x10 1x50"},
+        at="4m",
+        queue="notifications",
+    ),
+    silent("MessagesDeadLettered", "long ago", {DEAD_LETTERED: "0x10 1x150"}, at="30m"),
+    silent("MessagesDeadLettered", "none", {DEAD_LETTERED: "0x10"}, at="2m"),
+    fires(
+        "MessagesReturned", "one, up to the limit", {RETURNED: "0+1x20 20x60"}, at="8m", queue="notifications"
+    ),
+    silent("MessagesReturned", "few, at a restart", {RETURNED: "0x10 5x90"}, at="8m"),
+    fires("EmailsStuck", "none is sent", {OLDEST_EMAIL: "0+15x120", SENT: "9x120"}, at="25m"),
+    silent("EmailsStuck", "the oldest is not old", {OLDEST_EMAIL: "600x120", SENT: "9x120"}, at="25m"),
+    silent(
+        "EmailsStuck", "one waits, another went", {OLDEST_EMAIL: "0+15x120", SENT: "9x50 10x70"}, at="25m"
+    ),
+    silent("EmailsStuck", "nothing to send", {OLDEST_EMAIL: "0x120", SENT: "9x120"}, at="25m"),
+    fires("EmailsFailing", "half", {SENT: "0+1x240", REFUSED: "0+1x240"}, at="30m"),
+    fires("EmailsFailing", "none can be made", {SENT: "0x240", PUT_OFF: "0+1x240"}, at="30m"),
+    silent("EmailsFailing", "one in twenty", {SENT: "0+19x240", REFUSED: "0+1x240"}, at="30m"),
+    silent("EmailsFailing", "one of two", {SENT: "0 1x240", REFUSED: "0 1x240"}, at="30m"),
+    silent("EmailsFailing", "refused for now", {SENT: "0+1x240", POSTPONED: "0+9x240"}, at="30m"),
+    fires(
+        "ReconciliationDiscrepancy",
+        "a wrong sequence",
+        {'reconciliation_discrepancies{kind="sequence_wrong"}': "1x60"},
+        at="11m",
+        kind="sequence_wrong",
+    ),
+    silent(
+        "ReconciliationDiscrepancy",
+        "all adds up",
+        {'reconciliation_discrepancies{kind="sequence_wrong"}': "0x60"},
+        at="11m",
+    ),
+    silent(
+        "ReconciliationDiscrepancy",
+        "parked events have an alert of their own",
+        {'reconciliation_discrepancies{kind="event_parked"}': "1x60"},
+        at="11m",
+    ),
+    fires(
+        "ReconciliationNotRun",
+        "never again",
+        {RECONCILED: "0x320"},
+        at="75m",
+    ),
+    fires("ReconciliationNotRun", "never since the start", {RECONCILED: " ".join(["NaN"] * 60)}, at="12m"),
+    silent("ReconciliationNotRun", "not yet", {RECONCILED: " ".join(["NaN"] * 20 + ["300"] * 40)}, at="12m"),
+    silent(
+        "ReconciliationNotRun",
+        "every time",
+        {RECONCILED: "0+15x320"},
+        at="75m",
+    ),
+]
+# When the first story that makes an alert fire has begun, but for too short a time.
+TOO_EARLY = {
+    "ProcessAbsent": "4m",
+    "PostgresUnavailable": "2m",
+    "PostgresPoolSaturated": "8m",
+    "ApiErrorRate": "4m",
+    "ApiUnavailable": "2m",
+    "ApiSlow": "8m",
+    "JwksStale": "33m",
+    "RelayNotConnected": "1m30s",
+    "BrokerBlocked": "1m30s",
+    "OutboxNotDraining": "5m",
+    "EventsFailing": "4m",
+    "EventsParked": "45s",
+    "ConsumerNotReading": "1m30s",
+    "MessagesReturned": "3m",
+    "EmailsStuck": "18m",
+    "EmailsFailing": "4m",
+    "ReconciliationDiscrepancy": "8m",
+    "ReconciliationNotRun": "65m",
+}
+CASES += [
+    silent(
+        alert, "too early", next(case for case in CASES if case.alert == alert and case.fires).series, at=at
+    )
+    for alert, at in TOO_EARLY.items()
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.story}")
+def test_alert_fires_when_it_should(case: Case, tmp_path: Path) -> None:
+    rule = ALERTS[case.alert]
+    labels = {"alertname": case.alert, "alertstate": "firing", **rule["labels"]}
+    if "namespace" in rule["expr"]:
+        labels["namespace"] = "here"
+    expected = [
+        {"labels": f"ALERTS{{{','.join(matchers(labels | more))}}}", "value": 1} for more in case.fires
+    ]
+    test = {
+        "input_series": [
+            {"series": of_target(series), "values": values} for series, values in case.series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}',
+                "eval_time": case.at,
+                "exp_samples": expected,
+            }
+        ],
+    }
+
+    run_test(GROUPS, test, tmp_path)
+
+
+def of_target(series: str) -> str:
+    """Return a series with the labels that Prometheus's operator adds."""
+    name, _, own = series.rstrip("}").partition("{")
+    added = {"job": "here/calculation-requests", "namespace": "here"}
+    if "pod=" not in own:
+        added["pod"] = "1"
+    return f"{name}{{{','.join([*filter(None, [own]), *matchers(added)])}}}"
+
+
+def matchers(labels: dict[str, str]) -> list[str]:
+    """Return labels as PromQL writes them."""
+    return [f'{label}="{value}"' for label, value in labels.items()]
+
+
+def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
+    assert {case.alert for case in CASES if case.fires} == ALERTS.keys()
+    assert {case.alert for case in CASES if not case.fires} == ALERTS.keys()
+    assert {alert for alert, rule in ALERTS.items() if "for" in rule} == TOO_EARLY.keys()
+
+
+def test_rules_are_well_formed(tmp_path: Path) -> None:
+    assert f"{len(ALERTS)} rules found" in check_rules(GROUPS, tmp_path)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alert_asks_for_what_is_exported(alert: str) -> None:
+    assert not_exported(ALERTS[alert]["expr"]) == set()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.story}")
+def test_made_up_series_are_like_those_exported(case: Case) -> None:
+    assert [not_exported(series) for series in case.series] == [set()] * len(case.series)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_alert_says_how_urgent_it_is_what_is_wrong_and_where_its_runbook_is(alert: str) -> None:
+    rule = ALERTS[alert]
+    texts = f"{rule['annotations']['summary']} {rule['annotations']['description']}"
+    fired = [case.fires[0] for case in CASES if case.alert == alert and case.fires]
+
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert rule["labels"]["service"] == "calculation-requests"
+    assert rule["annotations"]["runbook_url"].endswith(f"deploy/README.md#{alert.lower()}")
+    assert f"\n### {alert}\n" in RUNBOOK.read_text()
+    for label in re.findall(r"\$labels\.(\w+)", texts):
+        assert all(label in labels for labels in fired)

@@ -1,0 +1,53 @@
+"""The runbook tells of commands that there are, of every alert, and of behaviour that a test shows."""
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.deploy.test_alerts import ALERTS, RUNBOOK
+from worker import operate
+
+TEXT = RUNBOOK.read_text()
+COMMANDS = sorted(set(re.findall(r"python -m worker ([^`]+)`", TEXT)))
+PARTS = ["Means", "Users notice", "Do", "Escalate"]
+# What stands in capitals is for the reader to fill in.
+EXAMPLES = {
+    "UUID": "req_0000000000000000000000",
+    "TIME": "2026-01-31T09:30:00Z",
+    "QUEUE": "notifications",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_can_be_run(command: str) -> None:
+    words = [EXAMPLES.get(word, word) for word in command.split()]
+
+    assert operate.parser().parse_args(words).run
+
+
+def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
+    alerts = f"\n{TEXT}".partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    sections = dict(section.split("\n", 1) for section in alerts.split("\n### ")[1:])
+
+    assert list(sections) == list(ALERTS)
+    for section in sections.values():
+        assert re.findall(r"^- ([\w ]+):", section, re.MULTILINE) == PARTS
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", TEXT, re.MULTILINE)}
+
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings
+
+
+def test_tests_that_are_named_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", TEXT))
+    written = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+
+    assert named
+    assert named <= written
