@@ -15,7 +15,7 @@ from service.api import ApiRequest, Resources, create_request, questionnaire_str
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
-from service.health import livez, readyz
+from service.health import livez, nothing_to_read, readyz, show_metrics
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
@@ -28,7 +28,14 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     app = Litestar(
-        route_handlers=[create_request, retrieve_request, questionnaire_structure, livez, readyz],
+        route_handlers=[
+            create_request,
+            retrieve_request,
+            questionnaire_structure,
+            livez,
+            readyz,
+            show_metrics,
+        ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
@@ -54,6 +61,7 @@ async def open_resources(
         await stack.enter_async_context(in_background(signing_keys.run()))
         await stack.enter_async_context(in_background(relay.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
+        app.state.read_gauges = nothing_to_read
         app.state.authenticator = Authenticator(settings, signing_keys, pool)
         app.state.resources = Resources(
             settings=settings,

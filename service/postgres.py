@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from service import metrics
 from service.settings import Settings
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
@@ -44,7 +46,7 @@ class SchemaOutdated(Exception):
 
 def open_pool(settings: Settings) -> Pool:
     """Return the pool of this process. It connects when first used, so a process starts without Postgres."""
-    return asyncpg.create_pool(
+    pool = asyncpg.create_pool(
         settings.database_url,
         min_size=0,
         max_size=settings.database_pool_size,
@@ -54,6 +56,8 @@ def open_pool(settings: Settings) -> Pool:
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )
+    metrics.watch_pool(pool, size=settings.database_pool_size)
+    return pool
 
 
 async def _keep_session(_: object) -> None:
@@ -68,6 +72,7 @@ async def unavailability() -> AsyncIterator[None]:
     except UNAVAILABLE as error:
         if isinstance(error, ValueError):
             raise  # asyncpg's own: an argument that cannot be sent, or a bad DSN. Waiting mends neither.
+        metrics.postgres_unavailable.inc()
         raise PostgresUnavailable from error
 
 
@@ -77,7 +82,9 @@ async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
+    began = perf_counter()
     async with unavailability(), asyncio.timeout(seconds), pool.acquire(timeout=seconds) as lent:
+        metrics.pool_wait_seconds.observe(perf_counter() - began)
         yield lent
 
 

@@ -18,7 +18,7 @@ from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
-from worker import emails, mailer
+from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
 from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
@@ -158,11 +158,13 @@ class Postman:
                 _log.error("email_failed", **telemetry.describe(error))
                 record = partial(self._put_off, email=email)
             else:
+                age = datetime.now(UTC) - email.created_at
+                metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
                 self._pauses.reset()
                 record = partial(self._record_acceptance, email=email, reply=reply)
-            _log.info(
-                "email_handled", outcome=await self._keep_recording(record), attempts=email.attempts + 1
-            )
+            outcome = await self._keep_recording(record)
+            metrics.emails.labels(outcome.partition(" (")[0].replace(" ", "_")).inc()
+            _log.info("email_handled", outcome=outcome, attempts=email.attempts + 1)
 
     async def _hand_over(self, email: Email) -> str:
         """Return the mail server's reply on acceptance."""

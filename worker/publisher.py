@@ -15,7 +15,7 @@ from aiormq.exceptions import DeliveryError, PublishError
 from service import events
 from service.identifiers import uuid_of
 from service.outbox import OutboxRow
-from worker import topology
+from worker import metrics, topology
 from worker.alarm import Alarm
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
 from worker.outages import rest
@@ -76,7 +76,8 @@ class Publisher:
         No two rows may be of one request: a refused one would be overtaken by the next.
         """
         publishing = {row.id: asyncio.create_task(self._publish(row)) for row in window}
-        await self._wait_for(publishing.values(), abandoned or asyncio.Event())
+        with metrics.confirm_seconds.time(), metrics.holding(metrics.unconfirmed_events, len(window)):
+            await self._wait_for(publishing.values(), abandoned or asyncio.Event())
         return _outcome(publishing)
 
     async def _publish(self, row: OutboxRow) -> None:
@@ -133,10 +134,13 @@ def _outcome(publishing: Mapping[int, asyncio.Task[None]]) -> Outcome:
             case None:
                 confirmed.add(row_id)
             case PublishError():
+                metrics.events_failed.labels("returned").inc()
                 failed[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
+                metrics.events_failed.labels("refused").inc()
                 failed[row_id] = "refused by the broker"
             case ValueError() | TypeError() | struct.error() as error:  # before a delivery tag was spent
+                metrics.events_failed.labels("unencodable").inc()
                 failed[row_id] = f"unencodable: {error}"
             case Exception() as error:
                 outage = error
