@@ -1,4 +1,4 @@
-"""The outermost layer of the API: every response carries X-Request-Id, and every request is one log line."""
+"""The outermost layer of the API: every response has an X-Request-Id; every request is logged and counted."""
 
 import re
 import time
@@ -8,8 +8,10 @@ import structlog
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
+from service import api_metrics
+
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PROBES = frozenset({"/livez", "/readyz"})
+_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 
 _log = structlog.get_logger()
 
@@ -36,12 +38,15 @@ class AccessLog:
                 message = _with_id(message, request_id)
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id.decode()),
+            api_metrics.requests_in_progress.track_inprogress(),
+        ):
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
-                _write_line(scope, status, duration)
+                _record(scope, status, duration)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:
@@ -56,13 +61,19 @@ def _with_id(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponse
     return {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
 
 
-def _write_line(scope: Scope, status: int, duration: float) -> None:
-    """Log the route's template, never the path or query as sent: both may hold what nobody should read."""
+def _record(scope: Scope, status: int, duration: float) -> None:
+    """Count and log a request by its route's template.
+
+    Never by the path or query as sent: both may hold what nobody should read. What the router answers itself,
+    with 404 or 405, has no route.
+    """
     route = scope.get("path_template") or "unmatched"
+    method = str(scope.get("method"))
+    api_metrics.observe_request(method=method, route=route, status=status, seconds=duration)
     log = _log.debug if route in _PROBES and status < 500 else _log.info
     log(
         "request_served",
-        method=scope.get("method"),
+        method=method,
         route=route,
         status=status,
         duration_ms=round(duration * 1000, 2),

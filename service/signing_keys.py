@@ -11,6 +11,7 @@ import jwt
 import msgspec
 import structlog
 
+from service import api_metrics
 from service.settings import ServiceSettings
 
 ALGORITHMS = (
@@ -75,8 +76,10 @@ class SigningKeys:
                 document = await asyncio.to_thread(_download, self._url, self._timeout_seconds)
             self._keys = _read_key_set(document)
         except (OSError, ValueError, HTTPException, jwt.PyJWTError) as error:
+            api_metrics.jwks_not_refreshed.inc()
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
+            api_metrics.note_keys_fetched()
             _log.debug("signing_keys_fetched", keys=len(self._keys))
 
 
