@@ -120,8 +120,11 @@ CREATE TABLE IF NOT EXISTS email (
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
     event_sequence  integer,       -- that of this event
-    smtp_code       integer        -- in request.email_failed
+    smtp_code       integer,       -- in request.email_failed
+    traceparent     text           -- of the message that brought the event (W3C Trace Context)
 );
+
+ALTER TABLE email ADD COLUMN IF NOT EXISTS traceparent text;
 
 -- Finds the e-mail of a request, for operators: trace, replay, reconcile.
 CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
@@ -129,4 +132,4 @@ CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
 -- Finds the e-mails that are due.
 CREATE INDEX IF NOT EXISTS email_due ON email (next_attempt_at) WHERE state = 'pending';
 
-INSERT INTO schema_version (version) VALUES (2) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (3) ON CONFLICT DO NOTHING;

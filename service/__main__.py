@@ -13,7 +13,7 @@ import asyncpg
 import jwt
 import uvloop
 
-from service import auth, conveyancers, http_server, postgres, telemetry
+from service import auth, conveyancers, http_server, postgres, telemetry, tracing
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
@@ -50,7 +50,10 @@ def serve(_: argparse.Namespace) -> None:
     """Serve the API until SIGTERM; requests under way are finished first."""
     settings = load(ServiceSettings)
     telemetry.configure(settings)
-    with listen(settings.host, settings.port) as listening:
+    with (
+        tracing.exporting(settings, service="calculation-requests-api"),
+        listen(settings.host, settings.port) as listening,
+    ):
         uvloop.run(_serve(settings, listening))
 
 

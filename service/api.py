@@ -7,7 +7,7 @@ from litestar import MediaType, Request, get, post
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service import auth, calculation_requests, conveyancers, postgres, telemetry
+from service import auth, calculation_requests, conveyancers, postgres, telemetry, tracing
 from service.auth import Caller
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.envelope import Envelope, UnsupportedMediaType, succeed
@@ -58,7 +58,7 @@ async def create_request(request: ApiRequest) -> Envelope[CalculationRequestReco
             submission,
             conveyancer_id=conveyancer_id,
             keys=resources.keys,
-            traceparent=telemetry.traceparent(request.headers),
+            traceparent=tracing.onward(telemetry.traceparent(request.headers)),
         )
     resources.relay.wake()
     return succeed(stored.record(resources.keys, resources.settings.app_url))

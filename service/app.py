@@ -9,13 +9,14 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-from service import postgres, questionnaire
+from service import postgres, questionnaire, tracing
 from service.access_log import AccessLog
 from service.api import ApiRequest, Resources, create_request, questionnaire_structure, retrieve_request
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
 from service.health import livez, nothing_to_read, readyz, show_metrics
+from service.http_tracing import TracedRequests
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
@@ -45,7 +46,8 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
         ),
         logging_config=None,  # telemetry.configure() has the last word on logging.
     )
-    return AccessLog(app)
+    logged = AccessLog(app)
+    return TracedRequests(logged) if tracing.is_on() else logged
 
 
 @asynccontextmanager

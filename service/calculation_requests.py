@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service import events, outbox, request_secrets
+from service import events, outbox, request_secrets, tracing
 from service.conveyancers import UnknownConveyancer
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
@@ -155,6 +155,13 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+_INSERT = {
+    "db.system.name": "postgresql",
+    "db.operation.name": "INSERT",
+    "db.collection.name": "calculation_request",
+}
+
+
 async def insert(
     connection: Connection,
     submission: Submission,
@@ -183,33 +190,34 @@ async def insert(
         **fields,
     )
     created = events.RequestCreated(**request.facts(sequence=request.sequence))
-    stored = await connection.fetchval(
-        """
-        WITH stored AS (
-            INSERT INTO calculation_request (
-                   id, conveyancer_id, created_at, updated_at,
-                   customer_email, customer_phone, customer_first_name, customer_last_name,
-                   sender_email, sender_organization_name, sender_first_name, sender_last_name,
-                   case_ref, request_type, property_value, notes, external_id, meta_data,
-                   calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-                   secret_salt, secret_key_id, sequence)
-            SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                   $18, $19, $20, $21, $22, $23, $24
-              FROM conveyancer
-             WHERE conveyancer.id = $2
-            RETURNING id
+    with tracing.span("INSERT calculation_request", "client", lambda: _INSERT):
+        stored = await connection.fetchval(
+            """
+            WITH stored AS (
+                INSERT INTO calculation_request (
+                       id, conveyancer_id, created_at, updated_at,
+                       customer_email, customer_phone, customer_first_name, customer_last_name,
+                       sender_email, sender_organization_name, sender_first_name, sender_last_name,
+                       case_ref, request_type, property_value, notes, external_id, meta_data,
+                       calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+                       secret_salt, secret_key_id, sequence)
+                SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+                       $18, $19, $20, $21, $22, $23, $24
+                  FROM conveyancer
+                 WHERE conveyancer.id = $2
+                RETURNING id
+            )
+            INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+            SELECT $25, stored.id, $26, $24, $27, $28
+              FROM stored
+            RETURNING request_id
+            """,
+            *msgspec.structs.astuple(request),
+            outbox.lane_of(request.id),
+            created.type,
+            traceparent,
+            events.encode(created, time=created_at, traceparent=traceparent),
         )
-        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-        SELECT $25, stored.id, $26, $24, $27, $28
-          FROM stored
-        RETURNING request_id
-        """,
-        *msgspec.structs.astuple(request),
-        outbox.lane_of(request.id),
-        created.type,
-        traceparent,
-        events.encode(created, time=created_at, traceparent=traceparent),
-    )
     if stored is None:
         raise UnknownConveyancer
     return request

@@ -15,7 +15,7 @@ from service.settings import Settings
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 Pool: TypeAlias = "asyncpg.Pool[Any]"
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 import structlog
 import uvloop
 
-from service import health, postgres, telemetry
+from service import health, postgres, telemetry, tracing
 from service.background import in_background
 from service.health import Check, ReadGauges
 from service.http_server import listen, stop_on_signals
@@ -52,7 +52,8 @@ def main() -> int:
     try:
         settings = load(WorkerSettings)
         telemetry.configure(settings)
-        uvloop.run(run(settings, roles))
+        with tracing.exporting(settings, service="calculation-requests-worker"):
+            uvloop.run(run(settings, roles))
     except InvalidSetting as error:
         print(error, file=sys.stderr)
         return 1

@@ -10,7 +10,8 @@ import structlog
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
-from service import telemetry
+from service import telemetry, tracing
+from service.events import trace_of
 from service.health import NotReady
 from service.postgres import PostgresUnavailable, SchemaOutdated
 from worker import broker, metrics, topology
@@ -60,6 +61,7 @@ class Consumer(Generic[Content]):
     ) -> None:
         self._settings = settings
         self._queue = queue
+        self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._decode = decode
         self._handle = handle
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
@@ -130,6 +132,12 @@ class Consumer(Generic[Content]):
         with (
             bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)),
             metrics.consumer_seconds.labels(self._queue.name).time(),
+            tracing.span(
+                f"process {self._destination}",
+                "consumer",
+                lambda: self._describe(message),
+                parent=_trace_of(message) if tracing.is_on() else None,
+            ) as span,
         ):
             try:
                 outcome = await self._handle_and_settle(channel, message)
@@ -142,7 +150,18 @@ class Consumer(Generic[Content]):
                 self._leaving.set()
                 _log.error("message_not_settled", **telemetry.describe(error))
             finally:
+                span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
                 metrics.consumer_messages.labels(self._queue.name, outcome).inc()
+
+    def _describe(self, message: AbstractIncomingMessage) -> tracing.Attributes:
+        message_id = safe_id(message.message_id)
+        return {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": self._destination,
+            "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
+        } | ({"messaging.message.id": message_id} if message_id else {})
 
     async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> str:
         """Return what became of the message: handled, dead_lettered or returned."""
@@ -192,3 +211,10 @@ class Consumer(Generic[Content]):
 def safe_id(message_id: str | None) -> str | None:
     """Return the id of a message of another team when it is fit for a log line."""
     return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None
+
+
+def _trace_of(message: AbstractIncomingMessage) -> str | None:
+    """Return the trace that a message belongs to, as its headers say or, as a CloudEvent, its body."""
+    return telemetry.traceparent({"traceparent": str(message.headers.get("traceparent"))}) or trace_of(
+        message.body
+    )

@@ -16,6 +16,7 @@ class Email(msgspec.Struct, frozen=True):
     request_id: UUID
     created_at: datetime
     attempts: int
+    traceparent: str | None = None
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -25,7 +26,9 @@ class Pending(msgspec.Struct, frozen=True):
     oldest_seconds: float
 
 
-async def intend(connection: Connection, event_id: str, request_id: UUID) -> bool:
+async def intend(
+    connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
+) -> bool:
     """Write down that an e-mail is to be sent. False when there is no such request.
 
     The same event again changes nothing.
@@ -37,8 +40,8 @@ async def intend(connection: Connection, event_id: str, request_id: UUID) -> boo
               FROM calculation_request
              WHERE id = $2
         ), intended AS (
-            INSERT INTO email (event_id, request_id)
-            SELECT $1, id
+            INSERT INTO email (event_id, request_id, traceparent)
+            SELECT $1, id, $3
               FROM request
             ON CONFLICT (event_id) DO NOTHING
         )
@@ -46,6 +49,7 @@ async def intend(connection: Connection, event_id: str, request_id: UUID) -> boo
         """,
         event_id,
         request_id,
+        traceparent,
     )
     return known
 
@@ -77,7 +81,7 @@ async def claim(
                              ORDER BY next_attempt_at
                              LIMIT $2
                                FOR UPDATE SKIP LOCKED)
-        RETURNING event_id, request_id, created_at, attempts
+        RETURNING event_id, request_id, created_at, attempts, traceparent
         """,
         process_id,
         limit,
