@@ -222,35 +222,25 @@ async def postpone(
 
 
 async def read_sizes(connection: Connection, marks: Sequence[int], *, exact_limit: int) -> Sizes:
-    """Return how much there is, at a cost that has a bound however much that is.
+    """Return how much there is, at a cost that does not grow with it.
 
     Up to *exact_limit* pending, and as many held, are counted; beyond that it is what Postgres's own
-    statistics of live rows say. *marks* are the low-water marks of the lanes.
+    statistics of live rows say. Dead rows cost nothing below *marks*, the low-water marks of the lanes.
     """
     (row,) = await connection.fetch(
         """
-        WITH lane AS (
-            SELECT head.created_at, counted.events
+        WITH pending AS (
+            SELECT sum(head.counted) AS counted,
+                   bool_or(head.counted = $2 / cardinality($1::bigint[])) AS is_cut_off,
+                   greatest(0, extract(epoch FROM now() - min(head.oldest)))::float8 AS oldest_seconds
               FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
-              LEFT JOIN LATERAL (SELECT created_at
-                                   FROM outbox
-                                  WHERE lane = (number - 1)::smallint
-                                    AND id >= low_water
-                                  ORDER BY id
-                                  LIMIT 1) AS head
-                ON true
-             CROSS JOIN LATERAL (SELECT count(*) AS events
-                                   FROM (SELECT
+             CROSS JOIN LATERAL (SELECT count(*) AS counted, min(created_at) AS oldest
+                                   FROM (SELECT created_at
                                            FROM outbox
                                           WHERE lane = (number - 1)::smallint
                                             AND id >= low_water
                                           ORDER BY id
-                                          LIMIT $2 / cardinality($1::bigint[])) AS read) AS counted
-        ), pending AS (
-            SELECT sum(events) AS counted,
-                   bool_or(events = $2 / cardinality($1::bigint[])) AS is_cut_off,
-                   greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
-              FROM lane
+                                          LIMIT $2 / cardinality($1::bigint[])) AS read) AS head
         ), held AS (
             SELECT count(*) AS counted,
                    count(*) FILTER (WHERE parked_at IS NULL AND attempts > 0) AS failing,

@@ -113,7 +113,7 @@ class Relay:
             window = [*_first_of_each_request(fresh), *held]
             outcome = await self._publish(connection, publisher, window)
             moved = await self._settle(connection, lane, fresh, held, outcome)
-        metrics.count_settled(row for row in window if row.id in outcome.confirmed)
+        metrics.count_settled([row for row in window if row.id in outcome.confirmed])
         if moved:
             _log.info("outbox_relayed", lane=lane, events=len(outcome.confirmed), failed=len(outcome.failed))
         if outcome.outage is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
 import msgspec
 import uvloop
 from yarl import URL
@@ -45,6 +46,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
+_SCRAPE_SECONDS = 5.0
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -315,12 +317,15 @@ async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
 
 
 async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
-    """Measure what the whole worker uses while nothing happens."""
+    """Measure what the whole worker uses while nothing happens, but for a scrape every few seconds."""
     connection = await connect(servers.postgres.url)
     async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
         await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
-        await asyncio.sleep(seconds)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.port}") as client:
+            for _ in range(round(seconds / _SCRAPE_SECONDS)):
+                (await client.get("/metrics")).raise_for_status()
+                await asyncio.sleep(_SCRAPE_SECONDS)
         cpu, transactions = worker.cpu_seconds() - cpu, await _transactions(connection) - transactions
         rss = worker.rss_megabytes()
     await connection.close()
