@@ -148,6 +148,14 @@ CREATE TABLE IF NOT EXISTS email (
     smtp_code       integer        -- in request.email_failed
 );
 
+-- Version 2: the trace of the message that brought the event (W3C Trace Context).
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM schema_version WHERE version >= 2) THEN
+        ALTER TABLE email ADD COLUMN IF NOT EXISTS traceparent text;
+    END IF;
+END $$;
+
 -- Finds the e-mail of a request, for operators: trace, replay, reconcile.
 CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
 

@@ -25,6 +25,7 @@ from service import (
     openapi,
     postgres,
     telemetry,
+    tracing,
 )
 from service.app import create_app
 from service.conveyancers import UnknownConveyancer
@@ -66,7 +67,10 @@ def serve(_: argparse.Namespace) -> None:
     """Serve the API until SIGTERM; requests under way are finished first."""
     settings = load(ServiceSettings)
     telemetry.configure(settings)
-    with listen(settings.host, settings.port) as listening:
+    with (
+        tracing.exporting(settings, service="calculation-requests-api"),
+        listen(settings.host, settings.port) as listening,
+    ):
         uvloop.run(_serve(settings, listening))
 
 

@@ -1,4 +1,4 @@
-"""The outermost layer of the API: X-Request-Id on every response, a log line for every request, and HEAD."""
+"""The outermost layer of the API: X-Request-Id on every response, HEAD, each request logged and counted."""
 
 import re
 import time
@@ -8,8 +8,10 @@ import structlog
 from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
+from service import api_metrics
+
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PROBES = frozenset({"/livez", "/readyz"})
+_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 
 _log = structlog.get_logger()
 
@@ -40,12 +42,15 @@ class AccessLog:
                 message = _with_headers(message, request_id)
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+        with (
+            structlog.contextvars.bound_contextvars(request_id=request_id.decode()),
+            api_metrics.requests_in_progress.track_inprogress(),
+        ):
             try:
                 await self._app(scope, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
-                write_line(method, scope.get("path_template"), status, duration)
+                record(method, scope.get("path_template"), status, duration)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:
@@ -73,9 +78,14 @@ def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPRes
     return {**message, "headers": headers}
 
 
-def write_line(method: str | None, route: str | None, status: int, duration: float) -> None:
-    """Log the route's template, never the path or query as sent: both may hold what nobody should read."""
+def record(method: str | None, route: str | None, status: int, duration: float) -> None:
+    """Count and log a request by its route's template.
+
+    Never by the path or query as sent: both may hold what nobody should read. What the router answers itself,
+    with 404 or 405, has no route.
+    """
     route = route or "unmatched"
+    api_metrics.observe_request(method=str(method), route=route, status=status, seconds=duration)
     log = _log.debug if route in _PROBES and status < 500 else _log.info
     log(
         "request_served",

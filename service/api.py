@@ -8,7 +8,16 @@ from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service import auth, calculation_requests, conveyancers, idempotency, listings, postgres, telemetry
+from service import (
+    auth,
+    calculation_requests,
+    conveyancers,
+    idempotency,
+    listings,
+    postgres,
+    telemetry,
+    tracing,
+)
 from service.auth import Caller
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.envelope import Envelope, NotModified, UnsupportedMediaType, succeed
@@ -67,7 +76,7 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
             submission,
             conveyancer_id=conveyancer_id,
             keys=resources.keys,
-            traceparent=telemetry.traceparent(request.headers),
+            traceparent=tracing.onward(telemetry.traceparent(request.headers)),
             idempotency=Idempotency(key, draft.sha256(), seconds * _SHARE_OF_WAIT) if key else None,
         )
     resources.relay.wake()

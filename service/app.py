@@ -7,7 +7,7 @@ from functools import partial
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from service import openapi, postgres, questionnaire
+from service import openapi, postgres, questionnaire, tracing
 from service.access_log import AccessLog
 from service.admission import Admission
 from service.api import (
@@ -23,7 +23,8 @@ from service.api_key_uses import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
-from service.health import livez, readyz
+from service.health import livez, nothing_to_read, readyz, show_metrics
+from service.http_tracing import TracedRequests
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
@@ -34,7 +35,8 @@ LARGEST_BODY = 64 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    return AccessLog(Admission(create_api(settings)))
+    logged = AccessLog(Admission(create_api(settings)))
+    return TracedRequests(logged) if tracing.is_on() else logged
 
 
 def create_api(settings: ServiceSettings) -> Litestar:
@@ -49,6 +51,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             questionnaire_structure,
             livez,
             readyz,
+            show_metrics,
             *openapi.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
@@ -78,6 +81,7 @@ async def open_resources(
         )
         await stack.enter_async_context(in_background(api_key_uses.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
+        app.state.read_gauges = nothing_to_read
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,

@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from service import conveyancers, postgres
+from service import api_metrics, conveyancers, postgres
 from service.api_key_uses import ApiKeyUses
 from service.postgres import Pool
 from service.settings import ServiceSettings
@@ -90,7 +90,9 @@ class Authenticator:
 
     async def _verify(self, token: str) -> Caller:
         if caller := self._verified.get(token):
+            api_metrics.token_hits.inc()
             return caller
+        api_metrics.token_misses.inc()
         caller = await self._decode(token)
         self._verified[token] = caller
         return caller

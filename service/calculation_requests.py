@@ -7,7 +7,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from service import events, outbox, request_secrets
+from service import events, outbox, request_secrets, tracing
 from service.conveyancers import UnknownConveyancer
 from service.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.identifiers import new_request_id, uuid_of
@@ -160,6 +160,13 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+_INSERT = {
+    "db.system.name": "postgresql",
+    "db.operation.name": "INSERT",
+    "db.collection.name": "calculation_request",
+}
+
+
 async def insert(
     connection: Connection,
     submission: Submission,
@@ -219,38 +226,39 @@ async def _store(
     session would not work behind a transaction pooler.
     """
     created = events.RequestCreated(**request.facts(sequence=request.sequence))
-    stored = await connection.fetchval(
-        """
-        WITH stored AS (
-            INSERT INTO calculation_request (
-                   id, conveyancer_id, created_at, updated_at,
-                   customer_email, customer_phone, customer_first_name, customer_last_name,
-                   sender_email, sender_organization_name, sender_first_name, sender_last_name,
-                   case_ref, request_type, property_value, notes, external_id, meta_data,
-                   calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-                   secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
-            SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                   $18, $19, $20, $21, $22, $23, $24, $29, $30
-              FROM conveyancer
-             WHERE conveyancer.id = $2
-               AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
-            ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-            RETURNING id
+    with tracing.span("INSERT calculation_request", "client", lambda: _INSERT):
+        stored = await connection.fetchval(
+            """
+            WITH stored AS (
+                INSERT INTO calculation_request (
+                       id, conveyancer_id, created_at, updated_at,
+                       customer_email, customer_phone, customer_first_name, customer_last_name,
+                       sender_email, sender_organization_name, sender_first_name, sender_last_name,
+                       case_ref, request_type, property_value, notes, external_id, meta_data,
+                       calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+                       secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
+                SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+                       $18, $19, $20, $21, $22, $23, $24, $29, $30
+                  FROM conveyancer
+                 WHERE conveyancer.id = $2
+                   AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
+                ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+                RETURNING id
+            )
+            INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+            SELECT $25, stored.id, $26, $24, $27, $28
+              FROM stored
+            RETURNING request_id
+            """,
+            *msgspec.structs.astuple(request),
+            outbox.lane_of(request.id),
+            created.type,
+            traceparent,
+            events.encode(created, time=request.created_at, traceparent=traceparent),
+            idempotency and idempotency.key,
+            idempotency and idempotency.sha256,
+            idempotency and idempotency.lock_timeout,
         )
-        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-        SELECT $25, stored.id, $26, $24, $27, $28
-          FROM stored
-        RETURNING request_id
-        """,
-        *msgspec.structs.astuple(request),
-        outbox.lane_of(request.id),
-        created.type,
-        traceparent,
-        events.encode(created, time=request.created_at, traceparent=traceparent),
-        idempotency and idempotency.key,
-        idempotency and idempotency.sha256,
-        idempotency and idempotency.lock_timeout,
-    )
     return stored is not None
 
 

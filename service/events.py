@@ -5,6 +5,8 @@ from typing import Annotated, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from service import telemetry
+
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
 CONTENT_TYPE = "application/cloudevents+json"
@@ -117,3 +119,15 @@ def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> by
             data=data,
         )
     )
+
+
+class _Traced(msgspec.Struct):
+    traceparent: str = ""
+
+
+def trace_of(body: bytes) -> str | None:
+    """Return the trace that a CloudEvent belongs to; None when it tells of none, or is none."""
+    try:
+        return telemetry.traceparent({"traceparent": msgspec.json.decode(body, type=_Traced).traceparent})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

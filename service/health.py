@@ -1,4 +1,4 @@
-"""`/livez` and `/readyz`, for the API and for the worker."""
+"""`/livez`, `/readyz` and `/metrics`, for the API and for the worker."""
 
 import asyncio
 import socket
@@ -9,11 +9,12 @@ from typing import Any
 from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 
-from service import http_server
+from service import http_server, metrics
 from service.postgres import PostgresUnavailable, SchemaOutdated
 
 Check = Callable[[], Awaitable[None]]
 Checks = Mapping[str, Check]
+ReadGauges = Callable[[], Awaitable[None]]
 
 
 class NotReady(Exception):
@@ -35,6 +36,14 @@ async def readyz(request: Request[Any, Any, State]) -> Response[dict[str, str]]:
     return Response(results, status_code=HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
+@get("/metrics", include_in_schema=False)
+async def show_metrics(request: Request[Any, Any, State]) -> Response[bytes]:
+    """Tell Prometheus every metric; what can only be read elsewhere is read first, within a bound."""
+    read_gauges: ReadGauges = request.app.state.read_gauges
+    await read_gauges()
+    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+
+
 async def _result(check: Check) -> str:
     try:
         await check()
@@ -43,7 +52,18 @@ async def _result(check: Check) -> str:
     return "ok"
 
 
-async def serve(checks: Checks, listening: socket.socket, stop: asyncio.Event) -> None:
-    """Serve the probes of a process without an API until *stop*."""
-    app = Litestar([livez, readyz], state=State({"checks": checks}), openapi_config=None, logging_config=None)
+async def nothing_to_read() -> None:
+    """Stand for the gauges of a process that has none to read."""
+
+
+async def serve(
+    checks: Checks, read_gauges: ReadGauges, listening: socket.socket, stop: asyncio.Event
+) -> None:
+    """Serve the probes and metrics of a process without an API until *stop*."""
+    app = Litestar(
+        [livez, readyz, show_metrics],
+        state=State({"checks": checks, "read_gauges": read_gauges}),
+        openapi_config=None,
+        logging_config=None,
+    )
     await http_server.serve(app, listening, stop, shutdown_seconds=1.0)

@@ -134,4 +134,4 @@ class _Protocol(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", body]))
         self.transport.close()
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
-            access_log.write_line(None, None, int(status), 0.0)
+            access_log.record(None, None, int(status), 0.0)

@@ -45,6 +45,16 @@ class Snapshot(msgspec.Struct, frozen=True):
     xmax: int
 
 
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How many events have not left for RabbitMQ, by state, and the age of the oldest pending one."""
+
+    pending: int
+    failing: int
+    waiting: int
+    parked: int
+    oldest_seconds: float
+
+
 def lane_of(request_id: UUID) -> int:
     """Return the lane of a request: its events share one, and so keep their order with many relays."""
     return request_id.int % LANES
@@ -209,3 +219,53 @@ async def postpone(
         base_seconds,
         longest_seconds,
     )
+
+
+async def read_sizes(connection: Connection, marks: Sequence[int], *, exact_limit: int) -> Sizes:
+    """Return how much there is, at a cost that does not grow with it.
+
+    Up to *exact_limit* pending, and as many held, are counted; beyond that it is what Postgres's own
+    statistics of live rows say. Dead rows cost nothing below *marks*, the low-water marks of the lanes.
+    """
+    (row,) = await connection.fetch(
+        """
+        WITH pending AS (
+            SELECT sum(head.counted) AS counted,
+                   bool_or(head.counted = $2 / cardinality($1::bigint[])) AS is_cut_off,
+                   greatest(0, extract(epoch FROM now() - min(head.oldest)))::float8 AS oldest_seconds
+              FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
+             CROSS JOIN LATERAL (SELECT count(*) AS counted, min(created_at) AS oldest
+                                   FROM (SELECT created_at
+                                           FROM outbox
+                                          WHERE lane = (number - 1)::smallint
+                                            AND id >= low_water
+                                          ORDER BY id
+                                          LIMIT $2 / cardinality($1::bigint[])) AS read) AS head
+        ), held AS (
+            SELECT count(*) AS counted,
+                   count(*) FILTER (WHERE parked_at IS NULL AND attempts > 0) AS failing,
+                   count(*) FILTER (WHERE parked_at IS NULL AND attempts = 0) AS waiting,
+                   count(*) FILTER (WHERE parked_at IS NOT NULL) AS parked
+              FROM (SELECT attempts, parked_at
+                      FROM outbox_held
+                     LIMIT $2) AS read
+        ), scaled AS (
+            SELECT *,
+                   CASE WHEN counted = $2
+                        THEN greatest(1, pg_stat_get_live_tuples('outbox_held'::regclass)::float8 / $2)
+                        ELSE 1 END AS factor
+              FROM held
+        )
+        SELECT CASE WHEN is_cut_off
+                    THEN greatest(pending.counted, pg_stat_get_live_tuples('outbox'::regclass))
+                    ELSE pending.counted END::bigint AS pending,
+               (failing * factor)::bigint AS failing,
+               (waiting * factor)::bigint AS waiting,
+               (parked * factor)::bigint AS parked,
+               oldest_seconds
+          FROM pending, scaled
+        """,
+        marks,
+        exact_limit,
+    )
+    return Sizes(**row)

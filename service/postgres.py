@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from service import metrics
 from service.settings import Settings
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
@@ -101,6 +103,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )
+    metrics.watch_pool(connections, size=settings.database_pool_size)
     async with connections:
         yield Pool(connections, size=settings.database_pool_size, queue_size=settings.database_queue_size)
 
@@ -117,6 +120,7 @@ async def unavailability() -> AsyncIterator[None]:
     except UNAVAILABLE as error:
         if isinstance(error, ValueError):
             raise  # asyncpg's own: an argument that cannot be sent, or a bad DSN. Waiting mends neither.
+        metrics.postgres_unavailable.inc()
         raise PostgresUnavailable from error
 
 
@@ -126,7 +130,9 @@ async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
+    began = perf_counter()
     async with unavailability(), asyncio.timeout(seconds), pool.lend(seconds=seconds) as lent:
+        metrics.pool_wait_seconds.observe(perf_counter() - began)
         yield lent
 
 

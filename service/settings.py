@@ -37,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     host: NonBlank = "127.0.0.1"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"
+    otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
 
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import jwt
 import msgspec
 import structlog
 
+from service import api_metrics
 from service.settings import ServiceSettings
 
 ALGORITHMS = (
@@ -103,9 +104,11 @@ class SigningKeys:
         except (OSError, httpx.HTTPError, httpx.InvalidURL, UnusableDocument) as error:
             self._is_current = False
             self._failure = error
+            api_metrics.jwks_not_refreshed.inc()
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
         else:
             self._is_current = True
+            api_metrics.note_keys_fetched()
             _log.debug("signing_keys_fetched", keys=len(self._keys))
 
     async def _download(self) -> bytes:

@@ -14,14 +14,15 @@ from collections.abc import Callable, Coroutine
 import structlog
 import uvloop
 
-from service import health, postgres, telemetry
+from service import health, postgres, telemetry, tracing
 from service.background import in_background
-from service.health import Check
+from service.health import Check, ReadGauges
 from service.http_server import listen, stop_on_signals
 from service.postgres import Pool, PostgresUnavailable, SchemaOutdated
 from service.relay_waker import RelayWaker
 from service.settings import InvalidSetting, load
-from worker import calculations, notifications, operate
+from worker import backlog, calculations, notifications, operate
+from worker.discrepancies import Discrepancies
 from worker.listener import Listener
 from worker.notifications import Postman
 from worker.outages import Pauses
@@ -51,7 +52,8 @@ def main() -> int:
     try:
         settings = load(WorkerSettings)
         telemetry.configure(settings)
-        uvloop.run(run(settings, roles))
+        with tracing.exporting(settings, service="calculation-requests-worker"):
+            uvloop.run(run(settings, roles))
     except InvalidSetting as error:
         print(error, file=sys.stderr)
         return 1
@@ -79,9 +81,9 @@ async def _run_parts(
     stop: asyncio.Event,
 ) -> None:
     relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
-    parts, checks = assemble(settings, pool, roles, relay_waker)
+    parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
     async with in_background(relay_waker.run()), asyncio.TaskGroup() as running:
-        running.create_task(health.serve(checks, probes, stop))
+        running.create_task(health.serve(checks, read_gauges, probes, stop))
         await _wait_for_schema(checks["postgres"], settings, stop)
         for part in parts:
             running.create_task(part(stop))
@@ -120,25 +122,29 @@ async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio
 
 def assemble(
     settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
-) -> tuple[list[Part], dict[str, Check]]:
-    """Return what *roles* are made of, and their readiness checks."""
+) -> tuple[list[Part], dict[str, Check], ReadGauges]:
+    """Return what *roles* are made of, their readiness checks, and what reads their gauges."""
     parts: list[Part] = []
+    readings: list[backlog.Reading] = []
     checks = {"postgres": postgres.schema_check(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
         relay = Relay(settings, pool, woken)
-        parts += [relay.run, Listener(settings, woken).run]
+        parts += [relay.run, Listener(settings, woken).run, Discrepancies(settings, pool).run]
+        readings.append(backlog.of_outbox(relay))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
         parts += [notification_consumer.run, Postman(settings, pool, due, relay_waker).run]
+        readings.append(backlog.of_emails)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
         parts.append(calculation_consumer.run)
         checks["calculations"] = calculation_consumer.check
-    return parts, checks
+    gauges = backlog.Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
+    return parts, checks, gauges.read
 
 
 if __name__ == "__main__":

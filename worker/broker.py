@@ -9,7 +9,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from yarl import URL
 
-from worker import topology
+from worker import metrics, topology
 from worker.settings import WorkerSettings
 
 # What aio-pika raises when the broker, its network or the time allowed is at fault.
@@ -29,9 +29,11 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
     The connection is not a robust one: who uses it leaves the block when anything goes wrong, and opens
     another. Raises BrokerUnavailable when it cannot be opened.
     """
+    metrics.broker_connected.labels(name)  # 0 until it is open
     url = URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
     async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
-        yield await _prepare(connection, settings)
+        with metrics.holding(metrics.broker_connected.labels(name), 1):
+            yield await _prepare(connection, settings)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from service import calculation_requests, postgres
+from service import calculation_requests, postgres, tracing
 from service.calculation_requests import RequestNotFound
 from service.events import CalculationCreated, CloudEvent
 from service.identifiers import parse_uuid
@@ -74,5 +74,5 @@ async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> N
         if request.calculation_id is not None:
             raise CalculationAlreadyRecorded
         await calculation_requests.record_calculation(
-            connection, request, calculation_id, traceparent=result.traceparent
+            connection, request, calculation_id, traceparent=tracing.onward(result.traceparent)
         )

@@ -10,10 +10,11 @@ import structlog
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
-from service import telemetry
+from service import telemetry, tracing
+from service.events import trace_of
 from service.health import NotReady
 from service.postgres import PostgresUnavailable, SchemaOutdated
-from worker import broker, topology
+from worker import broker, metrics, topology
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
 from worker.copying import copy_of
 from worker.outages import Pauses, first_of, rest
@@ -60,6 +61,7 @@ class Consumer(Generic[Content]):
     ) -> None:
         self._settings = settings
         self._queue = queue
+        self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._decode = decode
         self._handle = handle
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
@@ -67,6 +69,9 @@ class Consumer(Generic[Content]):
         self._deliveries: set[asyncio.Task[None]] = set()
         self._leaving = asyncio.Event()  # nothing more may be handled on the present channel
         self._consuming = False
+        for outcome in ("handled", "dead_lettered", "returned"):
+            metrics.consumer_messages.labels(queue.name, outcome)
+        metrics.consumer_reading.labels(queue.name).set_function(lambda: self._consuming)
 
     async def check(self) -> None:
         """Raise NotReady unless the queue is being read."""
@@ -123,9 +128,19 @@ class Consumer(Generic[Content]):
 
     async def _deliver(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Handle one message and settle it. A lost channel leaves it unsettled: it will come again."""
-        with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)):
+        outcome = "returned"
+        with (
+            bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)),
+            metrics.consumer_seconds.labels(self._queue.name).time(),
+            tracing.span(
+                f"process {self._destination}",
+                "consumer",
+                lambda: self._describe(message),
+                parent=_trace_of(message) if tracing.is_on() else None,
+            ) as span,
+        ):
             try:
-                await self._handle_and_settle(channel, message)
+                outcome = await self._handle_and_settle(channel, message)
             except PostgresUnavailable:
                 _log.info("message_left_to_the_queue")  # We are leaving; closing the channel returns it.
             except BROKER_ERRORS as error:
@@ -134,21 +149,37 @@ class Consumer(Generic[Content]):
             except Exception as error:  # noqa: BLE001 - unsettled for ever, it would take up a place
                 self._leaving.set()
                 _log.error("message_not_settled", **telemetry.describe(error))
+            finally:
+                span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
+                metrics.consumer_messages.labels(self._queue.name, outcome).inc()
 
-    async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    def _describe(self, message: AbstractIncomingMessage) -> tracing.Attributes:
+        message_id = safe_id(message.message_id)
+        return {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": self._destination,
+            "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
+        } | ({"messaging.message.id": message_id} if message_id else {})
+
+    async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> str:
+        """Return what became of the message: handled, dead_lettered or returned."""
         try:
             await self._handle_through_outages(self._decode(message.body))
         except self._refusals as refusal:
             await self._bury(channel, message, refusal)
+            return "dead_lettered"
         except (PostgresUnavailable, *BROKER_ERRORS):
             raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
             _log.error("message_failed", **telemetry.describe(error))
             await rest(_FAULT_SECONDS, self._leaving)
             await message.nack(requeue=True)  # The delivery limit of the queue ends this.
-        else:
-            await message.ack()
-            _log.info("message_handled")
+            return "returned"
+        await message.ack()
+        _log.info("message_handled")
+        return "handled"
 
     async def _handle_through_outages(self, content: Content) -> None:
         """Handle, and again while Postgres is away: giving the message back would count against it."""
@@ -180,3 +211,10 @@ class Consumer(Generic[Content]):
 def safe_id(message_id: str | None) -> str | None:
     """Return the id of a message of another team when it is fit for a log line."""
     return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None
+
+
+def _trace_of(message: AbstractIncomingMessage) -> str | None:
+    """Return the trace that a message belongs to, as its headers say or, as a CloudEvent, its body."""
+    return telemetry.traceparent({"traceparent": str(message.headers.get("traceparent"))}) or trace_of(
+        message.body
+    )

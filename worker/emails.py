@@ -16,9 +16,19 @@ class Email(msgspec.Struct, frozen=True):
     request_id: UUID
     created_at: datetime
     attempts: int
+    traceparent: str | None = None
 
 
-async def intend(connection: Connection, event_id: str, request_id: UUID) -> bool:
+class Pending(msgspec.Struct, frozen=True):
+    """How many e-mails are neither accepted nor refused for good, and the age of the oldest."""
+
+    number: int
+    oldest_seconds: float
+
+
+async def intend(
+    connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
+) -> bool:
     """Write down that an e-mail is to be sent. False when there is no such request.
 
     The same event again changes nothing.
@@ -30,8 +40,8 @@ async def intend(connection: Connection, event_id: str, request_id: UUID) -> boo
               FROM calculation_request
              WHERE id = $2
         ), intended AS (
-            INSERT INTO email (event_id, request_id)
-            SELECT $1, id
+            INSERT INTO email (event_id, request_id, traceparent)
+            SELECT $1, id, $3
               FROM request
             ON CONFLICT (event_id) DO NOTHING
         )
@@ -39,6 +49,7 @@ async def intend(connection: Connection, event_id: str, request_id: UUID) -> boo
         """,
         event_id,
         request_id,
+        traceparent,
     )
     return known
 
@@ -70,7 +81,7 @@ async def claim(
                              ORDER BY next_attempt_at
                              LIMIT $2
                                FOR UPDATE SKIP LOCKED)
-        RETURNING event_id, request_id, created_at, attempts
+        RETURNING event_id, request_id, created_at, attempts, traceparent
         """,
         process_id,
         limit,
@@ -165,3 +176,33 @@ async def release(connection: Connection, process_id: UUID, event_id: str) -> No
         process_id,
         event_id,
     )
+
+
+async def read_pending(connection: Connection, *, exact_limit: int) -> Pending:
+    """Return how many e-mails are pending, at a cost that has a bound however many there are.
+
+    The *exact_limit* that are due first are counted, and the oldest is the oldest of them; beyond that the
+    number is what the index of the pending ones held when it was last vacuumed or analyzed.
+    """
+    (row,) = await connection.fetch(
+        """
+        WITH pending AS (
+            SELECT count(*) AS counted,
+                   greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
+              FROM (SELECT created_at
+                      FROM email
+                     WHERE state = 'pending'
+                     ORDER BY next_attempt_at
+                     LIMIT $1) AS read
+        )
+        SELECT CASE WHEN counted = $1
+                    THEN greatest(counted, (SELECT reltuples::bigint
+                                              FROM pg_class
+                                             WHERE oid = 'email_due'::regclass))
+                    ELSE counted END AS number,
+               oldest_seconds
+          FROM pending
+        """,
+        exact_limit,
+    )
+    return Pending(**row)

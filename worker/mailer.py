@@ -22,6 +22,7 @@ from aiosmtplib import (
     SMTPResponseException,
 )
 
+from service import tracing
 from service.calculation_requests import CalculationRequest
 from service.settings import InvalidSetting
 from worker.settings import WorkerSettings
@@ -96,6 +97,14 @@ class Mailer:
         self._timeout_seconds = settings.smtp_timeout_seconds
         self._answer_seconds = settings.smtp_answer_seconds
         self._idle: list[aiosmtplib.SMTP] = []
+
+    def describe(self) -> tracing.Attributes:
+        """Return what a trace says of the mail server."""
+        return {
+            "network.protocol.name": "smtp",
+            "server.address": self._host,
+            "server.port": self._port,
+        }
 
     async def send(self, message: EmailMessage, *, sender: str, recipient: str) -> str:
         """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable."""

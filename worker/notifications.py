@@ -11,14 +11,14 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service import calculation_requests, events, postgres, telemetry
+from service import calculation_requests, events, postgres, telemetry, tracing
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
-from worker import emails, mailer
+from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
 from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
@@ -31,12 +31,16 @@ _OWN_FAULT = "the mail server was not asked: a fault of ours, see the logs"
 _log = structlog.get_logger()
 
 
-def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[RequestCreated]:
+def consumer(
+    settings: WorkerSettings, pool: Pool, due: asyncio.Event
+) -> Consumer[CloudEvent[RequestCreated]]:
     """Return the consumer that writes down which e-mails to send, and sets *due*."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(event: RequestCreated) -> None:
-        await intend_email(event, pool=pool, seconds=seconds)
+    async def handle(event: CloudEvent[RequestCreated]) -> None:
+        incoming = telemetry.traceparent({"traceparent": event.traceparent or ""})
+        traceparent = tracing.onward(incoming)
+        await intend_email(event.data, pool=pool, seconds=seconds, traceparent=traceparent)
         due.set()
 
     return Consumer(
@@ -49,7 +53,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     )
 
 
-def decode(body: bytes) -> RequestCreated:
+def decode(body: bytes) -> CloudEvent[RequestCreated]:
     """Read a request.created event. Raises Malformed."""
     try:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
@@ -57,17 +61,19 @@ def decode(body: bytes) -> RequestCreated:
         raise Malformed from None
     if event.type != RequestCreated.type:
         raise Malformed
-    return event.data
+    return event
 
 
-async def intend_email(event: RequestCreated, *, pool: Pool, seconds: float) -> None:
+async def intend_email(
+    event: RequestCreated, *, pool: Pool, seconds: float, traceparent: str | None = None
+) -> None:
     """Write the intent to send one e-mail for one event, however often the event comes."""
     request_id = parse_uuid(event.uuid)
     if request_id is None:
         raise RequestNotFound
     event_id = events.event_id(event.uuid, event.type, event.sequence)
     async with postgres.connection(pool, seconds=seconds) as connection:
-        if not await emails.intend(connection, event_id, request_id):
+        if not await emails.intend(connection, event_id, request_id, traceparent=traceparent):
             raise RequestNotFound
 
 
@@ -158,11 +164,13 @@ class Postman:
                 _log.error("email_failed", **telemetry.describe(error))
                 record = partial(self._put_off, email=email)
             else:
+                age = datetime.now(UTC) - email.created_at
+                metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
                 self._pauses.reset()
                 record = partial(self._record_acceptance, email=email, reply=reply)
-            _log.info(
-                "email_handled", outcome=await self._keep_recording(record), attempts=email.attempts + 1
-            )
+            outcome = await self._keep_recording(record)
+            metrics.emails.labels(outcome.partition(" (")[0].replace(" ", "_")).inc()
+            _log.info("email_handled", outcome=outcome, attempts=email.attempts + 1)
 
     async def _hand_over(self, email: Email) -> str:
         """Return the mail server's reply on acceptance."""
@@ -175,9 +183,10 @@ class Postman:
             date=email.created_at,
             sender=self._sender,
         )
-        return await self._mailer.send(
-            message, sender=self._sender.address, recipient=mailer.recipient_of(request)
-        )
+        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
+            return await self._mailer.send(
+                message, sender=self._sender.address, recipient=mailer.recipient_of(request)
+            )
 
     async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
         """Record an answer of the mail server, whatever gets in the way: it is known to nobody else."""
@@ -237,7 +246,9 @@ class Postman:
             event_sequence=event.sequence,
             smtp_code=smtp_code,
         ):
-            await calculation_requests.announce(connection, request, event, time=settled_at)
+            await calculation_requests.announce(
+                connection, request, event, time=settled_at, traceparent=email.traceparent
+            )
 
     async def _put_off(self, connection: Connection, *, email: Email) -> str:
         """Try again much later, for ever: no mail server refused this e-mail, so nobody may be told so."""

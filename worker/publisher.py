@@ -12,10 +12,10 @@ from aio_pika.abc import AbstractChannel
 from aiormq import spec
 from aiormq.exceptions import DeliveryError, PublishError
 
-from service import events
+from service import events, tracing
 from service.identifiers import uuid_of
 from service.outbox import OutboxRow
-from worker import topology
+from worker import metrics, topology
 from worker.alarm import Alarm
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
 from worker.outages import rest
@@ -76,18 +76,33 @@ class Publisher:
         No two rows may be of one request: a refused one would be overtaken by the next.
         """
         publishing = {row.id: asyncio.create_task(self._publish(row)) for row in window}
-        await self._wait_for(publishing.values(), abandoned or asyncio.Event())
+        with metrics.confirm_seconds.time(), metrics.holding(metrics.unconfirmed_events, len(window)):
+            await self._wait_for(publishing.values(), abandoned or asyncio.Event())
         return _outcome(publishing)
 
     async def _publish(self, row: OutboxRow) -> None:
-        await self._channel.basic_publish(
-            row.payload,
-            exchange=topology.REQUESTS,
-            routing_key=row.type,
-            properties=_properties(row),
-            mandatory=row.type in events.MUST_BE_ROUTED,
-            wait=False,  # for the socket; the confirm is waited for all the same
-        )
+        destination = f"{topology.REQUESTS}:{row.type}"
+        with tracing.span(
+            f"publish {destination}",
+            "producer",
+            lambda: {
+                "messaging.system": "rabbitmq",
+                "messaging.operation.name": "publish",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": destination,
+                "messaging.rabbitmq.destination.routing_key": row.type,
+                "messaging.message.id": row.event_id,
+            },
+            parent=row.traceparent,
+        ):
+            await self._channel.basic_publish(
+                row.payload,
+                exchange=topology.REQUESTS,
+                routing_key=row.type,
+                properties=_properties(row),
+                mandatory=row.type in events.MUST_BE_ROUTED,
+                wait=False,  # for the socket; the confirm is waited for all the same
+            )
 
     async def _wait_for(self, tasks: Collection[asyncio.Task[None]], abandoned: asyncio.Event) -> None:
         """Wait with a bound. What is unfinished then is cancelled; its channel must go too."""
@@ -108,8 +123,8 @@ def _properties(row: OutboxRow) -> spec.Basic.Properties:
     attributes = {"specversion": "1.0", "id": row.event_id, "source": events.SOURCE, "type": row.type}
     headers: dict[str, Any] = {f"cloudEvents:{name}": value for name, value in attributes.items()}
     headers["cloudEvents:subject"] = uuid_of(row.request_id)
-    if row.traceparent is not None:
-        headers["traceparent"] = row.traceparent
+    if (traceparent := tracing.onward(row.traceparent)) is not None:
+        headers["traceparent"] = traceparent
     headers["sequence"] = row.sequence
     return spec.Basic.Properties(
         content_type=events.CONTENT_TYPE,
@@ -133,10 +148,13 @@ def _outcome(publishing: Mapping[int, asyncio.Task[None]]) -> Outcome:
             case None:
                 confirmed.add(row_id)
             case PublishError():
+                metrics.events_failed.labels("returned").inc()
                 failed[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
+                metrics.events_failed.labels("refused").inc()
                 failed[row_id] = "refused by the broker"
             case ValueError() | TypeError() | struct.error() as error:  # before a delivery tag was spent
+                metrics.events_failed.labels("unencodable").inc()
                 failed[row_id] = f"unencodable: {error}"
             case Exception() as error:
                 outage = error

@@ -42,10 +42,6 @@ class Reconciliation(msgspec.Struct, frozen=True):
         """Whether everything adds up."""
         return not any(anomaly.count for anomaly in self.anomalies)
 
-    def numbers(self) -> dict[str, int]:
-        """Return every count under a name of its own, as a metric takes them."""
-        return self.counts | {f"anomaly_{anomaly.name}": anomaly.count for anomaly in self.anomalies}
-
 
 async def reconcile(connection: Connection, limits: Limits) -> Reconciliation:
     """Compare the tables as they were at one moment."""

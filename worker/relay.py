@@ -12,7 +12,7 @@ from service.background import in_background
 from service.health import NotReady
 from service.outbox import LaneLost, OutboxRow
 from service.postgres import Connection, Pool, PostgresUnavailable
-from worker import broker
+from worker import broker, metrics
 from worker.alarm import Alarm
 from worker.broker import BrokerUnavailable
 from worker.lane_mark import LaneMark
@@ -37,6 +37,12 @@ class Relay:
         self._connected = False
         self._alarm = Alarm()
         self._marks = [LaneMark() for _ in range(outbox.LANES)]
+        metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
+
+    @property
+    def low_water_marks(self) -> list[int]:
+        """Where each lane begins: no event is left before that, though entries of the index may be."""
+        return [mark.low_water for mark in self._marks]
 
     async def check(self) -> None:
         """Raise NotReady while RabbitMQ is away, or takes nothing."""
@@ -52,6 +58,8 @@ class Relay:
                 async with broker.open_channel(self._settings, name="relay") as channel:
                     await self._relay_on(channel, pauses, stop)
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
+                dependency = "rabbitmq" if isinstance(error, BrokerUnavailable) else "postgres"
+                metrics.outages.labels(dependency).inc()
                 self._marks = [LaneMark() for _ in range(outbox.LANES)]  # A failover may have set ids back.
                 await pauses.after(error, stop)
             finally:
@@ -71,11 +79,12 @@ class Relay:
                 pauses.reset()
                 if moved == 0:
                     await rest(self._settings.relay_poll_seconds, self._woken, stop)
+                    metrics.wakeups.labels("notify" if self._woken.is_set() else "poll").inc()
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
         async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
-            lanes = await outbox.due_lanes(connection, [mark.low_water for mark in self._marks])
+            lanes = await outbox.due_lanes(connection, self.low_water_marks)
         random.shuffle(lanes)  # Relays that start together should not queue for the same lane.
         moved = 0
         for lane in lanes:
@@ -104,6 +113,7 @@ class Relay:
             window = [*_first_of_each_request(fresh), *held]
             outcome = await self._publish(connection, publisher, window)
             moved = await self._settle(connection, lane, fresh, held, outcome)
+        metrics.count_settled([row for row in window if row.id in outcome.confirmed])
         if moved:
             _log.info("outbox_relayed", lane=lane, events=len(outcome.confirmed), failed=len(outcome.failed))
         if outcome.outage is not None:

@@ -33,6 +33,9 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     relay_retry_seconds: Seconds = 1.0
     relay_longest_retry_seconds: Seconds = 300.0
 
+    reconcile_seconds: Annotated[float, msgspec.Meta(ge=60, le=86_400)] = 300.0
+    reconcile_window_seconds: Annotated[float, msgspec.Meta(ge=7200, le=30 * 86_400)] = 86_400.0
+
     consumer_prefetch: Count = 20
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4

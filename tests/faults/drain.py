@@ -1,4 +1,4 @@
-"""Measures the relay with a full outbox, an old snapshot, poison, and nothing: `… tests.faults.drain`.
+"""Measures the relay with a full outbox, an old snapshot, poison, nothing; and scrapes: `tests.faults.drain`.
 
 Postgres and RabbitMQ are private nodes on this machine; events go to a quorum queue of bounded length.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
 import msgspec
 import uvloop
 from yarl import URL
@@ -25,7 +26,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program
-from service import events, outbox, postgres
+from service import events, metrics, outbox, postgres
 from service.events import RequestCalculated
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
@@ -35,7 +36,7 @@ from tests.faults.harness import LOCAL
 from tests.faults.servers import Servers, private_servers
 from tests.faults.waiting import until
 from tests.faults.world import connect
-from worker import topology
+from worker import backlog, topology
 
 _SINK = "harness.sink"
 _TYPE = RequestCalculated.type
@@ -45,6 +46,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
+_SCRAPE_SECONDS = 5.0
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -315,12 +317,15 @@ async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
 
 
 async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
-    """Measure what the whole worker uses while nothing happens."""
+    """Measure what the whole worker uses while nothing happens, but for a scrape every few seconds."""
     connection = await connect(servers.postgres.url)
     async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
         await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
-        await asyncio.sleep(seconds)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.port}") as client:
+            for _ in range(round(seconds / _SCRAPE_SECONDS)):
+                (await client.get("/metrics")).raise_for_status()
+                await asyncio.sleep(_SCRAPE_SECONDS)
         cpu, transactions = worker.cpu_seconds() - cpu, await _transactions(connection) - transactions
         rss = worker.rss_megabytes()
     await connection.close()
@@ -329,6 +334,50 @@ async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[
         "statements_per_second": round(transactions / seconds, 2),
         "rss_megabytes": round(rss, 1),
     }
+
+
+async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
+    """Time the statement behind the gauges of the outbox: full, and all but empty under an old snapshot.
+
+    The dead rows stay then; a relay that is working knows where they end, one that has just started does not.
+    """
+    url = await _another_database(servers.postgres.url, "scraped")
+    connection, holder = await connect(url), await connect(url)
+    nowhere = [0] * outbox.LANES
+    await _fill(connection, rows)
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    full, pending = await _time_scrape(connection, nowhere)
+    await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
+    await connection.execute("DELETE FROM outbox WHERE id <= $1", rows - 1000, timeout=600.0)
+    lanes = await connection.fetch("SELECT min(id) AS first FROM outbox GROUP BY lane ORDER BY lane")
+    behind_dead, left = await _time_scrape(connection, [lane["first"] for lane in lanes])
+    over_dead, _ = await _time_scrape(connection, nowhere)
+    began = time.perf_counter()
+    await outbox.due_lanes(connection, nowhere)
+    poll_over_dead = round((time.perf_counter() - began) * 1000, 1)
+    for each in (connection, holder):
+        await each.close()
+    began = time.perf_counter()
+    metrics.exposition()
+    return {
+        f"milliseconds_at_{rows}": full,
+        "pending_told": pending,
+        "milliseconds_behind_dead_rows": behind_dead,
+        "pending_told_behind_dead_rows": left,
+        "milliseconds_over_dead_rows": over_dead,
+        "milliseconds_of_the_relays_poll_over_dead_rows": poll_over_dead,
+        "milliseconds_of_exposition": round((time.perf_counter() - began) * 1000, 1),
+    }
+
+
+async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float, int]:
+    """Return the median time in milliseconds, and how many events are said to be pending."""
+    times = []
+    for _ in range(_PROBES):
+        began = time.perf_counter()
+        sizes = await outbox.read_sizes(connection, marks, exact_limit=backlog.EXACT_LIMIT)
+        times.append(time.perf_counter() - began)
+    return round(median(times) * 1000, 1), sizes.pending
 
 
 async def _transactions(connection: Connection) -> int:
@@ -360,6 +409,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             figures["idle"] = await _measure_idle(folder, servers, arguments.idle_seconds)
         if "poison" in arguments.only:
             figures["poison"] = await _measure_poison(folder, servers)
+        if "scrape" in arguments.only:
+            figures["scrape"] = await _measure_scrape(servers, arguments.rows)
         if "size" in arguments.only:
             figures["size"] = await _measure_sizes(folder, servers, arguments.rows)
         if "snapshot" in arguments.only:
@@ -369,7 +420,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, and print the figures as a table and, if asked for, as JSON."""
-    every = ("idle", "poison", "size", "snapshot")
+    every = ("idle", "poison", "scrape", "size", "snapshot")
     parser = argparse.ArgumentParser(prog="python -m tests.faults.drain", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="in the full outbox")
     parser.add_argument("--events", type=int, default=300_000, help="that pass with a snapshot held open")
@@ -380,7 +431,7 @@ def main() -> int:
     figures = uvloop.run(measure(arguments))
     for measurement, values in figures.items():
         for name, value in values.items():
-            print(f"{measurement:10} {name:32} {value}")  # noqa: T201 - a command prints
+            print(f"{measurement:10} {name:48} {value}")  # noqa: T201 - a command prints
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

@@ -354,14 +354,3 @@ async def test_only_requests_since_a_time_are_looked_at(
     assert isinstance(answer.data, Reconciliation)
     assert set(answer.data.counts.values()) == {0}
     assert answer.status == 0
-
-
-async def test_every_number_has_a_name_for_a_metric(
-    database: Connection, settled: CalculationRequest
-) -> None:
-    numbers = (await reconciled(database)).numbers()
-
-    assert settled.sequence == 1
-    assert numbers["emails_sent"] == 1
-    assert numbers["anomaly_request_without_email"] == 0
-    assert all(isinstance(number, int) for number in numbers.values())

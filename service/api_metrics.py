@@ -1,0 +1,37 @@
+"""What the API counts for Prometheus, beside what both processes do. Labels are bounded sets."""
+
+import math
+import time
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+request_seconds = Histogram(
+    "http_request_duration_seconds",
+    "From the head of an HTTP request to the end of its answer.",
+    ["method", "route", "status"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+)
+requests_in_progress = Gauge("http_requests_in_progress", "HTTP requests that are being answered.")
+
+token_cache = Counter("access_token_cache_total", "Looks into the memory of verified tokens.", ["result"])
+token_hits, token_misses = token_cache.labels("hit"), token_cache.labels("miss")
+
+_jwks_refresh = Counter("jwks_refresh_total", "Attempts to fetch the issuer's keys.", ["result"])
+_jwks_refreshed, jwks_not_refreshed = _jwks_refresh.labels("ok"), _jwks_refresh.labels("failed")
+jwks_age = Gauge("jwks_age_seconds", "Since the issuer's keys were fetched; infinite when they never were.")
+jwks_age.set(math.inf)
+
+
+def note_keys_fetched() -> None:
+    """Count a fetch of the issuer's keys, and tell their age from now on."""
+    fetched_at = time.monotonic()
+    _jwks_refreshed.inc()
+    jwks_age.set_function(lambda: time.monotonic() - fetched_at)
+
+
+def observe_request(*, method: str, route: str, status: int, seconds: float) -> None:
+    """Count one HTTP request; methods that are in no standard count as one."""
+    known = method if method in _METHODS else "other"
+    request_seconds.labels(known, route, str(int(status))).observe(seconds)

@@ -1,0 +1,52 @@
+"""What both processes count for Prometheus, and the text in which it is told. Labels are bounded sets."""
+
+import math
+import platform
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import asyncpg
+from prometheus_client import (
+    REGISTRY,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+import service
+
+Pool: TypeAlias = "asyncpg.Pool[Any]"
+
+CONTENT_TYPE = "text/plain; version=0.0.4"  # of the exposition; the charset is added by Litestar
+UNKNOWN = math.nan  # the value of a gauge while nobody can tell it
+
+# No second series for each counter, which nothing here asks for.
+cast("Callable[[], None]", disable_created_metrics)()
+
+_build = Gauge("build_info", "Always 1; which release runs, and on which Python.", ["version", "python"])
+_build.labels(service.VERSION, platform.python_version()).set(1)
+
+pool_connections = Gauge("postgres_pool_connections", "Connections of the pool, lent out and not.", ["state"])
+pool_max_connections = Gauge("postgres_pool_max_connections", "How many connections the pool may have.")
+pool_wait_seconds = Histogram(
+    "postgres_pool_wait_seconds",
+    "The wait for a connection of the pool, where one was got.",
+    buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+)
+postgres_unavailable = Counter(
+    "postgres_unavailable_total", "How often Postgres or the pool did not answer in time."
+)
+
+
+def watch_pool(pool: Pool, *, size: int) -> None:
+    """Show the connections of this process's pool, whenever somebody looks."""
+    pool_max_connections.set(size)
+    pool_connections.labels("idle").set_function(pool.get_idle_size)
+    pool_connections.labels("used").set_function(lambda: pool.get_size() - pool.get_idle_size())
+
+
+def exposition() -> bytes:
+    """Return every metric of this process in the text format of Prometheus."""
+    return generate_latest(REGISTRY)

@@ -1,0 +1,50 @@
+"""What the processes tell Prometheus, and that the README names it."""
+
+import re
+
+import httpx
+
+from tests.conftest import A_REQUEST, ROOT, eventually
+from tests.end_to_end.events import Subscriber
+from tests.end_to_end.processes import Process, started
+from tests.metrics import scrape, series
+
+_OF_THE_LIBRARY = ("process_", "python_")
+
+
+async def test_both_processes_tell_what_became_of_a_request(
+    *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
+) -> None:
+    async with started(api, worker), httpx.AsyncClient(base_url=worker.base_url) as probe:
+        uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        of_api, of_worker = await scrape(caller), await scrape(probe)
+
+    posted = series("http_request_duration_seconds_count", method="POST", route="/v1/request", status="200")
+    assert of_api[posted] == 1
+    assert of_worker[series("emails_total", outcome="sent")] == 1
+    assert of_worker[series("relay_events_published_total", type="request.created")] == 1
+    assert of_worker[series("consumer_messages_total", queue="notifications", outcome="handled")] == 1
+    assert of_worker[series("outbox_pending_events")] in {0, 1}
+    assert of_worker[series("emails_pending")] == 0
+    for connection in ("relay", "notifications", "calculation-results"):
+        assert of_worker[series("broker_connected", connection=connection)] == 1
+
+
+async def test_readme_names_every_metric(api: Process, worker: Process) -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme.partition("## Watching it")[2].partition("\n## ")[0]
+    named = {name.partition("{")[0] for name in re.findall(r"`([a-z_]+(?:\{[a-z,]+\})?)`", section)}
+
+    async with started(api, worker):
+        told = await _families(api) | await _families(worker)
+
+    assert told - named == set()
+    assert {name for name in named if name.endswith(("_total", "_seconds", "_events"))} <= told
+
+
+async def _families(process: Process) -> set[str]:
+    async with httpx.AsyncClient(base_url=process.base_url) as client:
+        text = (await client.get("/metrics")).text
+    names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    return {name for name in names if not name.startswith(_OF_THE_LIBRARY)}

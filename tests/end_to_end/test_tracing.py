@@ -1,0 +1,233 @@
+"""One trace from the caller to the e-mail, exported over OTLP; and nothing of it when nobody asks."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, eventually
+from tests.end_to_end.callers import client_of
+from tests.end_to_end.collector import Collector, attributes_of, collecting
+from tests.end_to_end.events import Subscriber
+from tests.end_to_end.processes import Process, api_process, free_port, started, worker_process
+from tests.mail_server import MailServer
+from worker import topology
+from worker.settings import WorkerSettings
+
+_TRACE = "0af7651916cd43dd8448eb211c80319c"
+_CALLER = "b7ad6b7169203331"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector to which the processes export."""
+    with collecting() as collecting_now:
+        yield collecting_now
+
+
+@pytest.fixture
+def traced(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, collector: Collector
+) -> tuple[Process, Process]:
+    """An API and a worker that export to the collector."""
+    return _processes(service_settings, worker_settings, tmp_path, collector.endpoint)
+
+
+def _processes(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings, folder: Path, endpoint: str
+) -> tuple[Process, Process]:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    return (
+        api_process(service_settings, folder, **variables),
+        worker_process(worker_settings, folder, **variables),
+    )
+
+
+async def test_one_trace_leads_from_the_caller_to_the_email(
+    *,
+    traced: tuple[Process, Process],
+    collector: Collector,
+    subscriber: Subscriber,
+    issuer: Issuer,
+    mail_server: MailServer,
+) -> None:
+    api, worker = traced
+    async with started(*traced), client_of(api, issuer.token()) as caller:
+        uuid = await _create(caller, sampled=True)
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+    assert len(mail_server.accepted) == 1
+
+    spans = collector.of_trace(_TRACE)
+    request = spans["POST /v1/request"]
+    insert = spans["INSERT calculation_request"]
+    publish = spans["publish calculation-requests:request.created"]
+    process = spans["process calculation-requests:request.created:notifications"]
+    send = spans["send e-mail"]
+    publish_sent = spans["publish calculation-requests:request.email_sent"]
+    assert request.parent_span_id.hex() == _CALLER
+    assert insert.parent_span_id == request.span_id
+    assert publish.parent_span_id == request.span_id
+    assert process.parent_span_id == publish.span_id
+    assert send.parent_span_id == publish_sent.parent_span_id == process.span_id
+    assert [span.kind for span in (request, insert, publish, process, send)] == [
+        Span.SPAN_KIND_SERVER,
+        Span.SPAN_KIND_CLIENT,
+        Span.SPAN_KIND_PRODUCER,
+        Span.SPAN_KIND_CONSUMER,
+        Span.SPAN_KIND_CLIENT,
+    ]
+    assert attributes_of(request) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/request",
+        "http.response.status_code": 200,
+        "url.scheme": "http",
+    }
+    assert attributes_of(publish) == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "calculation-requests:request.created",
+        "messaging.rabbitmq.destination.routing_key": "request.created",
+        "messaging.message.id": f"{uuid}.request.created.1",
+    }
+    assert all(event["traceparent"].split("-")[1] == _TRACE for event in subscriber.about(uuid))
+    assert collector.services == {"calculation-requests-api", "calculation-requests-worker"}
+    assert worker.output.count("worker_stopped") == 1
+
+
+async def test_calculation_belongs_to_the_trace_of_its_team(
+    *,
+    traced: tuple[Process, Process],
+    collector: Collector,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    issuer: Issuer,
+) -> None:
+    api, _ = traced
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with started(*traced), client_of(api, issuer.token()) as caller:
+        uuid = await _create(caller, sampled=True)
+        exchange = await channel.get_exchange(topology.CALCULATIONS)
+        event = {
+            "specversion": "1.0",
+            "id": "1",
+            "source": "/calculations",
+            "type": "calculation.created",
+            "traceparent": f"00-{trace_id}-{_CALLER}-01",
+            "data": {"request_uuid": uuid, "calculation_id": "calc-1"},
+        }
+        await exchange.publish(Message(json.dumps(event).encode()), "calculation.created")
+        await eventually(lambda: "request.calculated" in subscriber.types(uuid))
+
+    spans = collector.of_trace(trace_id)
+    process = spans["process calculations:calculation.created:calculation-results"]
+    assert process.kind == Span.SPAN_KIND_CONSUMER
+    assert process.parent_span_id.hex() == _CALLER
+    assert spans["publish calculation-requests:request.calculated"].parent_span_id == process.span_id
+
+
+async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_exported(
+    *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
+) -> None:
+    api, _ = traced
+    async with started(*traced), client_of(api, issuer.token()) as caller:
+        uuid = await _create(caller, sampled=False)
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+
+    assert collector.of_trace(_TRACE) == {}
+    for event in subscriber.about(uuid):
+        _, trace_id, _, flags = event["traceparent"].split("-")
+        assert (trace_id, flags) == (_TRACE, "00")
+
+
+async def test_traces_tell_nothing_personal_or_secret(
+    *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
+) -> None:
+    api, _ = traced
+    token = issuer.token()
+    async with started(*traced), client_of(api, token) as caller:
+        uuid = await _create(caller, sampled=True)
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        record = (await caller.get(f"/v1/request/{uuid}?secret=query-string")).json()["data"]
+        await caller.get("/v1/ada@customer.example.com?secret=query-string")
+        await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
+    told = "".join(str(request) for request in collector.requests)
+
+    assert record["uuid"] in told  # in the ids of messages: that is how a trace is found
+    for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
+        assert str(private) not in told
+    assert {span.name for span in collector.spans} >= {"GET", "GET /v1/request/{uuid}"}
+
+
+async def test_fault_of_ours_is_marked_and_its_text_left_out(
+    *,
+    service_settings: ServiceSettings,
+    tmp_path: Path,
+    collector: Collector,
+    issuer: Issuer,
+) -> None:
+    settings = service_settings
+    api = api_process(
+        settings,
+        tmp_path,
+        DATABASE_URL="postgresql://nobody:hidden@127.0.0.1:9/nothing",
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint,
+    )
+    async with started(api, ready=False), client_of(api, issuer.token()) as caller:
+        await api.becomes_alive_but_not_ready()
+        response = await caller.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 503
+    (span,) = collector.spans
+    assert span.status.code == Status.STATUS_CODE_ERROR
+    assert attributes_of(span)["error.type"] == "503"
+    assert (span.status.message, list(span.events)) == ("", [])
+
+
+async def test_absent_collector_delays_neither_answers_nor_the_end(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, issuer: Issuer
+) -> None:
+    api, worker = _processes(service_settings, worker_settings, tmp_path, f"http://127.0.0.1:{free_port()}")
+    async with started(api, worker):
+        async with client_of(api, issuer.token()) as caller:
+            await _create(caller, sampled=True)
+        began = time.monotonic()
+        statuses = [await api.stop(), await worker.stop()]
+        took = time.monotonic() - began
+
+    assert statuses == [0, 0]
+    assert took < 15.0
+
+
+def test_nothing_of_opentelemetry_is_imported_when_nobody_traces() -> None:
+    program = """
+import sys
+import service.__main__, worker.__main__
+from service import tracing
+from service.settings import DatabaseSettings
+class Off: otel_exporter_otlp_endpoint = None
+with tracing.exporting(Off, service="x"):
+    with tracing.span("x", "client", dict):
+        assert tracing.onward("as it came") == "as it came"
+print([name for name in sys.modules if name.startswith(("opentelemetry", "requests", "google"))])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == "[]"
+
+
+async def _create(caller: httpx.AsyncClient, *, sampled: bool) -> str:
+    headers = {"traceparent": f"00-{_TRACE}-{_CALLER}-{'01' if sampled else '00'}"}
+    response = await caller.post("/v1/request", json=A_REQUEST, headers=headers)
+    assert response.status_code == 200, response.text
+    uuid: str = response.json()["data"]["uuid"]
+    return uuid

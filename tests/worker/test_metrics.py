@@ -1,0 +1,293 @@
+"""What the worker tells Prometheus."""
+
+import asyncio
+
+import httpx
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from service import health, outbox, postgres
+from service.calculation_requests import CalculationRequest
+from service.http_server import listen
+from service.outbox import LANES
+from service.postgres import Connection, Pool
+from tests.conftest import CONVEYANCER, eventually, running
+from tests.mail_server import MailServer
+from tests.metrics import is_unknown, rises, scrape, series, value
+from tests.worker.conftest import announce_next, created_body, publish, settings_with, store
+from tests.worker.forwarder import Forwarder
+from worker import backlog, emails, notifications
+from worker.discrepancies import Discrepancies
+from worker.notifications import Postman
+from worker.publisher import Publisher
+from worker.relay import Relay
+from worker.settings import WorkerSettings
+from worker.topology import NOTIFICATIONS
+
+_FROM_THE_START = [0] * LANES
+
+
+async def _relay_once(relay: Relay, publisher: Publisher) -> None:
+    await relay.relay_due(publisher, asyncio.Event())
+
+
+async def _sizes(database: Connection, *, exact_limit: int = 10_000) -> outbox.Sizes:
+    return await outbox.read_sizes(database, _FROM_THE_START, exact_limit=exact_limit)
+
+
+async def test_events_are_counted_by_state(database: Connection) -> None:
+    for state in ("failing", "parked", "waiting"):
+        request = await store(database)
+        lane = outbox.lane_of(request.id)
+        rows = await outbox.read(database, lane, low_water=0, limit=100)
+        ids = [row.id for row in rows if row.request_id == request.id]
+        await outbox.hold(database, lane, ids)
+        if state != "waiting":
+            await outbox.postpone(
+                database,
+                lane,
+                ids,
+                ["returned"],
+                base_seconds=60,
+                longest_seconds=60,
+                attempt_limit=1 if state == "parked" else 10,
+            )
+    for _ in range(2):
+        await store(database)
+    await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")
+
+    sizes = await _sizes(database)
+
+    assert (sizes.pending, sizes.failing, sizes.waiting, sizes.parked) == (2, 1, 1, 1)
+    assert 90 <= sizes.oldest_seconds < 120
+
+
+async def test_empty_outbox_has_no_age(database: Connection) -> None:
+    assert await _sizes(database) == outbox.Sizes(
+        pending=0, failing=0, waiting=0, parked=0, oldest_seconds=0.0
+    )
+
+
+async def test_full_outbox_is_estimated(database: Connection) -> None:
+    await _fill(database, "outbox", 3000)
+    await _fill(database, "outbox_held", 1000)
+
+    async def is_estimated() -> bool:  # once the statistics are there
+        sizes = await _sizes(database, exact_limit=320)
+        return (sizes.pending, sizes.parked) == (3000, 1000)
+
+    await eventually(is_estimated)
+
+
+async def _fill(database: Connection, table: str, rows: int) -> None:
+    held = table == "outbox_held"
+    await database.execute(
+        f"""
+        INSERT INTO {table} (lane, request_id, type, sequence, payload
+                             {", id, created_at, attempts, next_attempt_at, parked_at" if held else ""})
+        SELECT number % 16, gen_random_uuid(), 'request.calculated', 1, ''
+               {", number, now(), 1, now(), now()" if held else ""}
+          FROM generate_series(1, {rows}) AS number
+        """  # noqa: S608 - the test's own words
+    )
+
+
+async def test_many_pending_emails_are_estimated(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute(
+        """
+        INSERT INTO email (event_id, request_id, state, created_at)
+        SELECT number::text, $1, CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
+               now() - interval '1 hour'
+          FROM generate_series(1, 2000) AS number
+        """,
+        stored_request.id,
+    )
+    await database.execute("ANALYZE email")
+
+    exact = await emails.read_pending(database, exact_limit=10_000)
+    estimated = await emails.read_pending(database, exact_limit=100)
+
+    assert exact.number == estimated.number == 500
+    assert 3600 <= estimated.oldest_seconds < 3700
+
+
+async def test_gauges_are_read_once_in_a_while(database: Connection, pool: Pool, relay: Relay) -> None:
+    gauges = backlog.Gauges(pool, [backlog.of_outbox(relay), backlog.of_emails], timeout_seconds=5.0)
+    await gauges.read()
+    await store(database)
+
+    await asyncio.gather(*(gauges.read() for _ in range(10)))
+
+    assert value("outbox_pending_events") == 0
+
+
+async def test_gauges_show_no_number_while_postgres_is_away(
+    database: Connection, worker_settings: WorkerSettings, postgres_link: Forwarder, relay: Relay
+) -> None:
+    await store(database)
+    settings = settings_with(worker_settings, database_url=postgres_link.url)
+    async with postgres.open_pool(settings) as pool:
+        gauges = backlog.Gauges(pool, [backlog.of_outbox(relay)], timeout_seconds=1.0, kept_seconds=0)
+        await gauges.read()
+        assert value("outbox_pending_events") == 1
+        with rises("postgres_unavailable_total"):
+            await postgres_link.refuse()
+            await gauges.read()
+
+    assert is_unknown("outbox_pending_events")
+    assert is_unknown("outbox_oldest_event_age_seconds")
+
+
+async def test_relay_counts_what_was_confirmed(
+    relay: Relay, publisher: Publisher, stored_request: CalculationRequest
+) -> None:
+    assert stored_request.sequence == 1
+    with (
+        rises("relay_events_published_total", type="request.created"),
+        rises("relay_confirm_seconds_count"),
+        rises("relay_delivery_seconds_count"),
+        rises("relay_events_failed_total", reason="returned", by=0),
+    ):
+        await _relay_once(relay, publisher)
+
+    assert value("relay_unconfirmed_events") == 0
+
+
+async def test_relay_counts_what_was_returned(
+    relay: Relay, publisher: Publisher, channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    assert stored_request.sequence == 1
+    await channel.queue_delete(NOTIFICATIONS.name)
+    with (
+        rises("relay_events_failed_total", reason="returned"),
+        rises("relay_events_published_total", type="request.created", by=0),
+    ):
+        await _relay_once(relay, publisher)
+
+
+async def test_event_of_an_unknown_type_is_counted_with_the_others(
+    database: Connection, relay: Relay, publisher: Publisher, stored_request: CalculationRequest
+) -> None:
+    await announce_next(database, stored_request.id)
+    await database.execute("UPDATE outbox SET type = 'request.mystery' WHERE sequence = 2")
+    await _relay_once(relay, publisher)
+    with rises("relay_events_published_total", type="other"):
+        await _relay_once(relay, publisher)
+
+
+async def test_relay_tells_its_connection_outages_and_rests(
+    worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder
+) -> None:
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    relay = Relay(settings, pool, asyncio.Event())
+    polled = value("relay_wakeups_total", source="poll")
+    lost = value("relay_outages_total", dependency="rabbitmq")
+    async with running(relay.run):
+        await eventually(lambda: value("broker_connected", connection="relay") == 1)
+        await eventually(lambda: value("relay_wakeups_total", source="poll") > polled)
+        await broker_link.refuse()
+        await eventually(lambda: value("broker_connected", connection="relay") == 0)
+        await eventually(lambda: value("relay_outages_total", dependency="rabbitmq") > lost)
+        broker_link.admit()
+        await eventually(lambda: value("broker_connected", connection="relay") == 1)
+    assert value("broker_connected", connection="relay") == 0
+
+
+async def test_consumer_counts_messages_by_what_became_of_them(
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    channel: AbstractChannel,
+    stored_request: CalculationRequest,
+) -> None:
+    consumer = notifications.consumer(worker_settings, pool, asyncio.Event())
+    queue = {"queue": NOTIFICATIONS.name}
+    settled = value("consumer_message_seconds_count", **queue)
+    with (
+        rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="handled"),
+        rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="dead_lettered"),
+        rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="returned", by=0),
+        rises("consumer_message_seconds_count", queue=NOTIFICATIONS.name, by=2),
+    ):
+        async with running(consumer.run):
+            await eventually(lambda: value("consumer_reading", **queue) == 1)
+            await publish(channel, NOTIFICATIONS, created_body(stored_request))
+            await publish(channel, NOTIFICATIONS, b"not an event")
+            await eventually(lambda: value("consumer_message_seconds_count", **queue) == settled + 2)
+    assert value("consumer_reading", **queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [("250 OK", "sent"), ("450 later", "postponed"), ("550 never", "failed")],
+)
+async def test_emails_are_counted_by_what_became_of_them(
+    *,
+    postman: Postman,
+    mail_server: MailServer,
+    database: Connection,
+    stored_request: CalculationRequest,
+    answer: str,
+    outcome: str,
+) -> None:
+    mail_server.rcpt_reply = answer
+    await emails.intend(database, "an-event", stored_request.id)
+    with rises("emails_total", outcome=outcome):
+        counted = value("emails_total", outcome=outcome)
+        async with running(postman.run):
+            await eventually(lambda: value("emails_total", outcome=outcome) > counted)
+
+
+async def test_discrepancies_are_those_of_the_reconciliation(
+    database: Connection, worker_settings: WorkerSettings, pool: Pool, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
+
+    await Discrepancies(worker_settings, pool).look()
+
+    assert value("reconciliation_discrepancies", kind="request_without_email") == 1
+    assert value("reconciliation_discrepancies", kind="sequence_wrong") == 0
+    assert value("reconciliation_last_success_timestamp_seconds") > stored_request.created_at.timestamp()
+
+
+async def test_requests_older_than_the_window_are_not_looked_at(
+    database: Connection, worker_settings: WorkerSettings, pool: Pool, stored_request: CalculationRequest
+) -> None:
+    assert stored_request.sequence == 1
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
+    settings = settings_with(worker_settings, reconcile_window_seconds=-5.0)
+
+    await Discrepancies(settings, pool).look()
+
+    assert value("reconciliation_discrepancies", kind="request_without_email") == 0
+
+
+async def test_discrepancies_are_looked_for_until_the_end(
+    worker_settings: WorkerSettings, pool: Pool
+) -> None:
+    settings = settings_with(worker_settings, reconcile_seconds=0.01)
+    before = value("reconciliation_last_success_timestamp_seconds")
+    async with running(Discrepancies(settings, pool).run):
+        await eventually(lambda: value("reconciliation_last_success_timestamp_seconds") > before)
+
+
+async def test_metrics_name_no_tenant_and_need_no_token(
+    *, worker_settings: WorkerSettings, pool: Pool, relay: Relay, stored_request: CalculationRequest
+) -> None:
+    assert stored_request.conveyancer_id == CONVEYANCER
+    gauges = backlog.Gauges(pool, [backlog.of_outbox(relay), backlog.of_emails], timeout_seconds=5.0)
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(health.serve({}, gauges.read, listening, stop))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
+            told = await scrape(client)
+            text = (await client.get("/metrics")).text
+        stop.set()
+        await serving
+
+    assert told[series("outbox_pending_events")] == 1
+    assert told[series("postgres_pool_max_connections")] == worker_settings.database_pool_size
+    assert CONVEYANCER not in text
