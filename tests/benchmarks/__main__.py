@@ -9,7 +9,7 @@ import msgspec
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks import create, reading, report
+from tests.benchmarks import consumers, create, footprint, growth, latency, reading, relay, report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import ensure_wrk
 from tests.benchmarks.stand import LOCAL, PEERS_PYTHON, Sizes, Stand, stand
@@ -17,6 +17,11 @@ from tests.benchmarks.stand import LOCAL, PEERS_PYTHON, Sizes, Stand, stand
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "create": create.measure,
     "reading": reading.measure,
+    "relay": relay.measure,
+    "latency": latency.measure,
+    "consumers": consumers.measure,
+    "growth": growth.measure,
+    "footprint": footprint.measure,
 }
 
 

@@ -18,7 +18,7 @@ from yarl import URL
 from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program, end_leftovers
+from deploy.local.processes import Process, Program, end_leftovers, run_command
 from service import conveyancers, postgres
 from service.postgres import Connection
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
@@ -59,14 +59,14 @@ class Running:
 
             async def is_ready() -> bool:
                 if self.process.trouble():
-                    raise LocalStackError(self.process.describe("It has ended."))
+                    raise LocalStackError("It has ended.")
                 try:
                     return (await client.get("/readyz")).status_code == httpx.codes.OK
                 except httpx.TransportError:
                     return False
 
             if not await until(is_ready, seconds=_READY_SECONDS, pause_seconds=_PAUSE_SECONDS):
-                raise LocalStackError(self.process.describe("It does not become ready."))
+                raise LocalStackError("It does not become ready.")
         self.seconds_to_ready = time.monotonic() - began
 
 
@@ -181,12 +181,30 @@ class Stand:
     async def peer(self, script: str, *arguments: str, ready: bool = False, **variables: str) -> AsyncIterator[Running]:
         """Run a program of tests/benchmarks/peers, in the environment that has its packages."""
         port = free_port()
-        command = [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
+        command = self._peer_command(script, arguments)
         environment = {"AMQP_URL": self.amqp_url, "PORT": str(port), **self.auth_settings, **variables}
         async with self._running(script, command, environment, port) as peer:
             if ready:
                 await peer.becomes_ready()
             yield peer
+
+    async def run_peer(self, script: str, *arguments: str, **variables: str) -> None:
+        """Run a program of tests/benchmarks/peers to its end."""
+        await asyncio.to_thread(
+            run_command,
+            script,
+            self._peer_command(script, arguments),
+            environment=self._inherited | {"AMQP_URL": self.amqp_url, **variables},
+            folder=CHECKOUT,
+            seconds=_READY_SECONDS,
+        )
+
+    def _peer_command(self, script: str, arguments: Sequence[str]) -> list[str]:
+        return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
+
+    @property
+    def _inherited(self) -> dict[str, str]:
+        return {each: os.environ[each] for each in _INHERITED if each in os.environ}
 
     @property
     def auth_settings(self) -> Mapping[str, str]:
@@ -201,12 +219,11 @@ class Stand:
     async def _running(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], port: int
     ) -> AsyncIterator[Running]:
-        inherited = {each: os.environ[each] for each in _INHERITED if each in os.environ}
         process = Process(
             Program(
                 name=name,
                 command=command,
-                environment={**inherited, **environment},
+                environment={**self._inherited, **environment},
                 folder=CHECKOUT,
                 log=self.folder / f"{name}-{port}.log",
                 pid_file=self.folder / f"{name}-{port}.pid",
@@ -215,7 +232,9 @@ class Stand:
         try:
             yield Running(process, port)
             if trouble := process.trouble():
-                raise LocalStackError(process.describe(trouble))
+                raise LocalStackError(trouble)
+        except LocalStackError as error:
+            raise LocalStackError(process.describe(str(error))) from None
         finally:
             await asyncio.to_thread(process.stop)
 
