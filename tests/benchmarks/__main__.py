@@ -12,7 +12,7 @@ from deploy.local.errors import LocalStackError
 from tests.benchmarks import consumers, create, footprint, growth, latency, reading, relay, report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import ensure_wrk
-from tests.benchmarks.stand import LOCAL, PEERS_PYTHON, Sizes, Stand, stand
+from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "create": create.measure,
@@ -36,8 +36,7 @@ def main() -> int:
         rows=[*arguments.rows, *([10_000_000] if arguments.huge else [])],
     )
     try:
-        if not PEERS_PYTHON.exists():
-            raise LocalStackError("The peers are not installed: use `make bench`.")
+        ensure_peers()
         ensure_wrk(_say)
         versions, comparisons = uvloop.run(_measure(sizes, arguments.only))
     except LocalStackError as error:

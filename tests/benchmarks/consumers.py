@@ -76,7 +76,10 @@ async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
     async with queues.open_channel(stand.amqp_url) as channel:
         await (await channel.get_queue(queue.name, ensure=False)).purge()
         exchange = await channel.get_exchange(queue.exchange, ensure=False)
-        messages = [aio_pika.Message(body, delivery_mode=2, message_id=str(number)) for number, body in enumerate(bodies)]
+        messages = [
+            aio_pika.Message(body, delivery_mode=2, message_id=str(number))
+            for number, body in enumerate(bodies)
+        ]
         for start in range(0, len(messages), 500):
             window = messages[start : start + 500]
             await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))

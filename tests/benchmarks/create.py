@@ -14,7 +14,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.postgres_process import postgres_programs
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, compare
-from tests.benchmarks.http_load import CONNECTIONS, load
+from tests.benchmarks.http_load import CONNECTIONS, load, throughput
 from tests.benchmarks.stand import POOL_SIZE, Running, Stand
 from tests.conftest import CONVEYANCER
 
@@ -46,7 +46,7 @@ async def measure(stand: Stand) -> list[Comparison]:
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
 
         async def create_on(api: Running) -> Figures:
-            return await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+            return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
         for api in (ours, theirs):
             await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
@@ -83,7 +83,7 @@ async def _pgbench(stand: Stand, database_url: str, statement: subjects.Statemen
 
 
 def _script(statement: subjects.Statement) -> tuple[str, dict[str, str]]:
-    """Return the statement as pgbench has it, with the values of its variables; every run stores a new request."""
+    """Return the statement as pgbench has it, which stores a new request each time, and its variables."""
     variables: dict[str, str] = {}
 
     def argument(match: re.Match[str]) -> str:

@@ -2,14 +2,14 @@
 
 from contextlib import AsyncExitStack
 
+from service.postgres import Connection
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
-from tests.benchmarks.http_load import load
+from tests.benchmarks.http_load import throughput
 from tests.benchmarks.outboxes import our_relays
 from tests.benchmarks.reading import LIST, has_list
 from tests.benchmarks.relay import drained
 from tests.benchmarks.stand import Running, Stand
-from service.postgres import Connection
 
 _LIMIT = 0.9
 _CHUNK = 250_000  # rows stored by one statement
@@ -24,7 +24,9 @@ async def measure(stand: Stand) -> list[Comparison]:
         urls[side] = await stand.database(f"growth-{rows}")
         async with stand.connected(urls[side]) as connection:
             await _fill(connection, rows)
-    drains = {side: _draining(stand, urls[side], rows) for side, rows in sizes.items() if rows <= _LARGEST_DRAIN}
+    drains = {
+        side: _draining(stand, urls[side], rows) for side, rows in sizes.items() if rows <= _LARGEST_DRAIN
+    }
     comparisons = [await _compare(stand, "relay with many pending", drains)]
     async with AsyncExitStack() as stack:
         apis = {side: await stack.enter_async_context(stand.api(url)) for side, url in urls.items()}
@@ -54,14 +56,14 @@ def _draining(stand: Stand, url: str, rows: int) -> Measure:
 
 def _creating(stand: Stand, api: Running) -> Measure:
     async def measure() -> Figures:
-        return await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+        return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
     return measure
 
 
 def _listing(stand: Stand, api: Running) -> Measure:
     async def measure() -> Figures:
-        return await load(stand, api.base_url, [LIST])
+        return await throughput(stand, api.base_url, [LIST])
 
     return measure
 

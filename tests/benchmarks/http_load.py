@@ -37,6 +37,12 @@ def ensure_wrk(report: Report) -> None:
         raise LocalStackError("There is no wrk to make load with: install it (on Debian: the package wrk).")
 
 
+async def throughput(stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"") -> Figures:
+    """Return how many requests a second are answered, over all connections at once."""
+    figures = await load(stand, base_url, paths, body=body)
+    return {PER_SECOND: figures[PER_SECOND]}
+
+
 async def load(
     stand: Stand,
     base_url: str,

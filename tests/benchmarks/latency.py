@@ -3,9 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from collections.abc import AsyncIterator
 
 import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
@@ -26,6 +25,7 @@ TXOUTBOX, FASTSTREAM = "txoutbox, tuned, NOTIFY", "faststream-outbox, tuned"
 WITHOUT, WITH = "without a relay", "with a relay"
 P999 = "p99.9 ms"
 
+_QUANTILES = {P50: 0.5, P99: 0.99, P999: 0.999}
 _RATES = (1, 100, 1000)  # requests stored a second
 _BARS: dict[int, Sequence[Bar]] = {
     1: (),
@@ -70,7 +70,8 @@ def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
         url = await outbox.open(stand)
         async with stand.connected(url) as connection:
             await connection.execute("TRUNCATE outbox")
-        async with Arrivals.watched(stand) as arrivals, runs(url), asyncpg.create_pool(url, max_size=POOL_SIZE) as pool:
+        pools = asyncpg.create_pool(url, max_size=POOL_SIZE)
+        async with Arrivals.watched(stand) as arrivals, runs(url), pools as pool:
             await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
             await arrivals.complete()
             arrivals.forget()
@@ -107,9 +108,11 @@ class Arrivals:
 
     async def complete(self) -> None:
         """Wait until every event is here. An event that never comes counts with the time waited for it."""
-        await until(
-            lambda: self.committed.keys() <= self.arrived.keys(), seconds=_STRAGGLER_SECONDS, pause_seconds=0.01
-        )
+
+        def is_complete() -> bool:
+            return self.committed.keys() <= self.arrived.keys()
+
+        await until(is_complete, seconds=_STRAGGLER_SECONDS, pause_seconds=0.01)
 
     def forget(self) -> None:
         """Begin anew."""
@@ -117,16 +120,17 @@ class Arrivals:
         self.arrived.clear()
 
     def figures(self) -> Figures:
-        """Return quantiles, in milliseconds."""
+        """Return quantiles, in milliseconds: those for which there are events enough."""
         now = time.monotonic()
         waits = sorted(
             max(0.0, self.arrived.get(uuid, now) - committed) * 1000
             for uuid, committed in self.committed.items()
         )
-        return {name: waits[int(share * (len(waits) - 1))] for name, share in _QUANTILES.items()}
-
-
-_QUANTILES = {P50: 0.5, P99: 0.99, P999: 0.999}
+        return {
+            name: waits[int(share * (len(waits) - 1))]
+            for name, share in _QUANTILES.items()
+            if len(waits) * (1 - share) >= 1
+        }
 
 
 async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """Outboxes, ours and those of the peers: how each is filled, and what relays it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -36,7 +36,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         await connection.execute("ANALYZE outbox")
 
     async def store(self, connection: Connection) -> str:
-        """Store one more event, and return the uuid of its request. Ours is stored with the request itself."""
+        """Store one more event, ours with its request as always; return the uuid of the request."""
         if not self.append:
             return await subjects.store(connection)
         uuid = uuid_of(new_request_id())

@@ -7,7 +7,7 @@ import httpx
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.create import ORM, OURS, orm_api
-from tests.benchmarks.http_load import load
+from tests.benchmarks.http_load import throughput
 from tests.benchmarks.stand import Running, Stand
 
 LIST = "/v1/request?limit=20"
@@ -34,10 +34,10 @@ async def measure(stand: Stand) -> list[Comparison]:
 
         async def read(api: Running, name: str) -> Figures:
             paths: Sequence[str] = everywhere.get(name) or retrieve[api.base_url]
-            return await load(stand, api.base_url, paths)
+            return await throughput(stand, api.base_url, paths)
 
         comparisons = []
-        for name in _BARS:
+        for name, bars in _BARS.items():
             if name == "list" and not await has_list(stand, ours):
                 continue
             sides = {
@@ -45,7 +45,7 @@ async def measure(stand: Stand) -> list[Comparison]:
                 ORM: lambda name=name: read(theirs, name),
             }
             comparisons.append(
-                await compare(name, sides, _BARS[name], rounds=stand.sizes.rounds, settle=stand.settle)
+                await compare(name, sides, bars, rounds=stand.sizes.rounds, settle=stand.settle)
             )
     return comparisons
 

@@ -1,7 +1,7 @@
-"""Relay: pending events to a durable quorum queue, against relays from PyPI and against what can be had at all.
+"""Relay: pending events to a durable quorum queue, against relays from PyPI and against what can be had.
 
-Every side starts with a full outbox and the same empty queue. Its rate is that at which the queue fills, from the
-first events to the last one settled in the outbox, or for as many seconds as it is given.
+Every side starts with a full outbox and the same empty queue. Its rate is that at which the queue fills, from
+the first events to the last one settled in the outbox, or for as many seconds as it is given.
 """
 
 import time

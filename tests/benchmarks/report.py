@@ -30,7 +30,8 @@ def rows(comparison: Comparison) -> Iterable[Row]:
     met = comparison.bars_met()
     for side, rounds in comparison.rounds.items():
         for figure in rounds[0]:
-            bar = next((each for each in met if _stands_at(each[0], comparison) == (side, figure)), None)
+            here = (each for each in met if _stands_at(each[0], comparison) == (side, figure))
+            bar = next(here, None)
             yield Row(
                 comparison.name,
                 side,
@@ -42,18 +43,18 @@ def rows(comparison: Comparison) -> Iterable[Row]:
 
 
 def _stands_at(bar: Bar, comparison: Comparison) -> tuple[str, str]:
-    """Return side and figure of the line that shows a bar: the other side's, where ours is held against it."""
+    """Return side and figure of the line that shows a bar: the other side's, if ours is held against it."""
     is_against_ours = bar.of is not None and bar.side == comparison.ours
     return (bar.of or "" if is_against_ours else bar.side, bar.figure)
 
 
 def _ratio(comparison: Comparison, side: str, figure: str, bar: Bar | None) -> str:
     if bar is not None and bar.of is not None:
-        return f"{comparison.value(bar):.2f} ×"
+        return f"{comparison.value(bar):.2f}"
     ours = comparison.ours
     if side == ours or bar is not None or any(figure not in each for each in comparison.rounds[ours]):
         return ""
-    return f"{comparison.ratio(ours, side, figure):.2f} ×"
+    return f"{comparison.ratio(ours, side, figure):.2f}"
 
 
 def _bar(bar: Bar) -> str:

@@ -1,7 +1,7 @@
 """An SMTP server that accepts everything and counts: as little work as a mail server can have."""
 
 import asyncio
-from typing import cast
+from typing import Self, cast
 
 
 class SmtpSink:
@@ -11,7 +11,7 @@ class SmtpSink:
         self.accepted = 0
         self.url = ""
 
-    async def __aenter__(self) -> "SmtpSink":
+    async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Session(self), "127.0.0.1", 0)
         self.url = f"smtp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,18 @@ class Running:
         assert found is not None
         return int(found[1]) * 1024 / 1e6
 
+    def check(self) -> None:
+        """Raise LocalStackError when it has ended."""
+        if trouble := self.process.trouble():
+            raise LocalStackError(trouble)
+
     async def becomes_ready(self) -> None:
         """Wait until it says that it is ready."""
         began = time.monotonic()
         async with httpx.AsyncClient(base_url=self.base_url, timeout=5.0) as client:
 
             async def is_ready() -> bool:
-                if self.process.trouble():
-                    raise LocalStackError("It has ended.")
+                self.check()
                 try:
                     return (await client.get("/readyz")).status_code == httpx.codes.OK
                 except httpx.TransportError:
@@ -101,9 +105,7 @@ class Stand:
             if with_schema:
                 async with self.connected(url) as connection:
                     await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
-                    await conveyancers.add(
-                        connection, CONVEYANCER, name="Acme", charges_calculation_fee=True
-                    )
+                    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
             self._databases[name] = url
         return self._databases[name]
 
@@ -178,7 +180,9 @@ class Stand:
             yield worker
 
     @asynccontextmanager
-    async def peer(self, script: str, *arguments: str, ready: bool = False, **variables: str) -> AsyncIterator[Running]:
+    async def peer(
+        self, script: str, *arguments: str, ready: bool = False, **variables: str
+    ) -> AsyncIterator[Running]:
         """Run a program of tests/benchmarks/peers, in the environment that has its packages."""
         port = free_port()
         command = self._peer_command(script, arguments)
@@ -230,19 +234,27 @@ class Stand:
             )
         )
         try:
-            yield Running(process, port)
-            if trouble := process.trouble():
-                raise LocalStackError(trouble)
+            running = Running(process, port)
+            yield running
+            running.check()
         except LocalStackError as error:
             raise LocalStackError(process.describe(str(error))) from None
         finally:
             await asyncio.to_thread(process.stop)
 
 
+def ensure_peers() -> None:
+    """Raise LocalStackError where the packages of the peers are missing."""
+    if not PEERS_PYTHON.exists():
+        raise LocalStackError("The peers are not installed: use `make bench`.")
+
+
 @asynccontextmanager
 async def stand(sizes: Sizes, report: Report) -> AsyncIterator[Stand]:
     """Start the servers with data that is thrown away, but written as safely as if it were not."""
-    with _folder(report) as folder, private_servers(Place(folder=folder, keep=True, report=report)) as servers:
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(report))
+        servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
         async with queues.open_channel(servers.broker.url) as channel:
             await topology.declare(channel)
         yield Stand(folder, servers, sizes)
@@ -259,5 +271,3 @@ def _end_all(folder: Path) -> None:
     """End what a run that died left behind: its processes, then its servers."""
     for each in (folder, *(child for child in folder.glob("*") if child.is_dir())):
         end_leftovers(each)
-
-

@@ -1,4 +1,4 @@
-"""What the load consists of: a request of real size, the statement that stores it, the event that announces it."""
+"""What the load consists of: a request of real size, the statement that stores it, its event."""
 
 from collections.abc import Sequence
 from typing import Any, cast

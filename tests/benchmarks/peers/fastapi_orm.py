@@ -1,7 +1,7 @@
 """The same endpoints written the usual way: FastAPI, pydantic, the ORM of SQLAlchemy, PyJWT for each request.
 
-Written to do well: uvloop, httptools, asyncpg, prepared statements, a pool as large as ours, one commit for both
-rows, no second query after it. Its access log is uvicorn's.
+Written to do well: uvloop, httptools, asyncpg, prepared statements, a pool as large as ours, one commit for
+both rows, no second query after it. Its access log is uvicorn's.
 """
 
 import json
@@ -161,7 +161,8 @@ class RequestOut(BaseModel):
     def of(cls, row: CalculationRequest) -> "RequestOut":
         """Return what is shown of a row."""
         uuid_ = f"req_{row.id.hex}"
-        fields = {name: getattr(row, name) for name in cls.model_fields if name not in {"uuid", "request_url"}}
+        names = cls.model_fields.keys() - {"uuid", "request_url"}
+        fields = {name: getattr(row, name) for name in names}
         return cls(
             uuid=uuid_,
             request_url=f"{APP_URL}/calculator/request/{uuid_}?secret={row.secret}",
@@ -324,9 +325,7 @@ async def create_request(
         **body.model_dump(),
     )
     session.add(row)
-    session.add(
-        OutboxEvent(request_id=row.id, type="request.created", payload=event_of(row), created_at=now)
-    )
+    session.add(OutboxEvent(request_id=row.id, type="request.created", payload=event_of(row), created_at=now))
     await session.commit()
     return Envelope(data=RequestOut.of(row))
 

@@ -1,4 +1,4 @@
-"""The relay of faststream-outbox to RabbitMQ, as its documentation shows it: `faststream_relay.py schema|default|tuned`.
+"""The relay of faststream-outbox to RabbitMQ, as documented: `faststream_relay.py schema|default|tuned`.
 
 Tuned: more workers, larger batches fetched, and delivered rows deleted many at a time.
 """

@@ -1,4 +1,4 @@
-"""What one channel can take: `socket_limit.py FILE COUNT` sends frames encoded beforehand, and counts confirms.
+"""What one channel can take: `socket_limit.py FILE COUNT` sends frames encoded before, counts confirms.
 
 Never more than so many are unconfirmed, as with any publisher that does not want to be throttled.
 """

@@ -1,4 +1,4 @@
-"""What aio-pika can do without any database: `window_limit.py FILE COUNT`, windows of 500 confirmed publishes."""
+"""What aio-pika can do without any database: `window_limit.py FILE COUNT`, 500 publishes at a time."""
 
 import asyncio
 import sys
