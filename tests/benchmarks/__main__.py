@@ -1,6 +1,8 @@
 """Compares us with others, in one run on the same servers: `make bench`."""
 
 import argparse
+import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,11 +40,12 @@ def main() -> int:
     try:
         ensure_peers()
         ensure_wrk(_say)
-        versions, comparisons = uvloop.run(_measure(sizes, arguments.only))
+        versions, comparisons = uvloop.run(_measure_until_signal(sizes, arguments.only))
     except LocalStackError as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:
+        _say("stopped")
         return 130
     _say("")
     for name, version in versions.items():
@@ -52,6 +55,14 @@ def main() -> int:
     _write(arguments.folder, versions, comparisons)
     missed = [bar for each in comparisons for bar, met in each.bars_met() if not (met or bar.is_aim)]
     return 1 if missed else 0
+
+
+async def _measure_until_signal(sizes: Sizes, names: list[str]) -> tuple[dict[str, str], list[Comparison]]:
+    """Measure. A signal ends it early, and all that it has started."""
+    running = asyncio.ensure_future(_measure(sizes, names))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    return await running
 
 
 async def _measure(sizes: Sizes, names: list[str]) -> tuple[dict[str, str], list[Comparison]]:

@@ -21,6 +21,7 @@ from worker import topology
 from worker.topology import Queue
 
 _MESSAGES_A_SECOND = 500  # to be had in the queue for each second of a measurement
+_EMAILS_A_SECOND = 200  # likewise
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 
@@ -33,7 +34,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def calculations() -> Figures:
         async with stand.connected(url) as connection:
-            uuids = await _stored(stand, connection)
+            uuids = await _stored(connection, _MESSAGES_A_SECOND * stand.sizes.seconds)
 
             async def recorded() -> int:
                 count: int = await connection.fetchval("SELECT count(*) FROM outbox")
@@ -46,7 +47,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def notifications() -> Figures:
         async with stand.connected(url) as connection, SmtpSink() as sink:
-            uuids = await _stored(stand, connection)
+            uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
 
             async def accepted() -> int:
                 return sink.accepted
@@ -63,11 +64,11 @@ async def measure(stand: Stand) -> list[Comparison]:
     ]
 
 
-async def _stored(stand: Stand, connection: Connection) -> list[str]:
+async def _stored(connection: Connection, count: int) -> list[str]:
     """Store requests anew; their events are no part of this."""
     await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
-    count = _MESSAGES_A_SECOND * stand.sizes.seconds
-    uuids = [await subjects.store(connection) for _ in range(count)]
+    async with connection.transaction():
+        uuids = [await subjects.store(connection) for _ in range(count)]
     await connection.execute("TRUNCATE outbox")
     return uuids
 

@@ -19,7 +19,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     database: str
     schema: tuple[str, ...] = ()  # the program of the peer that makes it; else it is ours
     fill: str  # given the number of events, and the event
-    append: str = ""  # given a request and its event
+    append: str = ""  # given a request and its event; it spares the peers to store the request, too
     pending: str = "SELECT count(*) FROM outbox"
 
     async def open(self, stand: Stand) -> str:
