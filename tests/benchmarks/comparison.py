@@ -57,8 +57,11 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     def bars_met(self) -> list[tuple[Bar, bool]]:
         """Return every bar that could be measured, and whether it is met."""
-        measured = [bar for bar in self.bars if {bar.side, bar.of} - {None} <= self.rounds.keys()]
-        return [(bar, bar.is_met_by(self.value(bar))) for bar in measured]
+        return [(bar, bar.is_met_by(self.value(bar))) for bar in self.bars if self._has(bar)]
+
+    def _has(self, bar: Bar) -> bool:
+        sides = {bar.side, bar.of or bar.side}
+        return all(bar.figure in figures for side in sides for figures in self.rounds.get(side, [{}]))
 
 
 async def compare(
