@@ -9,7 +9,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.
                 check_operator_schemas.py check_image.py) tests/service/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test fuzz faults drain check deploy-check asyncapi format lock clean
+.PHONY: help run demo test fuzz faults drain bench check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -36,6 +36,9 @@ faults:   .venv/installed  ## inject faults into running processes for half an h
 drain:    .venv/installed  ## measure the relay on a full outbox, an old snapshot, poison, nothing (ARGS="--only idle")
 	$(IN_VENV) tests.faults.drain $(ARGS)
 
+bench:    .venv/installed .local/peers/installed  ## compare us with others (ARGS="--only create relay --rounds 1")
+	$(IN_VENV) tests.benchmarks $(ARGS)
+
 check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) ruff check .
 	$(IN_VENV) ruff format --check .
@@ -58,10 +61,16 @@ lock:     .venv/installed  ## compile the locks of the dependencies anew (ARGS=-
 	$(LOCK) pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml --group test --group tools -o requirements-dev.lock
 	$(LOCK) --group deploy -c requirements-dev.lock -o deploy/requirements.lock
+	$(LOCK) --group peers -o requirements-peers.lock
 
 clean:                     ## remove .venv and .local, with all data in it
 	@$$([ -x .venv/bin/python ] && echo .venv/bin/python || echo $(PYTHON)) -m deploy.local clean
 	rm -rf .venv
+
+.local/peers/installed: requirements-peers.lock
+	$(PYTHON) -m venv --clear .local/peers
+	.local/peers/bin/python -m pip install --quiet --no-input --disable-pip-version-check --require-hashes -r $<
+	@touch $@
 
 .venv/installed: requirements-dev.lock deploy/local/install
 	@deploy/local/install "$(PYTHON)"

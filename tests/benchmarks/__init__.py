@@ -1,0 +1,1 @@
+"""Measurements. `make bench` compares us with others, side by side in one run."""

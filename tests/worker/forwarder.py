@@ -1,19 +1,27 @@
 """A TCP connection that the tests can cut, refuse and hold: stands between our code and a real server."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
 from yarl import URL
 
+Watcher = Callable[[bytes], None]
+
 _DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
+
+
+def _see_nothing(_: bytes) -> None:
+    pass
 
 
 class Forwarder:
     """Passes on to the server of *url* whatever comes in at its own `url`, unless told otherwise."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, watch: Callable[[], Watcher] = lambda: _see_nothing) -> None:
         self._server_url = URL(url)
+        self._watch = watch  # makes a watcher for each connection, of what the client sends
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._resumed = asyncio.Event()
@@ -98,8 +106,8 @@ class Forwarder:
     ) -> None:
         """Return as soon as either end has closed."""
         ways = [
-            asyncio.create_task(self._pass(reader, there_writer, from_client=True)),
-            asyncio.create_task(self._pass(there_reader, writer, from_client=False)),
+            asyncio.create_task(self._pass(reader, there_writer, self._watch(), from_client=True)),
+            asyncio.create_task(self._pass(there_reader, writer, _see_nothing, from_client=False)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +117,16 @@ class Forwarder:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        see: Watcher,
+        *,
+        from_client: bool,
     ) -> None:
         with suppress(OSError):
             while chunk := await reader.read(65_536):
+                see(chunk)
                 await self._flowing.wait()
                 marker = self._hold_before
                 if from_client and marker is not None and marker in chunk:

@@ -1,0 +1,33 @@
+-- Sends prepared requests one after another over every connection, and prints what came of it as JSON.
+-- Arguments: a file of paths, a file of the body (empty for GET), the token, milliseconds between requests.
+
+local requests, last = {}, 0
+
+function init(arguments)
+   local body = io.open(arguments[2]):read("*a")
+   local method = body == "" and "GET" or "POST"
+   local headers = { Authorization = "Bearer " .. arguments[3] }
+   if body == "" then body = nil else headers["Content-Type"] = "application/json" end
+   for path in io.lines(arguments[1]) do
+      requests[#requests + 1] = wrk.format(method, path, headers, body)
+   end
+   pause = tonumber(arguments[4])
+end
+
+function request()
+   last = last % #requests + 1
+   return requests[last]
+end
+
+if os.getenv("PACED") then
+   function delay() return pause end
+end
+
+function done(summary, latency, _)
+   local errors = summary.errors
+   io.write(string.format(
+      '\n{"requests":%d,"seconds":%f,"failed":%d,"p50":%f,"p99":%f}\n',
+      summary.requests, summary.duration / 1e6,
+      errors.connect + errors.read + errors.write + errors.status + errors.timeout,
+      latency:percentile(50) / 1e3, latency:percentile(99) / 1e3))
+end

@@ -1,0 +1,106 @@
+"""Outboxes, ours and those of the peers: how each is filled, and what relays it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from service.identifiers import new_request_id, uuid_of
+from service.postgres import Connection
+from tests.benchmarks import subjects
+from tests.benchmarks.stand import Stand
+
+Runs = Callable[[str], AbstractAsyncContextManager[object]]  # given the URL of the database
+
+
+class Outbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of events, in a database of its own."""
+
+    database: str
+    schema: tuple[str, ...] = ()  # the program of the peer that makes it; else it is ours
+    fill: str  # given the number of events, and the event
+    append: str = ""  # given a request and its event; it spares the peers to store the request, too
+    pending: str = "SELECT count(*) FROM outbox"
+
+    async def open(self, stand: Stand) -> str:
+        """Return the URL of the database, with the table in it."""
+        url = await stand.database(self.database, with_schema=not self.schema)
+        if self.schema:
+            await stand.run_peer(*self.schema, DATABASE_URL=url)
+        return url
+
+    async def refill(self, connection: Connection, events: int) -> None:
+        """Put *events* of as many requests into the empty table."""
+        await connection.execute("TRUNCATE outbox")
+        await connection.execute(self.fill, events, subjects.event())
+        await connection.execute("ANALYZE outbox")
+
+    async def store(self, connection: Connection) -> str:
+        """Store one more event, ours with its request as always; return the uuid of the request."""
+        if not self.append:
+            return await subjects.store(connection)
+        uuid = uuid_of(new_request_id())
+        await connection.execute(self.append, uuid, subjects.event(uuid))
+        return uuid
+
+
+OURS = Outbox(
+    database="relay",
+    fill="""
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT ('x' || right(id::text, 1))::bit(4)::int, id, 'request.created', 1, $2
+          FROM (SELECT gen_random_uuid() AS id
+                  FROM generate_series(1, $1::int)) AS request
+        """,
+)
+TXOUTBOX = Outbox(
+    database="txoutbox",
+    schema=("txoutbox_relay", "schema"),
+    fill="""
+        INSERT INTO outbox (topic, key, payload)
+        SELECT 'request.created', gen_random_uuid()::text, $2
+          FROM generate_series(1, $1::int)
+        """,
+    pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
+)
+TXOUTBOX_NOTIFYING = Outbox(
+    database="txoutbox-notifying",
+    schema=("txoutbox_relay", "schema", "notify"),
+    fill=TXOUTBOX.fill,
+    append="INSERT INTO outbox (topic, key, payload, headers) VALUES ('request.created', $1, $2, '{}')",
+    pending=TXOUTBOX.pending,
+)
+FASTSTREAM = Outbox(
+    database="faststream",
+    schema=("faststream_relay", "schema"),
+    fill="""
+        INSERT INTO outbox (queue, payload, headers)
+        SELECT 'requests', $2,
+               jsonb_build_object('content-type', 'application/json', 'correlation_id', gen_random_uuid())
+          FROM generate_series(1, $1::int)
+        """,
+    append="""
+        INSERT INTO outbox (queue, payload, headers)
+        VALUES ('requests', $2,
+                jsonb_build_object('content-type', 'application/json', 'correlation_id', $1::text))
+        RETURNING id, pg_notify('outbox_outbox', queue)
+        """,
+)
+
+
+def our_relays(stand: Stand, processes: int = 1) -> Runs:
+    """Return what runs our relay, in as many processes."""
+
+    @asynccontextmanager
+    async def runs(url: str) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for _ in range(processes):
+                await stack.enter_async_context(stand.worker(url, "relay", ready=False))
+            yield
+
+    return runs
+
+
+def peer_relay(stand: Stand, script: str, *arguments: str) -> Runs:
+    """Return what runs the relay of a peer."""
+    return lambda url: stand.peer(script, *arguments, DATABASE_URL=url)

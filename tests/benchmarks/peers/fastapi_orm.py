@@ -1,0 +1,396 @@
+"""The same endpoints written the usual way: FastAPI, pydantic, the ORM of SQLAlchemy, PyJWT for each request.
+
+Written to do well: uvloop, httptools, asyncpg, prepared statements, a pool as large as ours, one commit for
+both rows, no second query after it. Its access log is uvicorn's.
+"""
+
+import json
+import os
+import secrets
+import tomllib
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import jwt
+import uvicorn
+from fastapi import Depends, FastAPI, HTTPException, Query
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, EmailStr, Field, StringConstraints, model_validator
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, LargeBinary, String, select
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+APP_URL = "https://app.example.com"
+POOL_SIZE = int(os.environ["POOL_SIZE"])
+ISSUER, AUDIENCE = os.environ["AUTH_ISSUER"], os.environ["AUTH_AUDIENCE"]
+TENANT = os.environ["TENANT"]
+
+_jwks = json.loads(Path(unquote(urlsplit(os.environ["AUTH_JWKS_URL"]).path)).read_text())
+KEYS = {key["kid"]: jwt.PyJWK(key).key for key in _jwks["keys"]}
+
+engine = create_async_engine(
+    os.environ["DATABASE_URL"].replace("postgresql://", "postgresql+asyncpg://"),
+    pool_size=POOL_SIZE,
+    max_overflow=0,
+)
+sessions = async_sessionmaker(engine, expire_on_commit=False)
+
+
+class Base(DeclarativeBase):
+    """The tables."""
+
+
+class Conveyancer(Base):
+    """A tenant."""
+
+    __tablename__ = "conveyancer"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    charges_calculation_fee: Mapped[bool]
+
+
+class CalculationRequest(Base):
+    """A request."""
+
+    __tablename__ = "calculation_request"
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    conveyancer_id: Mapped[str] = mapped_column(ForeignKey("conveyancer.id"), index=True)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), index=True)
+    updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    customer_email: Mapped[str]
+    customer_phone: Mapped[str | None]
+    customer_first_name: Mapped[str]
+    customer_last_name: Mapped[str]
+    sender_email: Mapped[str]
+    sender_organization_name: Mapped[str]
+    sender_first_name: Mapped[str]
+    sender_last_name: Mapped[str]
+    case_ref: Mapped[str]
+    request_type: Mapped[str]
+    property_value: Mapped[int | None] = mapped_column(BigInteger)
+    notes: Mapped[str | None]
+    external_id: Mapped[str | None]
+    meta_data: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    calculation_fee_exempt: Mapped[bool]
+    calculation_fee_exempt_reason: Mapped[str | None] = mapped_column(String(500))
+    calculation_id: Mapped[str | None]
+    secret: Mapped[str]
+
+
+class OutboxEvent(Base):
+    """An event on its way."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    request_id: Mapped[uuid.UUID]
+    type: Mapped[str]
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
+Text255 = Annotated[str, StringConstraints(min_length=1, max_length=255, strip_whitespace=True)]
+
+
+class RequestIn(BaseModel):
+    """A request as submitted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    customer_email: EmailStr
+    customer_phone: Annotated[str, Field(max_length=32)] | None = None
+    customer_first_name: Text255
+    customer_last_name: Text255
+    sender_email: EmailStr
+    sender_organization_name: Text255
+    sender_first_name: Text255
+    sender_last_name: Text255
+    case_ref: Text255
+    request_type: Literal["SDLT_CALCULATION"] = "SDLT_CALCULATION"
+    property_value: Annotated[int, Field(ge=0, le=10**12)] | None = None
+    notes: Annotated[str, Field(max_length=10_000)] | None = None
+    external_id: Annotated[str, Field(max_length=255)] | None = None
+    meta_data: dict[str, Any] | None = None
+    calculation_fee_exempt: bool = False
+    calculation_fee_exempt_reason: Annotated[str, Field(max_length=500)] | None = None
+
+    @model_validator(mode="after")
+    def has_reason(self) -> "RequestIn":
+        """See that a waiver has its reason."""
+        if self.calculation_fee_exempt and not self.calculation_fee_exempt_reason:
+            raise ValueError("calculation_fee_exempt_reason is required")
+        return self
+
+
+class RequestOut(BaseModel):
+    """A request as returned."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    uuid: str
+    created_at: datetime
+    updated_at: datetime
+    customer_email: str
+    customer_phone: str | None
+    customer_first_name: str
+    customer_last_name: str
+    sender_email: str
+    sender_organization_name: str
+    sender_first_name: str
+    sender_last_name: str
+    case_ref: str
+    request_type: str
+    property_value: int | None
+    notes: str | None
+    calculation_id: str | None
+    secret: str
+    request_url: str
+    external_id: str | None
+    meta_data: dict[str, Any] | None
+    calculation_fee_exempt: bool
+    calculation_fee_exempt_reason: str | None
+
+    @classmethod
+    def of(cls, row: CalculationRequest) -> "RequestOut":
+        """Return what is shown of a row."""
+        uuid_ = f"req_{row.id.hex}"
+        names = cls.model_fields.keys() - {"uuid", "request_url"}
+        fields = {name: getattr(row, name) for name in names}
+        return cls(
+            uuid=uuid_,
+            request_url=f"{APP_URL}/calculator/request/{uuid_}?secret={row.secret}",
+            **fields,
+        )
+
+
+class Requests(BaseModel):
+    """A page of the list."""
+
+    requests: list[RequestOut]
+    next_cursor: str | None
+
+
+class Option(BaseModel):
+    """An answer to choose."""
+
+    name: str
+    value: str
+
+
+class Question(BaseModel):
+    """A question of the form."""
+
+    ref: str
+    question: str
+    info: str
+    responseType: str  # noqa: N815 - the interface's name
+    responseOptions: list[Option] | None  # noqa: N815
+    conditions: dict[str, str] | None
+
+
+class Questionnaire(BaseModel):
+    """The form."""
+
+    questionnaire: list[Question]
+
+
+Data = TypeVar("Data")
+
+
+class Status(BaseModel):
+    """The head of the envelope."""
+
+    code: int = 200
+    message: str = "OK"
+
+
+class Meta(BaseModel):
+    """The foot of the envelope."""
+
+    timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+
+class Envelope(BaseModel, Generic[Data]):
+    """The envelope of every answer."""
+
+    status: Status = Field(default_factory=Status)
+    data: Data
+    errors: None = None
+    meta: Meta = Field(default_factory=Meta)
+
+
+def load_questionnaire() -> Questionnaire:
+    """Read the questions."""
+    written = tomllib.loads(Path("service/questionnaire.toml").read_text())
+    return Questionnaire(
+        questionnaire=[
+            Question(
+                ref=question["ref"],
+                question=question["question"],
+                info=question["info"],
+                responseType=question["response_type"],
+                responseOptions=written["options"].get(question.get("options")),
+                conditions=question.get("conditions"),
+            )
+            for question in written["questions"]
+        ]
+    )
+
+
+QUESTIONNAIRE = load_questionnaire()
+bearer = HTTPBearer()
+
+
+async def caller(credentials: Annotated[HTTPAuthorizationCredentials, Depends(bearer)]) -> dict[str, Any]:
+    """Return the claims of the access token."""
+    token = credentials.credentials
+    try:
+        key = KEYS[jwt.get_unverified_header(token)["kid"]]
+        claims: dict[str, Any] = jwt.decode(
+            token, key, algorithms=["ES256"], audience=AUDIENCE, issuer=ISSUER, leeway=30
+        )
+    except (jwt.PyJWTError, KeyError):
+        raise HTTPException(401) from None
+    return claims
+
+
+async def writer(claims: Annotated[dict[str, Any], Depends(caller)]) -> str:
+    """Return the tenant of a caller who may write."""
+    return tenant_of(claims, "request:write")
+
+
+async def reader(claims: Annotated[dict[str, Any], Depends(caller)]) -> str:
+    """Return the tenant of a caller who may read."""
+    return tenant_of(claims, "request:read")
+
+
+def tenant_of(claims: dict[str, Any], scope: str) -> str:
+    """Return the tenant of a caller with *scope*."""
+    if scope not in claims["scope"].split():
+        raise HTTPException(403)
+    tenant: str = claims["client_id"]
+    return tenant
+
+
+async def session() -> AsyncIterator[AsyncSession]:
+    """Lend a session for one HTTP request."""
+    async with sessions() as opened:
+        yield opened
+
+
+Session = Annotated[AsyncSession, Depends(session)]
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    """Make the tables and the tenant."""
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with sessions() as opened:
+        await opened.merge(Conveyancer(id=TENANT, name="Acme", charges_calculation_fee=True))
+        await opened.commit()
+    yield
+    await engine.dispose()
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.get("/readyz")
+async def readyz() -> str:
+    """Say that it serves."""
+    return "ready"
+
+
+@app.post("/v1/request")
+async def create_request(
+    body: RequestIn, tenant: Annotated[str, Depends(writer)], session: Session
+) -> Envelope[RequestOut]:
+    """Store a request and its event in one transaction. The tenant is checked by its foreign key."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    row = CalculationRequest(
+        id=uuid.uuid4(),
+        conveyancer_id=tenant,
+        created_at=now,
+        updated_at=now,
+        calculation_id=None,
+        secret=secrets.token_urlsafe(32),
+        **body.model_dump(),
+    )
+    session.add(row)
+    session.add(OutboxEvent(request_id=row.id, type="request.created", payload=event_of(row), created_at=now))
+    await session.commit()
+    return Envelope(data=RequestOut.of(row))
+
+
+def event_of(row: CalculationRequest) -> bytes:
+    """Return the event that announces a request."""
+    uuid_ = f"req_{row.id.hex}"
+    event = {
+        "specversion": "1.0",
+        "id": f"{uuid_}.request.created.1",
+        "source": "/calculation-requests",
+        "type": "request.created",
+        "subject": uuid_,
+        "time": row.created_at.isoformat(),
+        "datacontenttype": "application/json",
+        "data": {
+            "uuid": uuid_,
+            "tenant": row.conveyancer_id,
+            "request_type": row.request_type,
+            "property_value": row.property_value,
+            "calculation_fee_exempt": row.calculation_fee_exempt,
+            "external_id": row.external_id,
+            "sequence": 1,
+        },
+    }
+    return json.dumps(event).encode()
+
+
+@app.get("/v1/request/{uuid_}")
+async def retrieve_request(
+    uuid_: str, tenant: Annotated[str, Depends(reader)], session: Session
+) -> Envelope[RequestOut]:
+    """Read a request back."""
+    statement = select(CalculationRequest).where(
+        CalculationRequest.id == uuid.UUID(uuid_.removeprefix("req_")),
+        CalculationRequest.conveyancer_id == tenant,
+    )
+    row = await session.scalar(statement)
+    if row is None:
+        raise HTTPException(404)
+    return Envelope(data=RequestOut.of(row))
+
+
+@app.get("/v1/request")
+async def list_requests(
+    tenant: Annotated[str, Depends(reader)],
+    session: Session,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Envelope[Requests]:
+    """List the latest requests."""
+    statement = (
+        select(CalculationRequest)
+        .where(CalculationRequest.conveyancer_id == tenant)
+        .order_by(CalculationRequest.created_at.desc())
+        .limit(limit)
+    )
+    rows = await session.scalars(statement)
+    return Envelope(data=Requests(requests=[RequestOut.of(row) for row in rows], next_cursor=None))
+
+
+@app.get("/v1/questionnaire/structure", dependencies=[Depends(caller)])
+async def questionnaire_structure() -> Envelope[Questionnaire]:
+    """Return the questions."""
+    return Envelope(data=QUESTIONNAIRE)
+
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="127.0.0.1", port=int(os.environ["PORT"]), loop="uvloop", http="httptools")

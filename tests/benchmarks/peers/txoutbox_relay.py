@@ -1,0 +1,53 @@
+"""The relay of txoutbox, as its documentation shows it: `txoutbox_relay.py schema|default|tuned [notify]`.
+
+Tuned: large batches, each published at once, delivered rows deleted. Both keep the order within a request.
+"""
+
+import sys
+
+import aio_pika
+import asyncpg
+import uvloop
+from message import AMQP_URL, CONTENT_TYPE, EXCHANGE, ROUTING_KEY, postgres_url
+from txoutbox import OutboxMessage, Relay, RelayConfig
+from txoutbox.adapters.postgres import PostgresStorage
+
+TUNED = RelayConfig(batch_size=500, concurrency=500)
+
+
+async def main(variant: str, *, notify: bool) -> None:
+    """Relay until SIGTERM."""
+    tuned = variant == "tuned"
+    pool = await asyncpg.create_pool(postgres_url(), min_size=2, max_size=10)
+    storage = PostgresStorage(
+        pool, table="outbox", delete_on_ack=tuned, notify_channel="outbox" if notify else None
+    )
+    if variant == "schema":
+        await storage.create_schema()
+        return
+    connection = await aio_pika.connect_robust(AMQP_URL)
+    channel = await connection.channel()  # with publisher confirms
+    exchange = await channel.get_exchange(EXCHANGE)
+
+    async def publish(message: OutboxMessage) -> None:
+        await exchange.publish(
+            aio_pika.Message(
+                message.payload,
+                content_type=CONTENT_TYPE,
+                delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                message_id=str(message.id),
+                type=message.topic,
+            ),
+            routing_key=ROUTING_KEY,
+        )
+
+    relay = Relay(storage, publish, config=TUNED if tuned else RelayConfig())
+    if notify:
+        await storage.listen(relay.wake)
+    await relay.run(handle_signals=True)
+    await connection.close()
+    pool.terminate()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], notify="notify" in sys.argv))

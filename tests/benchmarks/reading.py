@@ -1,0 +1,57 @@
+"""Retrieve, list and questionnaire: each against the usual way to write it."""
+
+from collections.abc import Sequence
+
+import httpx
+
+from tests.benchmarks import subjects
+from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
+from tests.benchmarks.create import ORM, OURS, orm_api
+from tests.benchmarks.http_load import throughput
+from tests.benchmarks.stand import Running, Stand
+
+LIST = "/v1/request?limit=20"
+
+_STORED = 200
+_BARS = {
+    "retrieve": (Bar(side=OURS, of=ORM, limit=4.0),),
+    "questionnaire": (Bar(side=OURS, of=ORM, limit=5.0),),
+    "list": (),
+}
+
+
+async def measure(stand: Stand) -> list[Comparison]:
+    """Read requests back, list the latest, and fetch the questions."""
+    async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
+        retrieve = {
+            api.base_url: await subjects.create_over_http(stand, api.base_url, _STORED)
+            for api in (ours, theirs)
+        }
+        everywhere = {
+            "list": [LIST],
+            "questionnaire": ["/v1/questionnaire/structure"],
+        }
+
+        async def read(api: Running, name: str) -> Figures:
+            paths: Sequence[str] = everywhere.get(name) or retrieve[api.base_url]
+            return await throughput(stand, api.base_url, paths)
+
+        comparisons = []
+        for name, bars in _BARS.items():
+            if name == "list" and not await has_list(stand, ours):
+                continue
+            sides = {
+                OURS: lambda name=name: read(ours, name),
+                ORM: lambda name=name: read(theirs, name),
+            }
+            comparisons.append(
+                await compare(name, sides, bars, rounds=stand.sizes.rounds, settle=stand.settle)
+            )
+    return comparisons
+
+
+async def has_list(stand: Stand, api: Running) -> bool:
+    """Whether this release lists requests."""
+    headers = {"Authorization": f"Bearer {stand.token}"}
+    async with httpx.AsyncClient(base_url=api.base_url, headers=headers) as client:
+        return (await client.get(LIST)).status_code == httpx.codes.OK

@@ -1,0 +1,119 @@
+"""What was measured, for people: a table and a picture."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+import msgspec
+
+from tests.benchmarks.comparison import Bar, Comparison
+
+_BAR_WIDTH, _LINE, _LABELS = 420, 22, 330
+_OURS, _THEIRS = "#1f6f54", "#9aa5b1"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A line of the table."""
+
+    comparison: str
+    side: str
+    figure: str
+    ratio: str = ""
+    bar: str = ""
+    met: str = ""
+
+
+HEAD = Row("comparison", "side", "figure", "ratio", "bar", "met")
+
+
+def rows(comparison: Comparison) -> Iterable[Row]:
+    """Return a line for every figure of every side, with the bar that it is held against."""
+    met = comparison.bars_met()
+    for side, rounds in comparison.rounds.items():
+        for figure in rounds[0]:
+            here = (each for each in met if _stands_at(each[0], comparison) == (side, figure))
+            bar = next(here, None)
+            yield Row(
+                comparison.name,
+                side,
+                f"{number(comparison.median(side, figure))} {figure}",
+                _ratio(comparison, side, figure, bar[0] if bar else None),
+                _bar(bar[0]) if bar else "",
+                _verdict(*bar) if bar else "",
+            )
+
+
+def _stands_at(bar: Bar, comparison: Comparison) -> tuple[str, str]:
+    """Return side and figure of the line that shows a bar: the other side's, if ours is held against it."""
+    is_against_ours = bar.of is not None and bar.side == comparison.ours
+    return (bar.of or "" if is_against_ours else bar.side, bar.figure)
+
+
+def _ratio(comparison: Comparison, side: str, figure: str, bar: Bar | None) -> str:
+    if bar is not None and bar.of is not None:
+        return f"{comparison.value(bar):.2f}"
+    ours = comparison.ours
+    if side == ours or bar is not None or any(figure not in each for each in comparison.rounds[ours]):
+        return ""
+    return f"{comparison.ratio(ours, side, figure):.2f}"
+
+
+def _bar(bar: Bar) -> str:
+    sign = "≥" if bar.kind == "at least" else "≤"
+    against = "" if bar.of is None else f" {bar.side} / {bar.of}"
+    return f"{sign} {bar.limit:g}{against}{' (aim)' if bar.is_aim else ''}"
+
+
+def _verdict(bar: Bar, is_met: bool) -> str:  # noqa: FBT001 - a pair of what belongs together
+    return "yes" if is_met else "not yet" if bar.is_aim else "NO"
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Return a table in Markdown, aligned for the terminal."""
+    lines = [HEAD, *(row for comparison in comparisons for row in rows(comparison))]
+    cells = [msgspec.structs.astuple(line) for line in lines]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    written = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    written.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    notes = [f"{comparison.name}: {comparison.note}" for comparison in comparisons if comparison.note]
+    return "\n".join([*written, *notes])
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits that matter, and no more than that."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def picture(comparisons: Sequence[Comparison]) -> str:
+    """Return an SVG: for every figure, a bar for each side, as long as the figure is large."""
+    drawn: list[str] = []
+    top = 10
+    for comparison in comparisons:
+        figures = dict.fromkeys(figure for rounds in comparison.rounds.values() for figure in rounds[0])
+        for figure in figures:
+            top += _LINE
+            drawn.append(_text(10, top, f"{comparison.name}, {figure}", weight="bold"))
+            sides = [side for side, rounds in comparison.rounds.items() if figure in rounds[0]]
+            largest = max(comparison.median(side, figure) for side in sides) or 1.0
+            for side in sides:
+                top += _LINE
+                value = comparison.median(side, figure)
+                width = max(1.0, _BAR_WIDTH * value / largest)
+                colour = _OURS if side == comparison.ours else _THEIRS
+                drawn += [
+                    _text(20, top, side),
+                    f'<rect x="{_LABELS}" y="{top - 14}" width="{width:.1f}" height="16" fill="{colour}"/>',
+                    _text(_LABELS + width + 6, top, number(value)),
+                ]
+            top += _LINE // 2
+    size = f'width="{_LABELS + _BAR_WIDTH + 90}" height="{top + 20}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *drawn, "</svg>", ""])
+
+
+def _text(x: float, y: float, text: str, *, weight: str = "normal") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-weight="{weight}">{escape(text)}</text>'

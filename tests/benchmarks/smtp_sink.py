@@ -1,0 +1,59 @@
+"""An SMTP server that accepts everything and counts: as little work as a mail server can have."""
+
+import asyncio
+from typing import Self, cast
+
+
+class SmtpSink:
+    """Listens on a port of its own while its context lasts."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Session(self), "127.0.0.1", 0)
+        self.url = f"smtp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+
+class _Session(asyncio.Protocol):
+    def __init__(self, sink: SmtpSink) -> None:
+        self._sink = sink
+        self._received = b""
+        self._in_content = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(b"220 sink\r\n")
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while self._take():
+            pass
+
+    def _take(self) -> bool:
+        """Answer the next command, or the content after DATA; False when it has not come in full."""
+        whole, end, rest = self._received.partition(b"\r\n.\r\n" if self._in_content else b"\r\n")
+        if not end:
+            return False
+        self._received = rest
+        self._transport.write(self._answer_content() if self._in_content else self._answer(whole[:4].upper()))
+        return True
+
+    def _answer_content(self) -> bytes:
+        self._in_content = False
+        self._sink.accepted += 1
+        return b"250 accepted\r\n"
+
+    def _answer(self, command: bytes) -> bytes:
+        if command == b"DATA":
+            self._in_content = True
+            return b"354 go on\r\n"
+        if command == b"QUIT":
+            return b"221 bye\r\n"
+        return b"250 sink\r\n"

@@ -1,0 +1,273 @@
+"""What is measured runs here: private servers, databases of each side's own, processes and peers."""
+
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import msgspec
+from yarl import URL
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import CHECKOUT, Place, Report, working_folder
+from deploy.local.ports import free_port
+from deploy.local.processes import Process, Program, end_leftovers, run_command
+from service import conveyancers, postgres
+from service.postgres import Connection
+from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
+from tests.faults import queues
+from tests.faults.servers import Servers, private_servers
+from tests.faults.waiting import until
+from worker import topology
+
+LOCAL = CHECKOUT / ".local" / "benchmarks"
+PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
+
+POOL_SIZE = 10  # connections to Postgres, of ours and of the peers
+_READY_SECONDS = 30.0
+_PAUSE_SECONDS = 0.01
+_TOKEN_SECONDS = 24 * 3600
+_INHERITED = ("PATH", "HOME", "LANG")
+
+
+class Running:
+    """A process under measurement."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.process = process
+        self.seconds_to_ready = 0.0
+
+    def rss_megabytes(self) -> float:
+        """Return the memory that it has in use."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024 / 1e6
+
+    def check(self) -> None:
+        """Raise LocalStackError when it has ended."""
+        if trouble := self.process.trouble():
+            raise LocalStackError(trouble)
+
+    async def becomes_ready(self) -> None:
+        """Wait until it says that it is ready."""
+        began = time.monotonic()
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=5.0) as client:
+
+            async def is_ready() -> bool:
+                self.check()
+                try:
+                    return (await client.get("/readyz")).status_code == httpx.codes.OK
+                except httpx.TransportError:
+                    return False
+
+            if not await until(is_ready, seconds=_READY_SECONDS, pause_seconds=_PAUSE_SECONDS):
+                raise LocalStackError("It does not become ready.")
+        self.seconds_to_ready = time.monotonic() - began
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how large the measurements are."""
+
+    rounds: int
+    seconds: int  # of load on the API, a side and round
+    events: int  # pending when a relay starts
+    relay_seconds: float  # after which a relay that is not done has shown enough
+    rows: Sequence[int]  # stored, from the smallest on
+
+
+class Stand:
+    """The servers, and what can be started beside them."""
+
+    def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
+        self.folder = folder
+        self.sizes = sizes
+        self.amqp_url = servers.broker.url
+        self._servers = servers
+        self._issuer = Issuer(folder)
+        self.token = self._issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
+        self._databases: dict[str, str] = {}
+
+    async def database(self, name: str, *, with_schema: bool = True) -> str:
+        """Return the URL of a database, made when it is first asked for."""
+        if name not in self._databases:
+            async with self.connected(self._servers.postgres.url) as administrator:
+                await administrator.execute(f'CREATE DATABASE "{name}"')
+            url = str(URL(self._servers.postgres.url).with_path(f"/{name}"))
+            if with_schema:
+                async with self.connected(url) as connection:
+                    await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+                    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+            self._databases[name] = url
+        return self._databases[name]
+
+    @asynccontextmanager
+    async def connected(self, url: str) -> AsyncIterator[Connection]:
+        """Lend a connection to Postgres."""
+        connection = await asyncpg.connect(url, timeout=10.0, command_timeout=600.0)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def settle(self) -> None:
+        """Have Postgres write what it has in memory, and rest a moment."""
+        async with self.connected(self._servers.postgres.url) as connection:
+            await connection.execute("CHECKPOINT")
+        await asyncio.sleep(0.2)
+
+    async def versions(self) -> Mapping[str, str]:
+        """Return what the servers are, and how safely Postgres writes."""
+        async with self.connected(self._servers.postgres.url) as connection:
+            settings = {
+                name: await connection.fetchval("SELECT current_setting($1)", name)
+                for name in ("server_version", "fsync", "synchronous_commit", "shared_buffers")
+            }
+        async with queues.open_channel(self.amqp_url) as channel:
+            underlay = await channel.get_underlay_channel()
+            properties: Any = underlay.connection.server_properties
+        return {
+            "Postgres": ", ".join(f"{name} {value}" for name, value in settings.items()),
+            "RabbitMQ": str(properties.get("version")),
+            "Python": sys.version.split()[0],
+            "processors": str(os.cpu_count()),
+        }
+
+    @asynccontextmanager
+    async def api(self, database_url: str) -> AsyncIterator[Running]:
+        """Run one API process, with its usual logs."""
+        port = free_port()
+        environment = {
+            "DATABASE_URL": database_url,
+            "APP_URL": "https://app.example.com",
+            "REQUEST_SECRET_KEYS": SECRET_KEYS,
+            "DATABASE_POOL_SIZE": str(POOL_SIZE),
+            "DATABASE_TIMEOUT_SECONDS": "5",
+            "PORT": str(port),
+            **self.auth_settings,
+        }
+        async with self._running("api", [sys.executable, "-m", "service", "serve"], environment, port) as api:
+            await api.becomes_ready()
+            yield api
+
+    @asynccontextmanager
+    async def worker(
+        self, database_url: str, *roles: str, smtp_url: str = "smtp://127.0.0.1:9", ready: bool = True
+    ) -> AsyncIterator[Running]:
+        """Run one worker process."""
+        port = free_port()
+        environment = {
+            "DATABASE_URL": database_url,
+            "AMQP_URL": self.amqp_url,
+            "APP_URL": "https://app.example.com",
+            "REQUEST_SECRET_KEYS": SECRET_KEYS,
+            "SMTP_URL": smtp_url,
+            "MAIL_FROM": "calculations@service.example.com",
+            "HEALTH_PORT": str(port),
+        }
+        command = [sys.executable, "-m", "worker", *roles]
+        async with self._running("worker", command, environment, port) as worker:
+            if ready:
+                await worker.becomes_ready()
+            yield worker
+
+    @asynccontextmanager
+    async def peer(
+        self, script: str, *arguments: str, ready: bool = False, **variables: str
+    ) -> AsyncIterator[Running]:
+        """Run a program of tests/benchmarks/peers, in the environment that has its packages."""
+        port = free_port()
+        command = self._peer_command(script, arguments)
+        environment = {"AMQP_URL": self.amqp_url, "PORT": str(port), **self.auth_settings, **variables}
+        async with self._running(script, command, environment, port) as peer:
+            if ready:
+                await peer.becomes_ready()
+            yield peer
+
+    async def run_peer(self, script: str, *arguments: str, **variables: str) -> None:
+        """Run a program of tests/benchmarks/peers to its end."""
+        await asyncio.to_thread(
+            run_command,
+            script,
+            self._peer_command(script, arguments),
+            environment=self._inherited | {"AMQP_URL": self.amqp_url, **variables},
+            folder=CHECKOUT,
+            seconds=_READY_SECONDS,
+        )
+
+    def _peer_command(self, script: str, arguments: Sequence[str]) -> list[str]:
+        return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
+
+    @property
+    def _inherited(self) -> dict[str, str]:
+        return {each: os.environ[each] for each in _INHERITED if each in os.environ}
+
+    @property
+    def auth_settings(self) -> Mapping[str, str]:
+        """The settings by which access tokens are verified."""
+        return {
+            "AUTH_ISSUER": ISSUER,
+            "AUTH_AUDIENCE": AUDIENCE,
+            "AUTH_JWKS_URL": self._issuer.jwks.as_uri(),
+        }
+
+    @asynccontextmanager
+    async def _running(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], port: int
+    ) -> AsyncIterator[Running]:
+        process = Process(
+            Program(
+                name=name,
+                command=command,
+                environment={**self._inherited, **environment},
+                folder=CHECKOUT,
+                log=self.folder / f"{name}-{port}.log",
+                pid_file=self.folder / f"{name}-{port}.pid",
+            )
+        )
+        try:
+            running = Running(process, port)
+            yield running
+            running.check()
+        except LocalStackError as error:
+            raise LocalStackError(process.describe(str(error))) from None
+        finally:
+            await asyncio.to_thread(process.stop)
+
+
+def ensure_peers() -> None:
+    """Raise LocalStackError where the packages of the peers are missing."""
+    if not PEERS_PYTHON.exists():
+        raise LocalStackError("The peers are not installed: use `make bench`.")
+
+
+@asynccontextmanager
+async def stand(sizes: Sizes, report: Report) -> AsyncIterator[Stand]:
+    """Start the servers with data that is thrown away, but written as safely as if it were not."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(report))
+        servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
+        async with queues.open_channel(servers.broker.url) as channel:
+            await topology.declare(channel)
+        yield Stand(folder, servers, sizes)
+
+
+@contextmanager
+def _folder(report: Report) -> Iterator[Path]:
+    place = Place(folder=LOCAL, keep=False, report=report)
+    with working_folder(place, "run", end=_end_all) as folder:
+        yield folder
+
+
+def _end_all(folder: Path) -> None:
+    """End what a run that died left behind: its processes, then its servers."""
+    for each in (folder, *(child for child in folder.glob("*") if child.is_dir())):
+        end_leftovers(each)

@@ -1,0 +1,93 @@
+"""What the load consists of: a request of real size, the statement that stores it, its event."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import httpx
+import msgspec
+
+from service import calculation_requests, events
+from service.calculation_requests import Submission
+from service.events import RequestCreated
+from service.identifiers import new_request_id, uuid_of
+from service.postgres import Connection
+from service.request_secrets import SecretKeyRing
+from tests.benchmarks.stand import Stand
+from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
+
+KEYS = SecretKeyRing.parse(SECRET_KEYS)
+
+BODY: dict[str, Any] = A_REQUEST | {
+    "customer_phone": "+44 20 7946 0000",
+    "property_value": 300_000,
+    "external_id": "case-1234567",
+    "meta_data": {"source": "crm", "campaign_id": 7},
+}
+JSON_BODY = msgspec.json.encode(BODY)
+
+SUBMISSION = Submission(
+    **BODY,
+    request_type="SDLT_CALCULATION",
+    notes=None,
+    calculation_fee_exempt=False,
+    calculation_fee_exempt_reason=None,
+)
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """A statement and its arguments, as the product sends them."""
+
+    text: str
+    arguments: Sequence[Any]
+
+
+class _Recorder:
+    """Stands where a connection would, and keeps the statement."""
+
+    statement: Statement
+
+    async def fetchval(self, text: str, *arguments: Any) -> bool:
+        self.statement = Statement(text, arguments)
+        return True
+
+
+async def create_statement() -> Statement:
+    """Return the product's own statement that stores a request and its event."""
+    recorder = _Recorder()
+    await store(cast("Connection", recorder))
+    return recorder.statement
+
+
+async def store(connection: Connection) -> str:
+    """Store a request as the API does, and return its uuid."""
+    stored, _ = await calculation_requests.insert(
+        connection, SUBMISSION, conveyancer_id=CONVEYANCER, keys=KEYS, traceparent=None
+    )
+    return stored.uuid
+
+
+def event(uuid: str | None = None) -> bytes:
+    """Return the request.created of a request."""
+    uuid = uuid or uuid_of(new_request_id())
+    data = RequestCreated(
+        uuid=uuid,
+        tenant=CONVEYANCER,
+        request_type="SDLT_CALCULATION",
+        property_value=300_000,
+        calculation_fee_exempt=False,
+        external_id="case-1234567",
+        sequence=1,
+    )
+    return events.encode(data, time=calculation_requests.now(), traceparent=None)
+
+
+async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:
+    """Have *count* requests stored through an API; return the paths under which they can be read."""
+    headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
+    paths = []
+    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=10.0) as client:
+        for _ in range(count):
+            response = await client.post("/v1/request", content=JSON_BODY)
+            response.raise_for_status()
+            paths.append(f"/v1/request/{response.json()['data']['uuid']}")
+    return paths
