@@ -55,6 +55,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     oldest_seconds: float
 
 
+class Due(msgspec.Struct, frozen=True):
+    """The lanes with something to publish, when that was, and the last id that had been given out."""
+
+    lanes: list[int]
+    snapshot: Snapshot
+    last_id: int
+
+
 def lane_of(request_id: UUID) -> int:
     """Return the lane of a request: its events share one, and so keep their order with many relays."""
     return request_id.int % LANES
@@ -65,26 +73,31 @@ async def notify(connection: Connection) -> None:
     await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
 
 
-async def due_lanes(connection: Connection, marks: Sequence[int]) -> list[int]:
+async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
     """Return the lanes in which something can be published now; *marks* are their low-water marks."""
-    rows = await connection.fetch(
+    (row,) = await connection.fetch(
         """
-        SELECT lane
-          FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number),
-               LATERAL (SELECT (number - 1)::smallint AS lane) AS numbered
-         WHERE EXISTS (SELECT
-                         FROM outbox
-                        WHERE outbox.lane = numbered.lane
-                          AND outbox.id >= low_water)
-            OR EXISTS (SELECT
-                         FROM outbox_held
-                        WHERE outbox_held.lane = numbered.lane
-                          AND parked_at IS NULL
-                          AND next_attempt_at <= now())
+        SELECT ARRAY (SELECT lane
+                        FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number),
+                             LATERAL (SELECT (number - 1)::smallint AS lane) AS numbered
+                       WHERE EXISTS (SELECT
+                                       FROM outbox
+                                      WHERE outbox.lane = numbered.lane
+                                        AND outbox.id >= low_water)
+                          OR EXISTS (SELECT
+                                       FROM outbox_held
+                                      WHERE outbox_held.lane = numbered.lane
+                                        AND parked_at IS NULL
+                                        AND next_attempt_at <= now())) AS lanes,
+               pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
+               pg_snapshot_xmax(snapshot)::text::bigint AS xmax,
+               CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id
+          FROM pg_current_snapshot() AS snapshot,
+               outbox_id_seq AS sequence
         """,
         marks,
     )
-    return [row["lane"] for row in rows]
+    return Due(row["lanes"], Snapshot(row["xmin"], row["xmax"]), row["last_id"])
 
 
 async def lock_lane(connection: Connection, lane: int) -> Snapshot | None:

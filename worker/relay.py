@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -20,6 +21,9 @@ from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
 from worker.settings import WorkerSettings
 
+_LOOK_BACK_SECONDS = 60.0
+_LONGEST_LOOK_SECONDS = 30.0  # under an old snapshot a look may step over millions of rows that are gone
+
 _log = structlog.get_logger()
 
 
@@ -30,13 +34,23 @@ class Relay:
     transaction, so there is no leader and nothing to clean up after a crash.
     """
 
-    def __init__(self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        pool: Pool,
+        woken: asyncio.Event,
+        *,
+        look_back_seconds: float = _LOOK_BACK_SECONDS,
+    ) -> None:
         self._settings = settings
         self._pool = pool
         self._woken = woken
         self._connected = False
         self._alarm = Alarm()
         self._marks = [LaneMark() for _ in range(outbox.LANES)]
+        self._look_back_seconds = look_back_seconds
+        self._look_back_at = 0.0
+        self._look_seconds = self._statement_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
     @property
@@ -83,14 +97,31 @@ class Relay:
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
-        async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
-            lanes = await outbox.due_lanes(connection, self.low_water_marks)
+        lanes = await self._find_due_lanes()
         random.shuffle(lanes)  # Relays that start together should not queue for the same lane.
         moved = 0
         for lane in lanes:
             if not stop.is_set():
                 moved += await self.relay_lane(publisher, lane)
         return moved
+
+    async def _find_due_lanes(self) -> list[int]:
+        """Look behind the marks; and, as a precaution, once a minute at what they may have passed."""
+        looks_back = time.monotonic() >= self._look_back_at
+        marks = [0] * outbox.LANES if looks_back else self.low_water_marks
+        seconds = self._look_seconds
+        self._look_seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
+        async with postgres.connection(self._pool, seconds=seconds) as connection:
+            due = await outbox.find_due(connection, marks)
+        self._look_seconds = self._statement_seconds
+        for lane, mark in enumerate(self._marks):
+            if lane not in due.lanes:
+                mark.advance(due.snapshot, due.last_id + 1)
+            elif looks_back:
+                self._marks[lane] = LaneMark()
+        if looks_back:
+            self._look_back_at = time.monotonic() + self._look_back_seconds
+        return due.lanes
 
     async def relay_lane(self, publisher: Publisher, lane: int) -> int:
         """Publish the oldest events of one lane and delete those the broker confirmed.
@@ -108,7 +139,8 @@ class Relay:
             fresh = await outbox.read(
                 connection, lane, low_water=mark.low_water, limit=self._settings.relay_batch_size
             )
-            mark.advance(snapshot, [row.id for row in fresh])
+            if fresh:
+                mark.advance(snapshot, fresh[0].id)
             held = await outbox.read_held(connection, lane, limit=self._settings.relay_held_batch_size)
             window = [*_first_of_each_request(fresh), *held]
             outcome = await self._publish(connection, publisher, window)

@@ -353,7 +353,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
     behind_dead, left = await _time_scrape(connection, [lane["first"] for lane in lanes])
     over_dead, _ = await _time_scrape(connection, nowhere)
     began = time.perf_counter()
-    await outbox.due_lanes(connection, nowhere)
+    await outbox.find_due(connection, nowhere)
     poll_over_dead = round((time.perf_counter() - began) * 1000, 1)
     for each in (connection, holder):
         await each.close()

@@ -1,7 +1,6 @@
 """The mark of a lane: it saves scanning what is gone, and never passes what may still appear."""
 
 from service.outbox import Snapshot
-from tests.conftest import eventually
 from worker.lane_mark import LaneMark
 
 
@@ -14,47 +13,37 @@ def test_mark_passes_what_is_gone_after_three_passes() -> None:
     mark = LaneMark()
 
     for moment in (100, 101, 102):
-        mark.advance(snapshot(moment), [7, 8])
+        mark.advance(snapshot(moment), 7)
 
     assert mark.low_water == 7
 
 
 def test_mark_waits_for_a_transaction_that_was_under_way_after_the_gap_was_seen() -> None:
     mark = LaneMark()
-    mark.advance(snapshot(100), [7])
-    mark.advance(Snapshot(xmin=95, xmax=101), [7])
-    mark.advance(Snapshot(xmin=95, xmax=110), [7])
+    mark.advance(snapshot(100), 7)
+    mark.advance(Snapshot(xmin=95, xmax=101), 7)
+    mark.advance(Snapshot(xmin=95, xmax=110), 7)
     waiting_at = mark.low_water
 
-    mark.advance(Snapshot(xmin=105, xmax=111), [7])
+    mark.advance(Snapshot(xmin=105, xmax=111), 7)
 
     assert (waiting_at, mark.low_water) == (0, 7)
 
 
 def test_mark_does_not_pass_an_event_that_appeared_late() -> None:
     mark = LaneMark()
-    mark.advance(snapshot(100), [7])
-    mark.advance(snapshot(101), [7])
+    mark.advance(snapshot(100), 7)
+    mark.advance(snapshot(101), 7)
 
-    mark.advance(snapshot(102), [5, 7])
+    mark.advance(snapshot(102), 5)
 
     assert mark.low_water <= 5
 
 
-def test_mark_of_an_empty_lane_comes_to_rest_behind_the_last_event() -> None:
+def test_mark_of_an_empty_lane_comes_to_rest_behind_the_last_id_given_out() -> None:
     mark = LaneMark()
-    mark.advance(snapshot(100), [7, 8, 9])
 
-    for moment in range(101, 110):
-        mark.advance(snapshot(moment), [])
+    for moment in range(100, 110):
+        mark.advance(snapshot(moment), 10)
 
     assert mark.low_water == 10
-
-
-async def test_idle_lane_is_read_from_its_start_again_after_a_while() -> None:
-    mark = LaneMark(forget_seconds=0.3)
-    for number in range(3):
-        mark.advance(snapshot(number), [1_000])
-    assert mark.low_water == 1_000
-
-    await eventually(lambda: mark.low_water == 0)

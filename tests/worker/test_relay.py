@@ -13,7 +13,7 @@ import pytest
 from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service import calculation_requests, outbox, postgres
+from service import calculation_requests, events, outbox, postgres
 from service.calculation_requests import CalculationRequest
 from service.outbox import LaneLost
 from service.postgres import Connection, Pool, PostgresUnavailable
@@ -22,6 +22,7 @@ from tests.worker.conftest import (
     ANY_EVENT,
     TRACEPARENT,
     announce_next,
+    created_event,
     open_publisher,
     passes,
     settings_with,
@@ -651,3 +652,48 @@ async def test_event_is_not_stored_without_its_request(database: Connection) -> 
         await store(database)
 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_idle_lane_is_looked_at_behind_what_is_gone(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    """Or, while a backup holds an old snapshot, every look would step over all that was ever relayed."""
+    last_id = await outbox_id(database, stored_request)
+
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+
+    assert relay.low_water_marks == [last_id + 1] * outbox.LANES
+
+
+async def test_event_that_the_marks_have_passed_is_found_in_the_end(
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    publisher: Publisher,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    relay = Relay(worker_settings, pool, asyncio.Event(), look_back_seconds=1.0)
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    event = events.encode(created_event(stored_request), time=stored_request.created_at, traceparent=None)
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, id, request_id, type, sequence, payload) OVERRIDING SYSTEM VALUE
+        VALUES ($1, 0, $2, 'request.created', 1, $3)
+        """,
+        outbox.lane_of(stored_request.id),
+        stored_request.id,
+        event,
+    )
+
+    async def is_found() -> bool:
+        return await relay.relay_due(publisher, NEVER) == 1
+
+    assert not await is_found()
+    await eventually(is_found)
+
+
+async def outbox_id(database: Connection, request: CalculationRequest) -> int:
+    found: int = await database.fetchval("SELECT id FROM outbox WHERE request_id = $1", request.id)
+    return found
