@@ -7,7 +7,7 @@ from functools import partial
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from service import openapi, postgres, questionnaire, tracing
+from service import openapi_page, postgres, questionnaire, tracing
 from service.access_log import AccessLog
 from service.admission import Admission
 from service.api import (
@@ -52,7 +52,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             livez,
             readyz,
             show_metrics,
-            *openapi.handlers,
+            *openapi_page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},
