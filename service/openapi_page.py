@@ -1,4 +1,4 @@
-"""The OpenAPI document over HTTP, and a page to read it on: Swagger UI, which asks nothing but this service."""
+"""The OpenAPI document over HTTP, and Swagger UI to read it with, which asks nothing but this service."""
 
 import base64
 import hashlib
