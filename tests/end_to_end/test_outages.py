@@ -231,7 +231,12 @@ async def key_server(tmp_path: Path, own_issuer: Issuer) -> HttpsIssuer:
 @pytest.fixture
 def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer, tmp_path: Path) -> Process:
     """An API that gets the issuer's keys from that server, five times a second."""
-    settings = replace(service_settings, auth_jwks_url=key_server.url, auth_jwks_refresh_seconds=0.2)
+    settings = replace(
+        service_settings,
+        auth_jwks_url=key_server.url,
+        auth_jwks_refresh_seconds=0.2,
+        auth_jwks_cooldown_seconds=0.2,
+    )
     return api_process(settings, tmp_path, SSL_CERT_FILE=str(key_server.authority))
 
 
