@@ -3,8 +3,11 @@
 import re
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.conftest import A_REQUEST, ROOT, eventually
+from tests.deploy.exported_metrics import exported_metrics
 from tests.end_to_end.events import Subscriber
 from tests.end_to_end.processes import Process, started
 from tests.metrics import scrape, series
@@ -41,6 +44,29 @@ async def test_readme_names_every_metric(api: Process, worker: Process) -> None:
 
     assert told - named == set()
     assert {name for name in named if name.endswith(("_total", "_seconds", "_events"))} <= told
+
+
+async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
+    *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
+) -> None:
+    async with started(api, worker):
+        uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        samples = [*await _samples(api), *await _samples(worker)]
+        families = await _families(api) | await _families(worker)
+
+    known = exported_metrics()
+    for sample in samples:
+        assert known.get(sample.name) == sample.labels.keys(), sample.name
+    without_suffix = {re.sub("_(bucket|sum|count)$", "", name) for name in known}
+    assert families == {name for name in without_suffix if not name.startswith(_OF_THE_LIBRARY)}
+
+
+async def _samples(process: Process) -> list[Sample]:
+    async with httpx.AsyncClient(base_url=process.base_url) as client:
+        text = (await client.get("/metrics")).text
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return [sample for sample in samples if not sample.name.startswith(_OF_THE_LIBRARY)]
 
 
 async def _families(process: Process) -> set[str]:
