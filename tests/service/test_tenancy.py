@@ -59,6 +59,7 @@ THE_SAME_FOR_EVERYBODY = {
     ("GET", "/schema/{asset:str}"),
     ("GET", "/livez"),
     ("GET", "/readyz"),
+    ("GET", "/metrics"),
 }
 # Whose statements on calculation_request act for every conveyancer: for the consumers alone.
 FOR_EVERYBODY = {"read", "lock", "record_calculation", "announce"}
