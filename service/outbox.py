@@ -22,6 +22,7 @@ class LaneLost(Exception):
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """An event on its way."""
 
+    lane: int
     id: int
     request_id: UUID
     type: str
@@ -53,6 +54,13 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     parked: int
     oldest_seconds: float
+
+
+class Locked(msgspec.Struct, frozen=True):
+    """The lanes that were free and are taken, and when that was."""
+
+    lanes: list[int]
+    snapshot: Snapshot
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -100,52 +108,61 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
     return Due(row["lanes"], Snapshot(row["xmin"], row["xmax"]), row["last_id"])
 
 
-async def lock_lane(connection: Connection, lane: int) -> Snapshot | None:
-    """Take a lane until the transaction ends. None when another relay has it.
+async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
+    """Take those of *lanes* that no other relay has, until the transaction ends.
 
-    A statement of its own: the next one then sees all that the last holder has settled.
+    A statement of its own: the next one then sees all that the last holders have settled.
     """
-    row = await connection.fetchrow(
+    (row,) = await connection.fetch(
         """
-        SELECT pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
+        SELECT ARRAY (SELECT lane
+                        FROM unnest($2::smallint[]) AS lane
+                       WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
+               pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
                pg_snapshot_xmax(snapshot)::text::bigint AS xmax
           FROM pg_current_snapshot() AS snapshot
-         WHERE pg_try_advisory_xact_lock($1, $2)
         """,
         _LANE_LOCKS,
-        lane,
+        lanes,
     )
-    return Snapshot(**row) if row else None
+    return Locked(row["lanes"], Snapshot(row["xmin"], row["xmax"]))
 
 
-async def read(connection: Connection, lane: int, *, low_water: int, limit: int) -> list[OutboxRow]:
-    """Return the oldest events of a locked lane; `held` says that an earlier event of the request is held."""
+async def read(
+    connection: Connection, lanes: Sequence[int], *, low_water: Sequence[int], limit: int
+) -> list[OutboxRow]:
+    """Return the oldest events of locked lanes, at most *limit* of each, read from their marks on.
+
+    `held` says that an earlier event of the request is held.
+    """
     rows = await connection.fetch(
         """
-        SELECT id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
+        SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
                EXISTS (SELECT
                          FROM outbox_held
-                        WHERE outbox_held.request_id = outbox.request_id) AS held
-          FROM outbox
-         WHERE lane = $1
-           AND id >= $2
-         ORDER BY id
-         LIMIT $3
+                        WHERE outbox_held.request_id = event.request_id) AS held
+          FROM unnest($1::smallint[], $2::bigint[]) AS mark (lane, low_water),
+               LATERAL (SELECT *
+                          FROM outbox
+                         WHERE outbox.lane = mark.lane
+                           AND outbox.id >= mark.low_water
+                         ORDER BY outbox.id
+                         LIMIT $3) AS event
         """,
-        lane,
+        lanes,
         low_water,
         limit,
     )
     return [OutboxRow(**row) for row in rows]
 
 
-async def read_held(connection: Connection, lane: int, *, limit: int) -> list[OutboxRow]:
-    """Return the held events of a locked lane that are due and have none of their request before them."""
+async def read_held(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
+    """Return held events of locked lanes that are due and have none of their request before them."""
     rows = await connection.fetch(
         """
-        SELECT id, request_id, type, sequence, traceparent, payload, created_at, attempts, true AS held
+        SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts, true AS held
           FROM outbox_held AS candidate
-         WHERE lane = $1
+         WHERE lane = ANY($1)
            AND parked_at IS NULL
            AND next_attempt_at <= now()
            AND NOT EXISTS (SELECT
@@ -155,56 +172,71 @@ async def read_held(connection: Connection, lane: int, *, limit: int) -> list[Ou
          ORDER BY next_attempt_at
          LIMIT $2
         """,
-        lane,
+        lanes,
         limit,
     )
     return [OutboxRow(**row) for row in rows]
 
 
-async def delete(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+async def delete(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Settle events that the broker has confirmed. Raises LaneLost unless every one was there."""
-    if not ids:
+    if not events:
         return
-    deleted = await connection.execute("DELETE FROM outbox WHERE lane = $1 AND id = ANY($2)", lane, ids)
-    if deleted != f"DELETE {len(ids)}":
+    deleted = await connection.execute(
+        """
+        DELETE FROM outbox
+         USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
+         WHERE outbox.lane = confirmed.lane
+           AND outbox.id = confirmed.id
+        """,
+        *_keys(events),
+    )
+    if deleted != f"DELETE {len(events)}":
         raise LaneLost
 
 
-async def delete_held(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Settle held events that the broker has confirmed. Raises LaneLost unless every one was there."""
-    if not ids:
+    if not events:
         return
-    deleted = await connection.execute("DELETE FROM outbox_held WHERE lane = $1 AND id = ANY($2)", lane, ids)
-    if deleted != f"DELETE {len(ids)}":
+    deleted = await connection.execute(
+        """
+        DELETE FROM outbox_held
+         USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
+         WHERE outbox_held.lane = confirmed.lane
+           AND outbox_held.id = confirmed.id
+        """,
+        *_keys(events),
+    )
+    if deleted != f"DELETE {len(events)}":
         raise LaneLost
 
 
-async def hold(connection: Connection, lane: int, ids: Sequence[int]) -> None:
-    """Move events out of the lane; each waits for the earlier ones of its request, then is due at once."""
-    if not ids:
+async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
+    """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once."""
+    if not events:
         return
     await connection.execute(
         """
         WITH moved AS (
             DELETE FROM outbox
-             WHERE lane = $1
-               AND id = ANY($2)
-            RETURNING lane, id, request_id, type, sequence, traceparent, payload, created_at
+             USING unnest($1::smallint[], $2::bigint[]) AS refused (lane, id)
+             WHERE outbox.lane = refused.lane
+               AND outbox.id = refused.id
+            RETURNING outbox.lane, outbox.id, request_id, type, sequence, traceparent, payload, created_at
         )
         INSERT INTO outbox_held (lane, id, request_id, type, sequence, traceparent, payload, created_at,
                                  attempts, next_attempt_at)
         SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, now()
           FROM moved
         """,
-        lane,
-        ids,
+        *_keys(events),
     )
 
 
 async def postpone(
     connection: Connection,
-    lane: int,
-    ids: Sequence[int],
+    events: Sequence[OutboxRow],
     errors: Sequence[str],
     *,
     base_seconds: float,
@@ -212,7 +244,7 @@ async def postpone(
     attempt_limit: int,
 ) -> None:
     """Charge held events one attempt: due again after a delay that doubles, or parked at the limit."""
-    if not ids:
+    if not events:
         return
     await connection.execute(
         """
@@ -221,17 +253,20 @@ async def postpone(
                last_error = failure.error,
                next_attempt_at = now() + make_interval(secs => least($6, $5 * 2 ^ least(attempts, 30))),
                parked_at = CASE WHEN attempts + 1 >= $4 THEN now() END
-          FROM unnest($2::bigint[], $3::text[]) AS failure (id, error)
-         WHERE outbox_held.lane = $1
+          FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
+         WHERE outbox_held.lane = failure.lane
            AND outbox_held.id = failure.id
         """,
-        lane,
-        ids,
+        *_keys(events),
         errors,
         attempt_limit,
         base_seconds,
         longest_seconds,
     )
+
+
+def _keys(events: Sequence[OutboxRow]) -> tuple[list[int], list[int]]:
+    return [event.lane for event in events], [event.id for event in events]
 
 
 async def read_sizes(connection: Connection, marks: Sequence[int], *, exact_limit: int) -> Sizes:

@@ -137,14 +137,21 @@ async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]
 
 
 @asynccontextmanager
-async def transaction(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+async def transaction(
+    pool: Pool, *, seconds: float, waits_for_disk: bool = True
+) -> AsyncIterator[Connection]:
     """Lend a connection with an open transaction, on the terms of `connection`.
+
+    One that does not wait for the disk may be forgotten, as a whole, when Postgres crashes just after it.
 
     A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
     two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent, lent.transaction():
-        await lent.execute(f"SET LOCAL idle_in_transaction_session_timeout = {SILENCE_SECONDS * 1000:.0f}")
+        await lent.execute(
+            f"SET LOCAL idle_in_transaction_session_timeout = {SILENCE_SECONDS * 1000:.0f};"
+            f"SET LOCAL synchronous_commit = {'on' if waits_for_disk else 'off'}"
+        )
         yield lent
 
 

@@ -153,7 +153,7 @@ async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]
     """Hold a lane as a relay does: it must find at the end of a pass what it read at the beginning."""
     for _ in range(int(_LANE_SECONDS / _LANE_LOOK_SECONDS)):
         async with connection.transaction():
-            if await outbox.lock_lane(connection, lane):
+            if (await outbox.lock_lanes(connection, [lane])).lanes:
                 yield
                 return
         await asyncio.sleep(_LANE_LOOK_SECONDS)

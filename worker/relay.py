@@ -21,6 +21,7 @@ from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
 from worker.settings import WorkerSettings
 
+_LANES_AT_ONCE = outbox.LANES // 2  # in one transaction; the rest is left to other relays meanwhile
 _LOOK_BACK_SECONDS = 60.0
 _LONGEST_LOOK_SECONDS = 30.0  # under an old snapshot a look may step over millions of rows that are gone
 
@@ -30,7 +31,7 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes what stands in the outbox, in order within each request, and deletes what is confirmed.
 
-    Any number of relays share the lanes: each takes one at a time under a lock that ends with the
+    Any number of relays share the lanes: each takes some at a time under locks that end with the
     transaction, so there is no leader and nothing to clean up after a crash.
     """
 
@@ -98,11 +99,11 @@ class Relay:
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
         lanes = await self._find_due_lanes()
-        random.shuffle(lanes)  # Relays that start together should not queue for the same lane.
+        random.shuffle(lanes)  # Relays that start together should not queue for the same lanes.
         moved = 0
-        for lane in lanes:
+        for first in range(0, len(lanes), _LANES_AT_ONCE):
             if not stop.is_set():
-                moved += await self.relay_lane(publisher, lane)
+                moved += await self.relay_lanes(publisher, lanes[first : first + _LANES_AT_ONCE])
         return moved
 
     async def _find_due_lanes(self) -> list[int]:
@@ -123,46 +124,59 @@ class Relay:
             self._look_back_at = time.monotonic() + self._look_back_seconds
         return due.lanes
 
-    async def relay_lane(self, publisher: Publisher, lane: int) -> int:
-        """Publish the oldest events of one lane and delete those the broker confirmed.
+    async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int]) -> int:
+        """Publish the oldest events of some lanes and delete those the broker confirmed.
 
-        Returns the number of events that left the lane, confirmed or held back. A crash between confirm and
+        Returns the number of events that left the lanes, confirmed or held back. A crash between confirm and
         commit publishes a batch again: delivery is at least once, in order per request. Raises
         BrokerUnavailable, after what was confirmed has been settled.
         """
         seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
-        async with postgres.transaction(self._pool, seconds=seconds) as connection:
-            snapshot = await outbox.lock_lane(connection, lane)
-            if snapshot is None:
-                return 0
-            mark = self._marks[lane]
-            fresh = await outbox.read(
-                connection, lane, low_water=mark.low_water, limit=self._settings.relay_batch_size
-            )
-            if fresh:
-                mark.advance(snapshot, fresh[0].id)
-            held = await outbox.read_held(connection, lane, limit=self._settings.relay_held_batch_size)
+        # A crash of Postgres may forget what was settled a moment ago: it is published again then, in order.
+        async with postgres.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
+            fresh, held = await self._take(connection, lanes)
             window = [*_first_of_each_request(fresh), *held]
+            if not window and not fresh:
+                return 0
             outcome = await self._publish(connection, publisher, window)
-            moved = await self._settle(connection, lane, fresh, held, outcome)
+            moved = await self._settle(connection, fresh, held, outcome)
         metrics.count_settled([row for row in window if row.id in outcome.confirmed])
         if moved:
-            _log.info("outbox_relayed", lane=lane, events=len(outcome.confirmed), failed=len(outcome.failed))
+            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.failed))
         if outcome.outage is not None:
             raise BrokerUnavailable from outcome.outage
         return moved
 
+    async def _take(
+        self, connection: Connection, lanes: Sequence[int]
+    ) -> tuple[list[OutboxRow], list[OutboxRow]]:
+        """Lock those of *lanes* that are free. Returns their oldest events, and those held that are due."""
+        locked = await outbox.lock_lanes(connection, lanes)
+        if not locked.lanes:
+            return [], []
+        fresh = await outbox.read(
+            connection,
+            locked.lanes,
+            low_water=[self._marks[lane].low_water for lane in locked.lanes],
+            limit=-(-self._settings.relay_batch_size // len(locked.lanes)),
+        )
+        first_ids = {row.lane: row.id for row in reversed(fresh)}
+        for lane, first_id in first_ids.items():
+            self._marks[lane].advance(locked.snapshot, first_id)
+        held = await outbox.read_held(connection, locked.lanes, limit=self._settings.relay_held_batch_size)
+        return fresh, held
+
     async def _publish(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
     ) -> Outcome:
-        """Publish while the lane is ours: with the connection its lock is gone, and another relay has it."""
+        """Publish while the lanes are ours: with the connection their locks go, and others have them."""
         lost, published = asyncio.Event(), asyncio.Event()
 
         def note_loss(_: object) -> None:
             lost.set()
 
         connection.add_termination_listener(note_loss)
-        keeping = asyncio.create_task(_keep_lane(connection, lost, published))
+        keeping = asyncio.create_task(_keep_lanes(connection, lost, published))
         try:
             outcome = await publisher.publish(window, abandoned=lost)
         finally:
@@ -176,30 +190,28 @@ class Relay:
     async def _settle(
         self,
         connection: Connection,
-        lane: int,
         fresh: Sequence[OutboxRow],
         held: Sequence[OutboxRow],
         outcome: Outcome,
     ) -> int:
         """Delete what was confirmed, hold back what failed and what must wait behind it."""
-        delivered = [row.id for row in fresh if row.id in outcome.confirmed]
-        redelivered = [row.id for row in held if row.id in outcome.confirmed]
-        holding = [row.id for row in fresh if row.held or row.id in outcome.failed]
-        await outbox.delete(connection, lane, delivered)
-        await outbox.delete_held(connection, lane, redelivered)
-        await outbox.hold(connection, lane, holding)
+        delivered = [row for row in fresh if row.id in outcome.confirmed]
+        redelivered = [row for row in held if row.id in outcome.confirmed]
+        holding = [row for row in fresh if row.held or row.id in outcome.failed]
+        failed = [row for row in (*fresh, *held) if row.id in outcome.failed]
+        await outbox.delete(connection, delivered)
+        await outbox.delete_held(connection, redelivered)
+        await outbox.hold(connection, holding)
         await outbox.postpone(
             connection,
-            lane,
-            list(outcome.failed.keys()),
-            list(outcome.failed.values()),
+            failed,
+            [outcome.failed[row.id] for row in failed],
             base_seconds=self._settings.relay_retry_seconds,
             longest_seconds=self._settings.relay_longest_retry_seconds,
             attempt_limit=self._settings.relay_attempt_limit,
         )
-        for row in (*fresh, *held):
-            if row.id in outcome.failed:
-                _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
+        for row in failed:
+            _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
         return len(delivered) + len(redelivered) + len(holding)
 
     @property
@@ -207,7 +219,7 @@ class Relay:
         return max(self._settings.database_timeout_seconds, 5.0)
 
 
-async def _keep_lane(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
+async def _keep_lanes(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
     """Talk to Postgres until *published*: it ends the transactions of who falls silent, and may itself."""
     while True:
         await rest(postgres.SILENCE_SECONDS / 3, published, lost)

@@ -42,11 +42,11 @@ def publish_twice() -> None:
     delete = outbox.delete
     calls = 0
 
-    async def delete_mostly(connection: Connection, lane: int, ids: Sequence[int]) -> None:
+    async def delete_mostly(connection: Connection, events: Sequence[OutboxRow]) -> None:
         nonlocal calls
         calls += 1
         if calls % _FORGET_EVERY:
-            await delete(connection, lane, ids)
+            await delete(connection, events)
 
     outbox.delete = delete_mostly
 

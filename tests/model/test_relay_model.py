@@ -122,7 +122,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _relay_once(self) -> None:
         async with broker.open_channel(self.settings, name="model") as channel:
             publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
-            await self.relay.relay_lane(publisher, 0)
+            await self.relay.relay_lanes(publisher, [0])
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:

@@ -11,10 +11,11 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service import calculation_requests, events, postgres
+from service import calculation_requests, events, outbox, postgres
 from service.calculation_requests import CalculationRequest, Submission
 from service.events import RequestCreated, RequestEmailSent
 from service.health import NotReady
+from service.outbox import OutboxRow
 from service.postgres import Connection, Pool
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
@@ -189,3 +190,11 @@ async def passes(check: Check) -> bool:
     except NotReady:
         return False
     return True
+
+
+async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
+    """Move all events of a request out of their lane, as if the broker had refused the first."""
+    rows = await outbox.read(database, [outbox.lane_of(request_id)], low_water=[0], limit=1_000)
+    events_of_it = [row for row in rows if row.request_id == request_id]
+    await outbox.hold(database, events_of_it)
+    return events_of_it

@@ -40,6 +40,7 @@ def row_of(payload: Mapping[str, Any]) -> OutboxRow:
     request_id = parse_uuid(event.uuid)
     assert request_id is not None
     return OutboxRow(
+        lane=0,
         id=1,
         request_id=request_id,
         type=event.type,

@@ -14,7 +14,7 @@ from service.postgres import Connection, Pool
 from tests.conftest import CONVEYANCER, eventually, running
 from tests.mail_server import MailServer
 from tests.metrics import is_unknown, rises, scrape, series, value
-from tests.worker.conftest import announce_next, created_body, publish, settings_with, store
+from tests.worker.conftest import announce_next, created_body, hold_events, publish, settings_with, store
 from tests.worker.forwarder import Forwarder
 from worker import backlog, emails, notifications
 from worker.discrepancies import Discrepancies
@@ -38,15 +38,11 @@ async def _sizes(database: Connection, *, exact_limit: int = 10_000) -> outbox.S
 async def test_events_are_counted_by_state(database: Connection) -> None:
     for state in ("failing", "parked", "waiting"):
         request = await store(database)
-        lane = outbox.lane_of(request.id)
-        rows = await outbox.read(database, lane, low_water=0, limit=100)
-        ids = [row.id for row in rows if row.request_id == request.id]
-        await outbox.hold(database, lane, ids)
+        held = await hold_events(database, request.id)
         if state != "waiting":
             await outbox.postpone(
                 database,
-                lane,
-                ids,
+                held,
                 ["returned"],
                 base_seconds=60,
                 longest_seconds=60,

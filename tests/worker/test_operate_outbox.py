@@ -293,7 +293,7 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
 ) -> None:
     monkeypatch.setattr(operate_outbox, "_LANE_SECONDS", 0.2)
     async with database.transaction():
-        assert await outbox.lock_lane(database, outbox.lane_of(stored_request.id))
+        assert (await outbox.lock_lanes(database, [outbox.lane_of(stored_request.id)])).lanes
         with pytest.raises(LaneBusy):
             await command(worker_settings, "outbox", "park", event_id(stored_request))
         monkeypatch.setattr(operate_outbox, "_LANE_SECONDS", 20.0)

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from service import calculation_requests, outbox
+from service import calculation_requests
 from service.calculation_requests import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres import Connection
 from tests.conftest import eventually, running
 from tests.mail_server import MailServer
-from tests.worker.conftest import TRACEPARENT, announce_next, store, take_all
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
 from tests.worker.reference_consumer import ReferenceConsumer
 from tests.worker.test_operate import command
 from worker import emails, replay
@@ -261,11 +261,7 @@ async def test_request_with_an_event_still_to_be_delivered_is_left_out(
     await database.execute("DELETE FROM outbox")
     await calculate(database, stored_request)
     if where == "outbox_held":
-        await outbox.hold(
-            database,
-            outbox.lane_of(stored_request.id),
-            [await database.fetchval("SELECT id FROM outbox")],
-        )
+        await hold_events(database, stored_request.id)
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.created")
 

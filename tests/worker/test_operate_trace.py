@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from service import calculation_requests, outbox
+from service import calculation_requests
 from service.calculation_requests import CalculationRequest
 from service.postgres import Connection
 from tests.conftest import eventually, running
 from tests.mail_server import MailServer
-from tests.worker.conftest import KEYS, announce_next, store
+from tests.worker.conftest import KEYS, announce_next, hold_events, store
 from tests.worker.test_operate import command
 from worker import emails, reconciliation
 from worker.notifications import Postman
@@ -80,8 +80,7 @@ async def test_event_that_is_held_or_parked_is_told_with_its_error(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await announce_next(database, stored_request.id)
-    rows = await database.fetch("SELECT id FROM outbox ORDER BY id")
-    await outbox.hold(database, outbox.lane_of(stored_request.id), [row["id"] for row in rows])
+    await hold_events(database, stored_request.id)
     await database.execute(
         """
         UPDATE outbox_held
@@ -291,8 +290,7 @@ async def test_parked_events_are_found_at_once_and_held_ones_when_they_are_old(
     database: Connection, stored_request: CalculationRequest
 ) -> None:
     await announce_next(database, stored_request.id)
-    rows = await database.fetch("SELECT id FROM outbox")
-    await outbox.hold(database, outbox.lane_of(stored_request.id), [row["id"] for row in rows])
+    await hold_events(database, stored_request.id)
     await database.execute("UPDATE outbox_held SET parked_at = now() WHERE sequence = 1")
     await database.execute("UPDATE calculation_request SET sequence = 1")
     young = anomalies(await reconciled(database))

@@ -23,6 +23,7 @@ NEVER = asyncio.Event()
 def row(number: int, *, event_type: str = "request.calculated", payload: bytes = b"{}") -> OutboxRow:
     """Return an event of a request of its own."""
     return OutboxRow(
+        lane=0,
         id=number,
         request_id=new_request_id(),
         type=event_type,

@@ -151,7 +151,7 @@ async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
 async def test_event_is_deleted_once_it_is_confirmed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    moved = await relay.relay_lane(publisher, outbox.lane_of(stored_request.id))
+    moved = await relay.relay_lanes(publisher, [outbox.lane_of(stored_request.id)])
 
     assert moved == 1
     assert await waiting_events(database) == 0
@@ -167,8 +167,8 @@ async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
     await announce_next(database, stored_request.id)
     lane = outbox.lane_of(stored_request.id)
 
-    first_pass = await relay.relay_lane(publisher, lane), await take_ids(tap)
-    second_pass = await relay.relay_lane(publisher, lane), await take_ids(tap)
+    first_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
+    second_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
 
     assert first_pass == (1, [event_id(stored_request)])
     assert second_pass == (1, [event_id(stored_request, "request.email_sent", 2)])
@@ -180,7 +180,7 @@ async def test_requests_of_a_lane_go_out_in_one_window(
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
 
-    moved = await relay.relay_lane(publisher, LANE)
+    moved = await relay.relay_lanes(publisher, [LANE])
 
     assert moved == 5
     assert await take_ids(tap) == [event_id(request) for request in requests]
@@ -194,7 +194,7 @@ async def test_window_is_no_larger_than_the_batch_size(
     await into_one_lane(database)
     relay = relay_with(relay_batch_size=2)
 
-    passes_made = [await relay.relay_lane(publisher, LANE) for _ in range(4)]
+    passes_made = [await relay.relay_lanes(publisher, [LANE]) for _ in range(4)]
 
     assert passes_made == [2, 2, 1, 0]
 
@@ -210,7 +210,7 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     await database.execute("UPDATE outbox SET lane = $1", outbox.lane_of(late.id))
 
     for _ in range(5):
-        await relay.relay_lane(publisher, outbox.lane_of(late.id))
+        await relay.relay_lanes(publisher, [outbox.lane_of(late.id)])
     await late_transaction.commit()
     await late_connection.close()
     await relay.relay_due(publisher, NEVER)
@@ -224,9 +224,9 @@ async def test_lane_that_another_relay_holds_is_left_alone(
     lane = outbox.lane_of(stored_request.id)
 
     async with database.transaction():
-        assert await outbox.lock_lane(database, lane)
-        moved_meanwhile = await relay.relay_lane(publisher, lane)
-    moved_afterwards = await relay.relay_lane(publisher, lane)
+        assert (await outbox.lock_lanes(database, [lane])).lanes
+        moved_meanwhile = await relay.relay_lanes(publisher, [lane])
+    moved_afterwards = await relay.relay_lanes(publisher, [lane])
 
     assert (moved_meanwhile, moved_afterwards) == (0, 1)
 
@@ -285,7 +285,7 @@ async def test_other_requests_of_the_lane_go_on_while_one_is_held(
 
     other = await store(database)
     await database.execute("UPDATE outbox SET lane = $1", outbox.lane_of(request.id))
-    await relay.relay_lane(publisher, outbox.lane_of(request.id))
+    await relay.relay_lanes(publisher, [outbox.lane_of(request.id)])
 
     assert await take_ids(tap) == [event_id(other)]
     assert await database.fetchval("SELECT request_id FROM outbox_held") == request.id
@@ -327,7 +327,7 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
 
     for _ in range(4):
         await make_due(database)
-        await relay.relay_lane(publisher, outbox.lane_of(stored_request.id))
+        await relay.relay_lanes(publisher, [outbox.lane_of(stored_request.id)])
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
         pauses.append(round(await database.fetchval(pause), -1))
 
@@ -380,7 +380,7 @@ async def test_event_that_cannot_be_encoded_fails_by_itself(
     await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", broken.id, "x" * 300)
     await into_one_lane(database)
 
-    await relay.relay_lane(publisher, LANE)
+    await relay.relay_lanes(publisher, [LANE])
 
     assert await take_ids(tap) == [event_id(before), event_id(after)]
     held = await database.fetchrow("SELECT request_id, attempts, last_error FROM outbox_held")
@@ -398,12 +398,12 @@ async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_
     await tap.unbind(topology.REQUESTS, ANY_EVENT)
     await unroute(channel)
     await into_one_lane(database)
-    await relay.relay_lane(publisher, LANE)
+    await relay.relay_lanes(publisher, [LANE])
     await route(channel)
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
     await make_due(database)
-    await relay.relay_lane(publisher, LANE)
+    await relay.relay_lanes(publisher, [LANE])
 
     assert sorted(await take_ids(tap), key=str) == sorted(event_id(request) for request in requests[1::2])
     left = await database.fetch("SELECT request_id FROM outbox_held ORDER BY id")
@@ -520,7 +520,7 @@ async def test_row_deleted_by_somebody_else_is_a_lost_lane_and_nothing_is_settle
 
     async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
         broker_link.hold()
-        relaying = asyncio.create_task(relay.relay_lane(publisher, LANE))
+        relaying = asyncio.create_task(relay.relay_lanes(publisher, [LANE]))
         await eventually(lambda: publishing_under_way(database))
         await database.execute("DELETE FROM outbox WHERE request_id = $1", gone.id)
         broker_link.resume()
@@ -541,7 +541,7 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     lane = outbox.lane_of(request.id)
     async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
         broker_link.hold()
-        relaying = asyncio.create_task(relay.relay_lane(publisher, lane))
+        relaying = asyncio.create_task(relay.relay_lanes(publisher, [lane]))
         await eventually(lambda: publishing_under_way(database))
         await database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'"
@@ -551,7 +551,7 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
         with pytest.raises(PostgresUnavailable):
             await relaying
 
-        await relay.relay_lane(publisher, lane)
+        await relay.relay_lanes(publisher, [lane])
 
     assert await take_ids(tap) == [event_id(request)] * 2
     assert await waiting_events(database) == 0
@@ -593,7 +593,7 @@ async def test_what_was_confirmed_before_an_outage_is_settled_and_the_rest_stays
     async with open_publisher(settings) as publisher:
         broker_link.hold_before(event_id(unconfirmed).encode())
         with pytest.raises(BrokerUnavailable):
-            await relay.relay_lane(publisher, LANE)
+            await relay.relay_lanes(publisher, [LANE])
         broker_link.resume()
 
     left = await database.fetch("SELECT request_id FROM outbox")
@@ -697,3 +697,29 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
 async def outbox_id(database: Connection, request: CalculationRequest) -> int:
     found: int = await database.fetchval("SELECT id FROM outbox WHERE request_id = $1", request.id)
     return found
+
+
+async def test_events_of_many_lanes_go_out_in_one_window(
+    relay: Relay, publisher: Publisher, database: Connection
+) -> None:
+    for _ in range(40):
+        await store(database)
+
+    moved = await relay.relay_lanes(publisher, range(outbox.LANES))
+
+    assert moved == 40
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_lanes_that_another_relay_holds_are_left_alone_and_the_others_relayed(
+    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
+) -> None:
+    lane = outbox.lane_of(stored_request.id)
+    while outbox.lane_of((other := await store(database)).id) == lane:
+        await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
+    async with database.transaction():
+        await outbox.lock_lanes(database, [lane])
+        moved = await relay.relay_lanes(publisher, range(outbox.LANES))
+
+    assert moved == 1
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id

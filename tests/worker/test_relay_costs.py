@@ -41,11 +41,11 @@ async def test_batch_takes_the_same_few_statements_however_large_it_is(
         async with postgres.open_pool(settings) as pool:
             relay = Relay(settings, pool, asyncio.Event())
             await fill_lane(database, 1)
-            await relay.relay_lane(publisher, _LANE)  # prepares its statements
+            await relay.relay_lanes(publisher, [_LANE])  # prepares its statements
             await fill_lane(database, events)
             statements.clear()
 
-            assert await relay.relay_lane(publisher, _LANE) == events
+            assert await relay.relay_lanes(publisher, [_LANE]) == events
 
     assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
     assert statements.round_trips == len(statements.executed)
@@ -58,7 +58,7 @@ async def test_delivered_event_leaves_one_dead_tuple(
     await fill_lane(database, events)
 
     async with postgres.open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
-        await Relay(worker_settings, pool, asyncio.Event()).relay_lane(publisher, _LANE)
+        await Relay(worker_settings, pool, asyncio.Event()).relay_lanes(publisher, [_LANE])
 
     async def written() -> tuple[int, int] | None:
         await database.execute("SELECT pg_stat_clear_snapshot()")
