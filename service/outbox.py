@@ -40,10 +40,13 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a statement could see: transactions below xmin had ended, those from xmax on not begun."""
+    """What a statement could see: transactions below xmin had ended, and none from next_xid on had begun.
+
+    A snapshot's own xmax says less: it is one past the last that has ended, and above it some may be open.
+    """
 
     xmin: int
-    xmax: int
+    next_xid: int
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,14 +101,30 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
                                         AND parked_at IS NULL
                                         AND next_attempt_at <= now())) AS lanes,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
-               pg_snapshot_xmax(snapshot)::text::bigint AS xmax,
+               pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid,
                CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id
           FROM pg_current_snapshot() AS snapshot,
                outbox_id_seq AS sequence
         """,
         marks,
     )
-    return Due(row["lanes"], Snapshot(row["xmin"], row["xmax"]), row["last_id"])
+    return Due(row["lanes"], Snapshot(row["xmin"], row["next_xid"]), row["last_id"])
+
+
+async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]:
+    """Return the lanes with an event before their low-water mark, where none should be."""
+    rows = await connection.fetch(
+        """
+        SELECT (number - 1)::smallint AS lane
+          FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
+         WHERE EXISTS (SELECT
+                         FROM outbox
+                        WHERE outbox.lane = number - 1
+                          AND outbox.id < low_water)
+        """,
+        marks,
+    )
+    return [row["lane"] for row in rows]
 
 
 async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
@@ -119,13 +138,13 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
                         FROM unnest($2::smallint[]) AS lane
                        WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
-               pg_snapshot_xmax(snapshot)::text::bigint AS xmax
+               pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot
         """,
         _LANE_LOCKS,
         lanes,
     )
-    return Locked(row["lanes"], Snapshot(row["xmin"], row["xmax"]))
+    return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
 
 
 async def read(

@@ -16,6 +16,8 @@ Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 
 SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
+_BOUNDED = "SET LOCAL idle_in_transaction_session_timeout = '3s'"
+_UNWAITING = "SET LOCAL synchronous_commit = off"
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
@@ -148,10 +150,7 @@ async def transaction(
     two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent, lent.transaction():
-        await lent.execute(
-            f"SET LOCAL idle_in_transaction_session_timeout = {SILENCE_SECONDS * 1000:.0f};"
-            f"SET LOCAL synchronous_commit = {'on' if waits_for_disk else 'off'}"
-        )
+        await lent.execute(_BOUNDED if waits_for_disk else f"{_BOUNDED}; {_UNWAITING}")
         yield lent
 
 

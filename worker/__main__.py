@@ -88,9 +88,11 @@ async def _run_parts(
         for part in parts:
             running.create_task(part(stop))
         _log.info("worker_started", roles=sorted(roles))
-        await stop.wait()
-        _log.info("worker_stopping")
-        _cut_off_after(settings.shutdown_seconds)
+        try:
+            await stop.wait()
+        finally:  # or a part has failed
+            _log.info("worker_stopping")
+            _cut_off_after(settings.shutdown_seconds)
 
 
 def _cut_off_after(seconds: float) -> None:

@@ -62,8 +62,9 @@ async def claim(
     Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
 
     Taking over what another process left unfinished counts as an attempt. A claim runs by the database clock.
-    Those that ran out while Postgres itself was away are left alone for as long again after its start: their
-    process may be alive, with the mail server's answer in hand.
+    Those that ran out while Postgres itself was away are left alone for as long again after its start (not
+    after a failover to a standby that ran before): their process may be alive, with the mail server's answer
+    in hand.
     """
     rows = await connection.fetch(
         """
@@ -144,8 +145,13 @@ async def settle(
     return settled is not None
 
 
-async def postpone(connection: Connection, event_id: str, *, server_reply: str, seconds: float) -> None:
-    """Charge one attempt that the mail server refused for now; the e-mail is due again after *seconds*."""
+async def postpone(
+    connection: Connection, process_id: UUID, event_id: str, *, server_reply: str, seconds: float
+) -> None:
+    """Charge one attempt that the mail server refused for now; the e-mail is due again after *seconds*.
+
+    Unless another process has taken it over meanwhile.
+    """
     await connection.execute(
         """
         UPDATE email
@@ -154,11 +160,13 @@ async def postpone(connection: Connection, event_id: str, *, server_reply: str, 
                claimed_by = NULL,
                next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id = $1
+           AND claimed_by = $4
            AND state = 'pending'
         """,
         event_id,
         server_reply,
         seconds,
+        process_id,
     )
 
 

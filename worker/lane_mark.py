@@ -1,6 +1,9 @@
 """From where on to read a lane: behind the events that are gone, though vacuum may not remove them yet."""
 
-from service.outbox import Snapshot
+from collections.abc import Sequence
+
+from service import outbox
+from service.outbox import Due, Snapshot
 
 
 class LaneMark:
@@ -21,7 +24,34 @@ class LaneMark:
         if self._candidate <= self.low_water:
             self._candidate, self._awaited = first, None
         elif self._awaited is None:
-            self._awaited = snapshot.xmax
+            self._awaited = snapshot.next_xid
         elif snapshot.xmin >= self._awaited:
             self.low_water = min(self._candidate, first)
             self._candidate, self._awaited = first, None
+
+
+class LaneMarks:
+    """The marks of all lanes."""
+
+    def __init__(self) -> None:
+        self._marks = [LaneMark() for _ in range(outbox.LANES)]
+
+    @property
+    def low_water(self) -> list[int]:
+        """Where each lane begins: no event is left before that, though entries of the index may be."""
+        return [mark.low_water for mark in self._marks]
+
+    def note_due(self, due: Due) -> None:
+        """Take note of a look at all lanes behind their marks: what is not due there is empty."""
+        for lane, mark in enumerate(self._marks):
+            if lane not in due.lanes:
+                mark.advance(due.snapshot, due.last_id + 1)
+
+    def note_first(self, snapshot: Snapshot, lane: int, first_id: int) -> None:
+        """Take note of the first event of a lane behind its mark."""
+        self._marks[lane].advance(snapshot, first_id)
+
+    def forget(self, lanes: Sequence[int]) -> None:
+        """Read these lanes from their start again."""
+        for lane in lanes:
+            self._marks[lane] = LaneMark()

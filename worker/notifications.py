@@ -12,6 +12,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from service import calculation_requests, events, postgres, telemetry, tracing
+from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
@@ -101,18 +102,18 @@ class Postman:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
-        renewing = asyncio.create_task(self._renew_claims())
-        try:
-            while not stop.is_set():
-                await self._start_or_rest(stop)
-            if self._under_way:
-                await asyncio.wait(self._under_way.values(), timeout=self._settings.finish_seconds)
-        finally:
-            tasks = [renewing, *self._under_way.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._mailer.close()
+        async with in_background(self._renew_claims()):
+            try:
+                while not stop.is_set():
+                    await self._start_or_rest(stop)
+                if self._under_way:
+                    await asyncio.wait(self._under_way.values(), timeout=self._settings.finish_seconds)
+            finally:
+                sending = list(self._under_way.values())
+                for task in sending:
+                    task.cancel()
+                await asyncio.gather(*sending, return_exceptions=True)
+                await self._mailer.close()
 
     async def _start_or_rest(self, stop: asyncio.Event) -> None:
         self._due.clear()
@@ -218,7 +219,9 @@ class Postman:
                 self._settings.email_longest_retry_seconds,
                 self._settings.email_retry_seconds * 2 ** min(email.attempts, 20),
             )
-            await emails.postpone(connection, email.event_id, server_reply=refusal.reply, seconds=seconds)
+            await emails.postpone(
+                connection, self._process_id, email.event_id, server_reply=refusal.reply, seconds=seconds
+            )
             return f"postponed ({refusal.code})"
         request = await calculation_requests.lock(connection, email.request_id)
         event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
@@ -253,7 +256,9 @@ class Postman:
     async def _put_off(self, connection: Connection, *, email: Email) -> str:
         """Try again much later, for ever: no mail server refused this e-mail, so nobody may be told so."""
         seconds = self._settings.email_longest_retry_seconds
-        await emails.postpone(connection, email.event_id, server_reply=_OWN_FAULT, seconds=seconds)
+        await emails.postpone(
+            connection, self._process_id, email.event_id, server_reply=_OWN_FAULT, seconds=seconds
+        )
         return "put off"
 
     async def _give_back(self, connection: Connection, *, email: Email) -> str:

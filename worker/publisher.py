@@ -21,6 +21,7 @@ from worker.broker import BROKER_ERRORS, BrokerUnavailable
 from worker.outages import rest
 
 _NOWHERE = "relay.probe"  # a routing key that nobody binds
+_CLOSING_SECONDS = 0.1  # for the confirms that had come when the channel closed
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -75,6 +76,8 @@ class Publisher:
 
         No two rows may be of one request: a refused one would be overtaken by the next.
         """
+        if not window:
+            return Outcome(frozenset(), {})
         publishing = {row.id: asyncio.create_task(self._publish(row)) for row in window}
         with metrics.confirm_seconds.time(), metrics.holding(metrics.unconfirmed_events, len(window)):
             await self._wait_for(publishing.values(), abandoned or asyncio.Event())
@@ -105,17 +108,24 @@ class Publisher:
             )
 
     async def _wait_for(self, tasks: Collection[asyncio.Task[None]], abandoned: asyncio.Event) -> None:
-        """Wait with a bound. What is unfinished then is cancelled; its channel must go too."""
+        """Wait with a bound. What is unfinished then is cancelled; its channel must go too.
+
+        A channel that closes fails those who wait for a confirm, not those who still wait to be written.
+        """
+        closing = self._channel.closing
         waits: list[asyncio.Future[Any]] = [
             asyncio.gather(*tasks, return_exceptions=True),
             asyncio.create_task(abandoned.wait()),
+            closing,
         ]
         try:
             await asyncio.wait(waits, timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if closing.done():
+                await asyncio.wait(tasks, timeout=_CLOSING_SECONDS)
         finally:
-            for task in (*tasks, waits[1]):
+            for task in (*tasks, *waits[1:]):
                 task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, closing, return_exceptions=True)
 
 
 def _properties(row: OutboxRow) -> spec.Basic.Properties:

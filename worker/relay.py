@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import structlog
 from aio_pika.abc import AbstractChannel
 
-from service import outbox, postgres
+from service import outbox, postgres, telemetry
 from service.background import in_background
 from service.health import NotReady
 from service.outbox import LaneLost, OutboxRow
@@ -16,14 +16,14 @@ from service.postgres import Connection, Pool, PostgresUnavailable
 from worker import broker, metrics
 from worker.alarm import Alarm
 from worker.broker import BrokerUnavailable
-from worker.lane_mark import LaneMark
+from worker.lane_mark import LaneMarks
 from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
 from worker.settings import WorkerSettings
 
 _LANES_AT_ONCE = outbox.LANES // 2  # in one transaction; the rest is left to other relays meanwhile
 _LOOK_BACK_SECONDS = 60.0
-_LONGEST_LOOK_SECONDS = 30.0  # under an old snapshot a look may step over millions of rows that are gone
+_LONGEST_LOOK_SECONDS = 30.0
 
 _log = structlog.get_logger()
 
@@ -48,16 +48,16 @@ class Relay:
         self._woken = woken
         self._connected = False
         self._alarm = Alarm()
-        self._marks = [LaneMark() for _ in range(outbox.LANES)]
+        self._marks = LaneMarks()
         self._look_back_seconds = look_back_seconds
-        self._look_back_at = 0.0
+        self._look_back_at = time.monotonic() + look_back_seconds
         self._look_seconds = self._statement_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
     @property
     def low_water_marks(self) -> list[int]:
-        """Where each lane begins: no event is left before that, though entries of the index may be."""
-        return [mark.low_water for mark in self._marks]
+        """Where each lane begins."""
+        return self._marks.low_water
 
     async def check(self) -> None:
         """Raise NotReady while RabbitMQ is away, or takes nothing."""
@@ -75,7 +75,7 @@ class Relay:
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
                 dependency = "rabbitmq" if isinstance(error, BrokerUnavailable) else "postgres"
                 metrics.outages.labels(dependency).inc()
-                self._marks = [LaneMark() for _ in range(outbox.LANES)]  # A failover may have set ids back.
+                self._marks = LaneMarks()  # A failover may have set ids back.
                 await pauses.after(error, stop)
             finally:
                 self._connected, self._alarm = False, Alarm()
@@ -107,22 +107,32 @@ class Relay:
         return moved
 
     async def _find_due_lanes(self) -> list[int]:
-        """Look behind the marks; and, as a precaution, once a minute at what they may have passed."""
-        looks_back = time.monotonic() >= self._look_back_at
-        marks = [0] * outbox.LANES if looks_back else self.low_water_marks
+        """Look behind the marks. A look that fails is followed by a longer one.
+
+        For the first has none, and may step over millions of rows that are gone but for an old snapshot.
+        """
+        if time.monotonic() >= self._look_back_at:
+            await self._look_back()
         seconds = self._look_seconds
         self._look_seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
         async with postgres.connection(self._pool, seconds=seconds) as connection:
-            due = await outbox.find_due(connection, marks)
+            due = await outbox.find_due(connection, self._marks.low_water)
         self._look_seconds = self._statement_seconds
-        for lane, mark in enumerate(self._marks):
-            if lane not in due.lanes:
-                mark.advance(due.snapshot, due.last_id + 1)
-            elif looks_back:
-                self._marks[lane] = LaneMark()
-        if looks_back:
-            self._look_back_at = time.monotonic() + self._look_back_seconds
+        self._marks.note_due(due)
         return due.lanes
+
+    async def _look_back(self) -> None:
+        """As a precaution, look for events that the marks have passed: their lanes begin anew."""
+        self._look_back_at = time.monotonic() + self._look_back_seconds
+        try:
+            async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
+                passed = await outbox.find_passed(connection, self._marks.low_water)
+        except PostgresUnavailable as error:
+            _log.warning("look_back_failed", error=telemetry.summarize(error))
+            return
+        if passed:
+            _log.error("events_passed_over", lanes=passed)
+            self._marks.forget(passed)
 
     async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int]) -> int:
         """Publish the oldest events of some lanes and delete those the broker confirmed.
@@ -157,12 +167,12 @@ class Relay:
         fresh = await outbox.read(
             connection,
             locked.lanes,
-            low_water=[self._marks[lane].low_water for lane in locked.lanes],
+            low_water=[self._marks.low_water[lane] for lane in locked.lanes],
             limit=-(-self._settings.relay_batch_size // len(locked.lanes)),
         )
         first_ids = {row.lane: row.id for row in reversed(fresh)}
         for lane, first_id in first_ids.items():
-            self._marks[lane].advance(locked.snapshot, first_id)
+            self._marks.note_first(locked.snapshot, lane, first_id)
         held = await outbox.read_held(connection, locked.lanes, limit=self._settings.relay_held_batch_size)
         return fresh, held
 

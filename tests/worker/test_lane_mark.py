@@ -6,7 +6,7 @@ from worker.lane_mark import LaneMark
 
 def snapshot(number: int) -> Snapshot:
     """Return the snapshot of a moment at which no transaction was under way."""
-    return Snapshot(xmin=number, xmax=number)
+    return Snapshot(xmin=number, next_xid=number)
 
 
 def test_mark_passes_what_is_gone_after_three_passes() -> None:
@@ -21,11 +21,11 @@ def test_mark_passes_what_is_gone_after_three_passes() -> None:
 def test_mark_waits_for_a_transaction_that_was_under_way_after_the_gap_was_seen() -> None:
     mark = LaneMark()
     mark.advance(snapshot(100), 7)
-    mark.advance(Snapshot(xmin=95, xmax=101), 7)
-    mark.advance(Snapshot(xmin=95, xmax=110), 7)
+    mark.advance(Snapshot(xmin=95, next_xid=101), 7)
+    mark.advance(Snapshot(xmin=95, next_xid=110), 7)
     waiting_at = mark.low_water
 
-    mark.advance(Snapshot(xmin=105, xmax=111), 7)
+    mark.advance(Snapshot(xmin=105, next_xid=111), 7)
 
     assert (waiting_at, mark.low_water) == (0, 7)
 

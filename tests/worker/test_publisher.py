@@ -188,3 +188,18 @@ async def test_cancelled_publish_leaves_nothing_running(
     with pytest.raises(asyncio.CancelledError):
         await publishing
     await eventually(lambda: asyncio.all_tasks() <= tasks_before)
+
+
+async def test_connection_that_is_lost_while_a_window_is_written_is_noticed_at_once(
+    held_publisher: Publisher, broker_link: Forwarder
+) -> None:
+    broker_link.hold()
+    window = [row(number, payload=b"x" * 100_000) for number in range(500)]
+    publishing = asyncio.create_task(held_publisher.publish(window, abandoned=NEVER))
+    await asyncio.sleep(0)  # Begin, and fill what there is of buffers.
+
+    await broker_link.cut()
+    async with asyncio.timeout(5.0):
+        outcome = await publishing
+
+    assert outcome.outage is not None

@@ -218,6 +218,22 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     assert await take_ids(tap) == [event_id(early), event_id(late)]
 
 
+async def test_event_whose_commit_takes_long_while_nothing_else_happens_is_not_passed_over(
+    relay: Relay, publisher: Publisher, database_url: str
+) -> None:
+    late_connection = await asyncpg.connect(database_url)
+    late_transaction = late_connection.transaction()
+    await late_transaction.start()
+    await store(late_connection)
+
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    await late_transaction.commit()
+    await late_connection.close()
+
+    assert await relay.relay_due(publisher, NEVER) == 1
+
+
 async def test_lane_that_another_relay_holds_is_left_alone(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
