@@ -175,9 +175,7 @@ class Consumer(Generic[Content]):
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
             _log.error("message_failed", **telemetry.describe(error))
             await rest(_FAULT_SECONDS, self._leaving)
-            await message.reject(
-                requeue=True
-            )  # The delivery limit ends this; of RabbitMQ 4.3 nacks not counted.
+            await message.reject(requeue=True)  # The delivery limit ends this; it does not count every nack.
             return "returned"
         await message.ack()
         _log.info("message_handled")
