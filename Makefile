@@ -46,6 +46,7 @@ check:    .venv/installed  ## lint, format, types, import contracts
 	.venv/bin/python .venv/bin/lint-imports
 
 deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kubernetes and AsyncAPI
+	@deploy/local/kubectl-install
 	.venv/bin/hadolint deploy/Dockerfile
 	@deploy/node/install
 	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)

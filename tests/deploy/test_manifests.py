@@ -139,14 +139,12 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
 
 @each_overlay
 def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
-    giving_back, closing = 5, 2
+    giving_back = 5
     for name in PROCESSES:
         workload = workloads(overlay)[name]
         sleeps = container_of(workload).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
-        broker = setting(overlay, name, "BROKER_TIMEOUT_SECONDS", 10)
         shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
-        ending = shutdown if name == "api" else max(shutdown, 2 * broker + closing)
-        needed = sleeps.get("seconds", 0) + ending + giving_back
+        needed = shutdown if name != "api" else sleeps.get("seconds", 0) + shutdown + giving_back
         assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
     assert sleeps == {}, "only the API is told to wait for those who still send to it"
 

@@ -30,6 +30,7 @@ RABBITMQ = Peer(HERE, {"app.kubernetes.io/name": "rabbitmq", "app.kubernetes.io/
 DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
 INGRESS = Peer("ingress-nginx", {"app": "ingress"})
 PROMETHEUS = Peer("monitoring", {"app": "prometheus"})
+COLLECTOR = Peer("monitoring", {"app": "collector"})
 KEDA = Peer("keda", {"app": "keda-operator"})
 STRANGER = Peer("elsewhere", {"app": "curl"})
 NEIGHBOUR = Peer(HERE, {"app": "curl"})
@@ -40,6 +41,7 @@ ALLOWED = {
     **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in (*PROCESSES, "schema")},
     **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in PROCESSES},
     **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5672) for name in WORKERS},
+    **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
     "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
     "schema → Postgres": (ours("schema"), POSTGRES, 5432),
     "pooler → Postgres": (POOLER, POSTGRES, 5432),
@@ -67,6 +69,7 @@ DENIED = {
     "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5672),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
     "neighbour → pooler": (NEIGHBOUR, POOLER, 5432),
+    "schema → collector of traces": (ours("schema"), COLLECTOR, 4318),
     "schema → RabbitMQ": (ours("schema"), RABBITMQ, 5672),
 }
 

@@ -4,12 +4,17 @@ import re
 
 import pytest
 
+from service.__main__ import _parser as service_parser
 from tests.conftest import ROOT
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker import operate
 
 TEXT = RUNBOOK.read_text()
-COMMANDS = sorted(set(re.findall(r"python -m worker ([^`]+)`", TEXT)))
+# Inline, or a line of a shell block. `…` stands for any command.
+COMMANDS = sorted(
+    set(re.findall(r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", TEXT, re.MULTILINE))
+)
+PARSERS = {"service": service_parser, "worker": operate.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
 # What stands in capitals is for the reader to fill in.
 EXAMPLES = {
@@ -21,9 +26,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_can_be_run(command: str) -> None:
-    words = [EXAMPLES.get(word, word) for word in command.split()]
+    process, *words = [EXAMPLES.get(word, word) for word in command.split()]
 
-    assert operate.parser().parse_args(words).run
+    assert PARSERS[process]().parse_args(words).run
 
 
 def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
