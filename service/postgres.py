@@ -96,14 +96,14 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     connections = asyncpg.create_pool(
         settings.database_url,
         min_size=0,
-        max_size=settings.database_pool_size + 1,  # and the reserve
+        max_size=settings.database_connections,
         timeout=settings.database_timeout_seconds,
         command_timeout=30.0,
         statement_cache_size=settings.database_statement_cache_size,
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )
-    metrics.watch_pool(connections, size=settings.database_pool_size)
+    metrics.watch_pool(connections, size=settings.database_connections)
     async with connections:
         yield Pool(connections, size=settings.database_pool_size, queue_size=settings.database_queue_size)
 
