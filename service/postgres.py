@@ -16,6 +16,7 @@ Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 
 SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
+_ROLLBACK_SECONDS = 30.0  # for a ROLLBACK that begins when the time of its transaction is over
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
@@ -98,7 +99,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
         min_size=0,
         max_size=settings.database_connections,
         timeout=settings.database_timeout_seconds,
-        command_timeout=30.0,
+        command_timeout=_ROLLBACK_SECONDS,
         statement_cache_size=settings.database_statement_cache_size,
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},

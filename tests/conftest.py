@@ -264,6 +264,22 @@ async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.E
     await part(stop)
 
 
+async def someone_waits(database: Connection) -> bool:
+    """Whether a statement waits for the lock of another transaction."""
+    waiting: bool = await database.fetchval(
+        """
+        SELECT EXISTS (
+                   SELECT
+                     FROM pg_locks
+                    WHERE NOT granted
+                      AND (database IS NULL
+                           OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+               )
+        """
+    )
+    return waiting
+
+
 async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:
     """Return what *check* returns, or its coroutine, once that is true; fail after *seconds*."""
     deadline = time.monotonic() + seconds
