@@ -26,6 +26,7 @@ from service.app import create_app
 from service.http_server import listen
 from service.postgres import Connection, Pool
 from service.settings import ServiceSettings
+from tests.certificates import Authority
 from tests.mail_server import MailServer
 from worker import topology
 from worker.settings import WorkerSettings
@@ -150,6 +151,20 @@ class Issuer:
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
     """The issuer that the service trusts."""
     return Issuer(tmp_path_factory.mktemp("issuer"))
+
+
+@pytest.fixture
+def own_issuer(tmp_path: Path) -> Issuer:
+    """An issuer whose keys the test may change."""
+    return Issuer(tmp_path)
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    """An authority that this process trusts."""
+    made = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
+    return made
 
 
 @pytest.fixture

@@ -26,14 +26,6 @@ def environment(service_settings: ServiceSettings) -> dict[str, str]:
     return environment_of(service_settings)
 
 
-@pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """An authority that this process trusts."""
-    made = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
-    return made
-
-
 async def found(
     environment: Mapping[str, str], check: str, *, processes: int = 1, timeout_seconds: float = 10.0
 ) -> Finding:

@@ -5,7 +5,6 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,14 +41,6 @@ PARTS = [
 def environment(worker_settings: WorkerSettings) -> dict[str, str]:
     """The environment of a worker with which all is well, but that its mail server knows no encryption."""
     return environment_of(worker_settings)
-
-
-@pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """An authority that this process trusts."""
-    made = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
-    return made
 
 
 async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> dict[str, Finding]:
