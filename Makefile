@@ -28,6 +28,7 @@ test:     .venv/installed  ## run all tests, with branch coverage (ARGS="-k name
 
 fuzz:     .venv/installed  ## call the API with all that its OpenAPI document allows and forbids, and spoilt bodies
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
+	$(IN_VENV) tests.benchmarks.rejections
 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py

@@ -24,9 +24,6 @@ CREATE TABLE IF NOT EXISTS api_key (
     revoked_at     timestamptz
 );
 
--- So that an operator sees which keys nobody needs any more. To within minutes: never written while a caller waits.
-ALTER TABLE api_key ADD COLUMN IF NOT EXISTS last_used_at timestamptz;
-
 -- Requests for a calculation. No foreign key to conveyancer: the insert selects from it, and the key's lock on
 -- that one row would be shared by all concurrent inserts of a firm.
 CREATE TABLE IF NOT EXISTS calculation_request (
@@ -57,27 +54,12 @@ CREATE TABLE IF NOT EXISTS calculation_request (
     calculation_sequence          integer   -- that of request.calculated; its time is updated_at
 ) WITH (fillfactor = 90);
 
--- Version 2: the Idempotency-Key with which a request was sent, and the SHA-256 of what was sent with it. Only
--- once: the lock that ALTER TABLE wants would let all traffic wait behind a backup.
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM schema_version WHERE version >= 2) THEN
-        ALTER TABLE calculation_request
-            ADD COLUMN IF NOT EXISTS idempotency_key    text,
-            ADD COLUMN IF NOT EXISTS idempotency_sha256 bytea;
-    END IF;
-END $$;
-
 -- Lists a conveyancer's requests, newest first: read backwards, from the cursor.
 CREATE INDEX IF NOT EXISTS calculation_request_listing ON calculation_request (conveyancer_id, id);
 
 -- The same for the requests with one external_id.
 CREATE INDEX IF NOT EXISTS calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
-
--- Lets a conveyancer use an idempotency key once.
-CREATE UNIQUE INDEX IF NOT EXISTS calculation_request_idempotency_key
-    ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 -- Events on their way to RabbitMQ, written in the transaction that makes them true and deleted once the broker
 -- has confirmed them. The primary key is the order in which a relay reads a lane: one index serves all.
@@ -148,18 +130,33 @@ CREATE TABLE IF NOT EXISTS email (
     smtp_code       integer        -- in request.email_failed
 );
 
--- Version 2: the trace of the message that brought the event (W3C Trace Context).
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM schema_version WHERE version >= 2) THEN
-        ALTER TABLE email ADD COLUMN IF NOT EXISTS traceparent text;
-    END IF;
-END $$;
-
 -- Finds the e-mail of a request, for operators: trace, replay, reconcile.
 CREATE INDEX IF NOT EXISTS email_request ON email (request_id);
 
 -- Finds the e-mails that are due.
 CREATE INDEX IF NOT EXISTS email_due ON email (next_attempt_at) WHERE state = 'pending';
+
+-- Version 2: columns that came later. Only once: the lock that ALTER TABLE wants would let all traffic wait behind
+-- a backup.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM schema_version WHERE version >= 2) THEN
+        -- So that an operator sees which keys nobody needs any more. To within minutes: never written while a
+        -- caller waits.
+        ALTER TABLE api_key ADD COLUMN IF NOT EXISTS last_used_at timestamptz;
+
+        -- The Idempotency-Key with which a request was sent, and the SHA-256 of what was sent with it.
+        ALTER TABLE calculation_request
+            ADD COLUMN IF NOT EXISTS idempotency_key    text,
+            ADD COLUMN IF NOT EXISTS idempotency_sha256 bytea;
+
+        -- The trace of the message that brought the event (W3C Trace Context).
+        ALTER TABLE email ADD COLUMN IF NOT EXISTS traceparent text;
+    END IF;
+END $$;
+
+-- Lets a conveyancer use an idempotency key once.
+CREATE UNIQUE INDEX IF NOT EXISTS calculation_request_idempotency_key
+    ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 INSERT INTO schema_version (version) VALUES (2) ON CONFLICT DO NOTHING;

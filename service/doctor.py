@@ -15,14 +15,12 @@ from service import postgres, settings
 from service.postgres import Connection, PostgresUnavailable, SchemaOutdated
 from service.request_secrets import SecretKeyRing
 from service.settings import InvalidSetting, ServiceSettings, Settings
-from service.signing_keys import SigningKeysUnavailable, UnknownSigningKey, open_signing_keys
+from service.signing_keys import SigningKeysUnavailable, open_signing_keys
 
 TIMEOUT_SECONDS = 10.0
 
 _NOTICEABLE_SKEW = timedelta(seconds=2)
 _INTOLERABLE_SKEW = timedelta(seconds=30)  # as AUTH_LEEWAY_SECONDS: what is later is not believed
-_NO_KEY = "doctor"  # an id that no key has: the keys are fetched to look for it
-
 
 _REASONS: Mapping[type[Exception], str] = {
     ssl.SSLError: "it does not speak TLS, or not as we do",
@@ -62,7 +60,7 @@ async def examine_service(
     """Check what the API needs; *processes* is the number of those that share Postgres."""
     read, problems = settings.examine(ServiceSettings, environment)
     checks = (
-        postgres_check(read, connections=processes * read.database_pool_size),
+        postgres_check(read, connections=processes * read.database_connections),
         Check("signing keys", ["AUTH_JWKS_URL", "AUTH_JWKS_TIMEOUT_SECONDS"], lambda: signing_keys(read)),
     )
     found = settings_findings(
@@ -188,12 +186,10 @@ async def _connections(connection: Connection, needed: int) -> Finding:
 async def signing_keys(read: ServiceSettings) -> Findings:
     """Fetch the issuer's keys as the API does."""
     try:
-        await open_signing_keys(read).find(_NO_KEY)
+        await open_signing_keys(read).refresh()
     except SigningKeysUnavailable as error:
         says = reason(error.__cause__ or error)
         return [Finding("fail", "signing keys", says, "what does AUTH_JWKS_URL answer?")]
-    except UnknownSigningKey:
-        pass  # There are usable keys, and this is none of them.
     return [Finding("ok", "signing keys", "fetched, and at least one can be used")]
 
 

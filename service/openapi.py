@@ -42,9 +42,14 @@ Stores requests for Stamp Duty Land Tax calculations, which case-management syst
 customers, and reads them back; each customer is e-mailed a link.
 
 Every answer is an envelope: on success `errors` is null; on failure `data` is null and `errors` names
-every failing field at once. Tell errors apart by `code`. Beside what is listed here, a path that does not
-exist is answered with 404 `not_found`, and a method that a path does not have with 405
-`method_not_allowed` and the header `Allow`.
+every failing field at once. Tell errors apart by `code`. Beside what the examples show, a field is
+refused as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`, and a
+query parameter that is given twice as `repeated`.
+
+Beside what is listed here, a path that does not exist is answered with 404 `not_found`, and a method that a
+path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP is answered with 400
+`malformed_request`, and a first line and headers of more than 64 KiB with 431 `head_too_large`. Each path
+answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore those you do not know."""
 

@@ -98,14 +98,13 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     connections = asyncpg.create_pool(
         settings.database_url,
         min_size=0,
-        max_size=settings.database_pool_size + 1,  # and the reserve
+        max_size=settings.database_connections,
         timeout=settings.database_timeout_seconds,
-        command_timeout=30.0,
         statement_cache_size=settings.database_statement_cache_size,
         reset=_keep_session,
         server_settings={"application_name": "calculation-requests"},
     )
-    metrics.watch_pool(connections, size=settings.database_pool_size)
+    metrics.watch_pool(connections, size=settings.database_connections)
     async with connections:
         yield Pool(connections, size=settings.database_pool_size, queue_size=settings.database_queue_size)
 
@@ -149,9 +148,20 @@ async def transaction(
     A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
     two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
     """
-    async with connection(pool, seconds=seconds) as lent, lent.transaction():
-        await lent.execute(_BOUNDED if waits_for_disk else f"{_BOUNDED}; {_UNWAITING}")
-        yield lent
+    async with connection(pool, seconds=seconds) as lent:
+        transaction = lent.transaction()
+        await transaction.start()
+        try:
+            await lent.execute(_BOUNDED if waits_for_disk else f"{_BOUNDED}; {_UNWAITING}")
+            yield lent
+        except asyncio.CancelledError:
+            lent.terminate()  # The time is over, and a ROLLBACK may not be answered: Postgres needs none.
+            raise
+        except BaseException:
+            await transaction.rollback()
+            raise
+        else:
+            await transaction.commit()
 
 
 async def apply_schema(connection: Connection, statements: str) -> None:

@@ -39,6 +39,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     log_format: Literal["json", "console"] = "json"
     otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
 
+    @property
+    def database_connections(self) -> int:
+        """How many connections the pool may open: beside those for work, one for the readiness probe."""
+        return self.database_pool_size + 1
+
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):
     """What the API needs. It is given no broker address: it has no use for one."""

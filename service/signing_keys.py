@@ -75,11 +75,18 @@ class SigningKeys:
             raise UnknownSigningKey
         raise SigningKeysUnavailable from self._failure
 
+    async def refresh(self) -> None:
+        """Fetch the keys, however long the issuer takes. Raises SigningKeysUnavailable when that fails."""
+        await asyncio.wait([self._fetch()])
+        if not self._is_current:
+            raise SigningKeysUnavailable from self._failure
+
     async def run(self) -> None:
         """Fetch the keys now, and again and again until cancelled."""
         try:
             while True:
-                await asyncio.wait([self._fetch()])
+                with suppress(SigningKeysUnavailable):  # It is in the log.
+                    await self.refresh()
                 await asyncio.sleep(self._refresh_seconds if self._is_current else self._cooldown_seconds)
         finally:
             if self._fetching is not None:

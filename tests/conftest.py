@@ -26,6 +26,7 @@ from service.app import create_app
 from service.http_server import listen
 from service.postgres import Connection, Pool
 from service.settings import ServiceSettings
+from tests.certificates import Authority
 from tests.mail_server import MailServer
 from worker import topology
 from worker.settings import WorkerSettings
@@ -153,6 +154,20 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 
 
 @pytest.fixture
+def own_issuer(tmp_path: Path) -> Issuer:
+    """An issuer whose keys the test may change."""
+    return Issuer(tmp_path)
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+    """An authority that this process trusts."""
+    made = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
+    return made
+
+
+@pytest.fixture
 def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     """Settings of an API on the test's database."""
     return ServiceSettings(
@@ -262,6 +277,22 @@ async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIt
 
 async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event) -> None:
     await part(stop)
+
+
+async def someone_waits(database: Connection) -> bool:
+    """Whether a statement waits for the lock of another transaction."""
+    waiting: bool = await database.fetchval(
+        """
+        SELECT EXISTS (
+                   SELECT
+                     FROM pg_locks
+                    WHERE NOT granted
+                      AND (database IS NULL
+                           OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+               )
+        """
+    )
+    return waiting
 
 
 async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:

@@ -64,7 +64,7 @@ async def examine_worker(
         "MAIL_FROM": lambda: Sender.parse(read.mail_from),
     }
     checks = (
-        postgres_check(read, connections=processes * (read.database_pool_size + _LISTENING)),
+        postgres_check(read, connections=processes * (read.database_connections + _LISTENING)),
         Check("listening", ["DATABASE_URL", "LISTEN_DATABASE_URL"], partial(_listening, read)),
         Check("broker", ["AMQP_URL"], partial(_broker, read)),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], partial(_mail_server, read)),

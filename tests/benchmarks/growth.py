@@ -2,17 +2,16 @@
 
 from contextlib import AsyncExitStack
 
-from service.postgres import Connection
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
 from tests.benchmarks.http_load import throughput
 from tests.benchmarks.outboxes import our_relays
-from tests.benchmarks.reading import LIST, has_list
+from tests.benchmarks.reading import LIST
 from tests.benchmarks.relay import drained
+from tests.benchmarks.rows import fill
 from tests.benchmarks.stand import Running, Stand
 
 _LIMIT = 0.9
-_CHUNK = 250_000  # rows stored by one statement
 _LARGEST_DRAIN = 1_000_000  # events: more than a relay gets through in its time
 
 
@@ -23,7 +22,7 @@ async def measure(stand: Stand) -> list[Comparison]:
     for side, rows in sizes.items():
         urls[side] = await stand.database(f"growth-{rows}")
         async with stand.connected(urls[side]) as connection:
-            await _fill(connection, rows)
+            await fill(connection, rows=rows)
     drains = {
         side: _draining(stand, urls[side], rows) for side, rows in sizes.items() if rows <= _LARGEST_DRAIN
     }
@@ -32,9 +31,8 @@ async def measure(stand: Stand) -> list[Comparison]:
         apis = {side: await stack.enter_async_context(stand.api(url)) for side, url in urls.items()}
         creates = {side: _creating(stand, api) for side, api in apis.items()}
         comparisons.append(await _compare(stand, "create with many stored", creates))
-        if await has_list(stand, next(iter(apis.values()))):
-            lists = {side: _listing(stand, api) for side, api in apis.items()}
-            comparisons.append(await _compare(stand, "list with many stored", lists))
+        lists = {side: _listing(stand, api) for side, api in apis.items()}
+        comparisons.append(await _compare(stand, "list with many stored", lists))
     return comparisons
 
 
@@ -66,28 +64,3 @@ def _listing(stand: Stand, api: Running) -> Measure:
         return await throughput(stand, api.base_url, [LIST])
 
     return measure
-
-
-async def _fill(connection: Connection, rows: int) -> None:
-    """Copy one request until there are *rows*, with ids in the order of time, as the product's are."""
-    await subjects.store(connection)
-    await connection.execute("TRUNCATE outbox")
-    columns = await connection.fetchval(
-        """
-        SELECT string_agg(quote_ident(column_name), ', ')
-          FROM information_schema.columns
-         WHERE table_schema = 'public'
-           AND table_name = 'calculation_request'
-           AND column_name <> 'id'
-           AND is_generated = 'NEVER'
-        """
-    )
-    copy = f"""
-        INSERT INTO calculation_request (id, {columns})
-        SELECT uuidv7(), {columns}
-          FROM (SELECT * FROM calculation_request LIMIT 1) AS request,
-               generate_series(1, $1::int)
-        """  # noqa: S608 - names of our own columns, quoted by Postgres
-    for start in range(1, rows, _CHUNK):
-        await connection.execute(copy, min(_CHUNK, rows - start))
-    await connection.execute("VACUUM ANALYZE calculation_request")

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import httpx
-
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.create import ORM, OURS, orm_api
@@ -38,8 +36,6 @@ async def measure(stand: Stand) -> list[Comparison]:
 
         comparisons = []
         for name, bars in _BARS.items():
-            if name == "list" and not await has_list(stand, ours):
-                continue
             sides = {
                 OURS: lambda name=name: read(ours, name),
                 ORM: lambda name=name: read(theirs, name),
@@ -48,10 +44,3 @@ async def measure(stand: Stand) -> list[Comparison]:
                 await compare(name, sides, bars, rounds=stand.sizes.rounds, settle=stand.settle)
             )
     return comparisons
-
-
-async def has_list(stand: Stand, api: Running) -> bool:
-    """Whether this release lists requests."""
-    headers = {"Authorization": f"Bearer {stand.token}"}
-    async with httpx.AsyncClient(base_url=api.base_url, headers=headers) as client:
-        return (await client.get(LIST)).status_code == httpx.codes.OK

@@ -1,8 +1,8 @@
 """How long a refusal takes beside an acceptance: `python -m tests.benchmarks.rejections`.
 
-A process of the API, one caller, every kind of call in any order; medians in milliseconds, and their ratio to
-the median of an accepted create. The last two lines are one refusal: of another conveyancer's, and of what is
-nobody's.
+A process of the API, and a busy one; one caller, every kind of call in any order; medians in milliseconds,
+and their ratio to the median of an accepted create. The last two lines are one refusal: of another
+conveyancer's, and of what is nobody's. 409 is not among them: it waits for the other caller by design.
 """
 
 import argparse
@@ -13,7 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
@@ -33,10 +34,14 @@ from tests.conftest import (
     ROOT,
     SECRET_KEYS,
     Issuer,
+    eventually,
 )
-from tests.end_to_end.processes import api_process, started
+from tests.end_to_end.processes import Process, api_process, started
 
 ALLOWED = 1.2  # of the median of an accepted create
+
+_A_LONG_TIME = 3600.0  # seconds
+_A_KEY = "case-17"
 
 
 def main() -> int:
@@ -77,10 +82,54 @@ async def _measure_api(url: str, folder: Path, samples: int) -> int:
         auth_jwks_url=issuer.jwks.as_uri(),
     )
     api = api_process(settings, folder)
-    async with started(api), httpx.AsyncClient(base_url=api.base_url) as client:
-        calls = await _calls(client, issuer)
+    async with (
+        httpx.AsyncClient(base_url=api.base_url) as client,
+        _busy_api(settings, issuer, folder) as busy,
+        started(api),
+    ):
+        calls = await _calls(client, issuer, busy)
         medians = await _medians(client, calls, samples)
     return _print_table(calls, medians)
+
+
+@asynccontextmanager
+async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> AsyncIterator[str]:
+    """Start an API whose one connection is lent for as long as the block lasts; yields its address."""
+    is_lent, is_over = asyncio.Event(), asyncio.Event()
+
+    async def stay_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_lent.set()
+        await is_over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        busy = api_process(
+            msgspec.structs.replace(
+                settings,
+                database_url=f"postgresql://127.0.0.1:{port}/none",
+                database_pool_size=1,
+                database_queue_size=0,
+                database_timeout_seconds=_A_LONG_TIME,
+            ),
+            folder,
+            LOG_LEVEL="ERROR",
+        )
+        async with (
+            started(busy, ready=False),
+            httpx.AsyncClient(base_url=busy.base_url, timeout=_A_LONG_TIME) as caller,
+        ):
+            await eventually(lambda: _is_alive(busy))
+            headers = {"Authorization": f"Bearer {issuer.token()}"}
+            waiting = asyncio.create_task(caller.post("/v1/request", json=A_REQUEST, headers=headers))
+            await is_lent.wait()
+            yield busy.base_url
+            is_over.set()
+            await waiting
+
+
+async def _is_alive(process: Process) -> bool:
+    return await process.status("/livez") == httpx.codes.OK
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -90,24 +139,35 @@ class Call(msgspec.Struct, frozen=True):
     request: httpx.Request
 
 
-async def _calls(client: httpx.AsyncClient, issuer: Issuer) -> dict[str, Call]:
-    """Return every kind of call; the first is the one that is accepted."""
+async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str) -> dict[str, Call]:
+    """Return every kind of call; the first is the one that is accepted. At *busy* nobody is served."""
     token, fake = issuer.token(), issuer.token(headers={"kid": "unheard-of"})
     body = json.dumps(A_REQUEST).encode()
     signed, _, signature = token.rpartition(".")
     forged = f"{signed}.{signature[:10]}{'AAAA'}{signature[14:]}"
 
     def create(
-        content: bytes = body, token: str = token, media_type: str = "application/json"
+        content: bytes = body,
+        token: str = token,
+        media_type: str = "application/json",
+        *,
+        server: str = "",
+        key: str | None = None,
     ) -> httpx.Request:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": media_type}
-        return client.build_request("POST", "/v1/request", content=content, headers=headers)
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return client.build_request("POST", f"{server}/v1/request", content=content, headers=headers)
 
     def retrieve(uuid: str) -> httpx.Request:
         headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
         return client.build_request("GET", f"/v1/request/{uuid}", headers=headers)
 
-    ours = (await client.send(create())).json()["data"]["uuid"]
+    def list_all(query: str) -> httpx.Request:
+        headers = {"Authorization": f"Bearer {token}"}
+        return client.build_request("GET", f"/v1/request?{query}", headers=headers)
+
+    ours = (await client.send(create(key=_A_KEY))).json()["data"]["uuid"]
     many_wrong = {f"wrong-{number}": 1 for number in range(3_000)}
     long_local_part = {"customer_email": "a." * 120 + "@example.com", "sender_email": "x" * 254}
     deep = b'{"meta_data": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}"
@@ -133,6 +193,9 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer) -> dict[str, Call]:
         "422 too deep": Call(422, create(deep)),
         "422 thousands of fields": Call(422, create(json.dumps(A_REQUEST | many_wrong).encode())),
         "422 large meta_data": Call(422, create(json.dumps(A_REQUEST | large).encode())),
+        "422 reused key": Call(422, create(b'{"notes": "",' + body[1:], key=_A_KEY)),
+        "422 list": Call(422, list_all("limit=0&cursor=next&sort=name")),
+        "503 at the door": Call(503, create(server=busy)),
         "404 another's": Call(404, retrieve(ours)),
         "404 nobody's": Call(404, retrieve(uuid_of(new_request_id()))),
     }

@@ -306,6 +306,11 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
     assert configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
 
 
+def connections_of(overlay: str, process: str) -> float:
+    """Return how many a pod's pool may open: one more is for the readiness probe."""
+    return setting(overlay, process, "DATABASE_POOL_SIZE", 10) + 1
+
+
 def test_connections_fit_when_everything_is_scaled_out() -> None:
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]
     parameters = pooler["pgbouncer"]["parameters"]
@@ -316,10 +321,7 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
     assert replicas.keys() == set(PROCESSES)
     surge = 1  # of a rollout, for each Deployment
 
-    clients = sum(
-        (count + surge) * setting("production", name, "DATABASE_POOL_SIZE", 10)
-        for name, count in replicas.items()
-    )
+    clients = sum((count + surge) * connections_of("production", name) for name, count in replicas.items())
     listening = replicas["relay"] + surge
     keda, schema, operators, engine = len(of_kind("production", "ScaledObject")), 1, 5, 15
     servers = pooler["instances"] * int(parameters["default_pool_size"])
@@ -330,7 +332,7 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
 
 
 def test_connections_of_development_fit_into_its_postgres() -> None:
-    pools = sum(setting("dev", name, "DATABASE_POOL_SIZE", 10) for name in PROCESSES)
+    pools = sum(connections_of("dev", name) for name in PROCESSES)
 
     assert 2 * pools + 2 <= 100 - 3  # a rollout doubles them; the last three are the superuser's
 

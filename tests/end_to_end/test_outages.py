@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from service import conveyancers
 from service.postgres import Connection
 from service.settings import ServiceSettings
+from tests.certificates import Authority
 from tests.conftest import CONVEYANCER, Issuer, eventually
 from tests.end_to_end.callers import another_request, client_of, create, create_many
 from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
@@ -214,22 +215,18 @@ async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
 
 
 @pytest.fixture
-def own_issuer(tmp_path: Path) -> Issuer:
-    """An issuer whose keys the test may change."""
-    return Issuer(tmp_path)
-
-
-@pytest.fixture
-async def key_server(tmp_path: Path, own_issuer: Issuer) -> HttpsIssuer:
+async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
     """The server of its keys, not up, but on a port that stays its own."""
-    server = HttpsIssuer(tmp_path)
+    server = HttpsIssuer(authority)
     server.answer = status(200, own_issuer.jwks.read_bytes())
     async with server.up():
         return server
 
 
 @pytest.fixture
-def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer, tmp_path: Path) -> Process:
+def dependent_api(
+    service_settings: ServiceSettings, key_server: HttpsIssuer, authority: Authority, tmp_path: Path
+) -> Process:
     """An API that gets the issuer's keys from that server, five times a second."""
     settings = replace(
         service_settings,
@@ -237,7 +234,7 @@ def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer, tm
         auth_jwks_refresh_seconds=0.2,
         auth_jwks_cooldown_seconds=0.2,
     )
-    return api_process(settings, tmp_path, SSL_CERT_FILE=str(key_server.authority))
+    return api_process(settings, tmp_path, SSL_CERT_FILE=str(authority.file))
 
 
 async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_count_when_it_is_back(

@@ -16,7 +16,8 @@ from service.http_server import LARGEST_HEAD
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
+from tests.conftest import A_REQUEST, Issuer, api_client, eventually, someone_waits
+from tests.metrics import value
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
@@ -195,7 +196,7 @@ async def test_nonsense_after_a_request_does_not_cost_its_answer(
 async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, connect: Connect) -> None:
     connection = await connect()
     connection.send(head(client, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
-    await asyncio.sleep(0.05)
+    await eventually(lambda: value("http_requests_in_progress") == 1)
     connection.send(b"nonsense\r\n")
 
     assert (await connection.answer()).status == 400
@@ -244,7 +245,7 @@ async def test_caller_that_hangs_up_is_one_log_line(
     connection = await connect()
     with capture_logs() as logs:
         connection.send(head(client, framing) + (b"" if "chunked" in framing else b'{"notes": "'))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: value("http_requests_in_progress") == 1)
         connection.hang_up()
         await eventually(lambda: served(logs))
 
@@ -294,7 +295,7 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await client.get("/readyz")
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await asyncio.sleep(0.3)
+        await eventually(lambda: someone_waits(database))
         refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
 

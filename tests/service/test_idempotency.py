@@ -27,6 +27,7 @@ from tests.conftest import (
     Issuer,
     api_client,
     eventually,
+    someone_waits,
 )
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
@@ -84,14 +85,6 @@ async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIte
         yield transaction
     finally:
         await holder.close()
-
-
-async def someone_waits(database: Connection) -> bool:
-    """Whether a statement waits for another transaction to end."""
-    waiting: bool = await database.fetchval(
-        "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted)"
-    )
-    return waiting
 
 
 async def test_same_key_and_body_are_the_same_request(

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from structlog.testing import capture_logs
 
 from service.background import in_background
 from service.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
+from tests.certificates import Authority
 from tests.conftest import Issuer, eventually
 from tests.https_issuer import Answer, HttpsIssuer, after, babble, drip, pour, status
 
@@ -20,18 +20,9 @@ TIMEOUT = 0.5
 
 
 @pytest.fixture
-def own_issuer(tmp_path: Path) -> Issuer:
-    """An issuer whose keys the test may change."""
-    return Issuer(tmp_path)
-
-
-@pytest.fixture
-async def server(
-    tmp_path: Path, own_issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[HttpsIssuer]:
+async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[HttpsIssuer]:
     """The issuer's key server: up, and trusted as in production, by OpenSSL's own variable."""
-    https = HttpsIssuer(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(https.authority))
+    https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
     async with https.up():
         yield https
@@ -97,11 +88,9 @@ async def test_unknown_keys_make_us_ask_once_in_a_while(server: HttpsIssuer) -> 
 
 
 async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
-    server: HttpsIssuer, own_issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: HttpsIssuer, own_issuer: Issuer, authority: Authority
 ) -> None:
-    (tmp_path / "another").mkdir()
-    https = HttpsIssuer(tmp_path / "another")
-    monkeypatch.setenv("SSL_CERT_FILE", str(https.authority))
+    https = HttpsIssuer(authority)
     https.answer = server.answer
     async with https.up():
         keys = signing_keys(https.url, refresh_seconds=0.05, cooldown_seconds=0.05)

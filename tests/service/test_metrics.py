@@ -66,7 +66,7 @@ async def test_metrics_need_no_token_and_tell_nothing_of_callers(
         text = (await stranger.get("/metrics")).text
         told = await scrape(stranger)
 
-    assert told[series("postgres_pool_max_connections")] == service_settings.database_pool_size
+    assert told[series("postgres_pool_max_connections")] == service_settings.database_pool_size + 1
     assert told[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
     assert series("process_cpu_seconds_total") in told
     for private in (CONVEYANCER, created["uuid"], created["secret"], "example.com", issuer.token()):

@@ -67,6 +67,14 @@ def test_every_error_code_is_in_the_readme() -> None:
     assert set(codes) <= set(re.findall(r"`(\w+)`", http))
 
 
+def test_every_error_code_is_told() -> None:
+    codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
+
+    shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
+    told = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
+    assert set(codes) <= shown | set(told)
+
+
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
 def test_example_fits_its_schema(path: str, method: str, status: str, name: str, value: Any) -> None:
     content = operation_of(path, method)["responses"][status]["content"]["application/json"]

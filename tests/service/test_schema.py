@@ -15,7 +15,9 @@ _BACK_TO_VERSION_1 = """
     DROP INDEX calculation_request_listing;
     DROP INDEX calculation_request_external_id;
     DROP INDEX calculation_request_idempotency_key;
+    ALTER TABLE api_key DROP COLUMN last_used_at;
     ALTER TABLE calculation_request DROP COLUMN idempotency_key, DROP COLUMN idempotency_sha256;
+    ALTER TABLE email DROP COLUMN traceparent;
     DELETE FROM schema_version WHERE version > 1;
 """
 
@@ -57,7 +59,8 @@ async def test_database_of_version_1_is_upgraded_with_what_is_in_it(
 async def test_schema_is_applied_again_while_a_backup_reads(database: Connection, database_url: str) -> None:
     backup = await asyncpg.connect(database_url)
     async with backup.transaction():
-        await backup.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")
+        for [table] in await backup.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+            await backup.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         await database.execute("SET lock_timeout = '1s'")
 
         await postgres.apply_schema(database, _SCHEMA)

@@ -1,8 +1,6 @@
 """The issuer's keys: fetched, kept while it is down, replaced when it rotates them."""
 
 import json
-import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,12 +9,6 @@ from structlog.testing import capture_logs
 from service.background import in_background
 from service.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
 from tests.conftest import Issuer, eventually
-
-
-@pytest.fixture
-def own_issuer(tmp_path: Path) -> Issuer:
-    """An issuer whose keys the test may change."""
-    return Issuer(tmp_path)
 
 
 def signing_keys(issuer: Issuer) -> SigningKeys:
@@ -54,18 +46,6 @@ async def test_keys_are_kept_while_the_issuer_is_down(own_issuer: Issuer) -> Non
             await eventually(lambda: any(line["event"] == "signing_keys_not_fetched" for line in logs))
 
     assert (await keys.find("local")).key_id == "local"
-
-
-async def test_unknown_keys_cause_one_fetch_not_many(own_issuer: Issuer) -> None:
-    keys = signing_keys(own_issuer)
-    await keys.find("local")
-    own_issuer.publish("next")
-
-    started_at = time.monotonic()
-    for number in range(100):
-        with pytest.raises(UnknownSigningKey):
-            await keys.find(f"unheard-of-{number}")
-    assert time.monotonic() - started_at < 5
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,14 +43,6 @@ def environment(worker_settings: WorkerSettings) -> dict[str, str]:
     return environment_of(worker_settings)
 
 
-@pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """An authority that this process trusts."""
-    made = Authority(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
-    return made
-
-
 async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> dict[str, Finding]:
     """Return what the doctor finds, by what it is about."""
     findings = await examine_worker(environment, processes=1, timeout_seconds=timeout_seconds)
@@ -71,7 +62,7 @@ async def test_command_prints_a_line_for_each_check(environment: Mapping[str, st
 
     assert (ended.status, ended.errors) == (0, "")
     assert len(ended.output.splitlines()) == 15
-    assert "22 for us of" in ended.output  # two pools of 10, and a connection each to listen
+    assert "24 for us of" in ended.output  # two pools of 10, and a connection each to listen and to probe
 
 
 async def test_command_says_what_fails_and_prints_no_secret(environment: dict[str, str]) -> None:

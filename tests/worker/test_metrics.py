@@ -285,5 +285,5 @@ async def test_metrics_name_no_tenant_and_need_no_token(
         await serving
 
     assert told[series("outbox_pending_events")] == 1
-    assert told[series("postgres_pool_max_connections")] == worker_settings.database_pool_size
+    assert told[series("postgres_pool_max_connections")] == worker_settings.database_pool_size + 1
     assert CONVEYANCER not in text
