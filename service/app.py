@@ -6,8 +6,9 @@ from functools import partial
 
 from litestar import Litestar
 from litestar.types import ASGIApp
+from prometheus_client import REGISTRY
 
-from service import openapi_page, postgres, questionnaire, tracing
+from service import api_metrics, openapi_page, postgres, questionnaire, tracing
 from service.access_log import AccessLog
 from service.admission import Admission
 from service.api import (
@@ -82,6 +83,7 @@ async def open_resources(
         await stack.enter_async_context(in_background(api_key_uses.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
         app.state.read_gauges = nothing_to_read
+        app.state.registries = [REGISTRY, api_metrics.REGISTRY]
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,
