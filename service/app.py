@@ -10,13 +10,13 @@ from prometheus_client import REGISTRY
 
 from service import api_metrics, openapi_page, postgres, questionnaire, tracing
 from service.access_log import AccessLog
-from service.admission import Admission
 from service.api import (
     ApiRequest,
     Resources,
     create_request,
     list_requests,
     questionnaire_structure,
+    refuse_when_full,
     retrieve_request,
     tell_methods,
 )
@@ -36,7 +36,7 @@ LARGEST_BODY = 64 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(Admission(create_api(settings)))
+    logged = AccessLog(create_api(settings))
     return TracedRequests(logged) if tracing.is_on() else logged
 
 
@@ -56,6 +56,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             *openapi_page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
+        guards=[refuse_when_full],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,

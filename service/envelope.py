@@ -113,6 +113,9 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEn
     response = answer(error)
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
+    if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+        # Without a cause we are busy ourselves, and the access log says so in a line for each caller already.
+        _log.warning("request_turned_away", error=telemetry.summarize(error))
     return response
 
 

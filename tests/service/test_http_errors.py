@@ -17,6 +17,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually
+from tests.metrics import rises
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
@@ -295,7 +296,11 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
         await asyncio.sleep(0.3)
-        refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
+        with (
+            rises("postgres_unavailable_total"),
+            rises("http_request_duration_seconds_count", method="GET", route=STRUCTURE, status="503"),
+        ):
+            refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
 
         assert refused.status_code == 503
@@ -305,6 +310,18 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         assert refused.elapsed.total_seconds() < 0.3
         assert ready.status_code == 200
         assert (await waiting).status_code == 503
+
+
+async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Connection) -> None:
+    with capture_logs() as logs:
+        async with database.transaction():
+            await database.execute("LOCK TABLE calculation_request")
+            response = await client.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 503
+    warning = next(line for line in logs if line["log_level"] == "warning")
+    assert warning["event"] == "request_turned_away"
+    assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
 
 
 def served(logs: list[Any]) -> list[Any]:
