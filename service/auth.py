@@ -128,8 +128,11 @@ class Authenticator:
         scope = claims.get("scope", "")
         if not isinstance(conveyancer_id, str) or not isinstance(scope, str):
             raise Unauthenticated("The access token names no client")
-        expires_at = claims["exp"] + self._settings.auth_leeway_seconds
-        return Caller(conveyancer_id, frozenset(scope.split()), expires_at)
+        expires_at = claims["exp"]
+        if not isinstance(expires_at, int | float):  # PyJWT takes "1700000000", too.
+            raise Unauthenticated("The access token is not valid")
+        leeway_seconds = self._settings.auth_leeway_seconds
+        return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
 
 
 def requires(scope: str) -> Guard:
