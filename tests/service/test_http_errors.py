@@ -162,11 +162,46 @@ async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sen
 
 async def test_head_without_end_is_refused(connect: Connect) -> None:
     connection = await connect()
-    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: " + b"x" * (LARGEST_HEAD + 1))
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")
+    await asyncio.sleep(0.05)
+    connection.send(b"x" * (LARGEST_HEAD + 1))
     answer = await connection.answer()
 
     assert answer.status == 431
     assert json.loads(answer.body)["errors"][0]["code"] == "head_too_large"
+
+
+@pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
+async def test_large_head_is_refused_however_it_arrives(connect: Connect, line: str) -> None:
+    large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
+    at_once, in_pieces = await connect(), await connect()
+    at_once.send(large)
+    for start in range(0, len(large), 5_000):
+        in_pieces.send(large[start : start + 5_000])
+        await asyncio.sleep(0)
+
+    for connection in (at_once, in_pieces):
+        assert (await connection.answer()).status == 431
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("rest", [b"", b"X-Long: " + b"x" * (LARGEST_HEAD + 1)])
+async def test_head_after_a_large_body_costs_nobody_an_answer(
+    client: httpx.AsyncClient, connect: Connect, rest: bytes
+) -> None:
+    """As on a pipelined connection, where one read has the end of a body and the begin of a head."""
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n" + rest)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if rest:
+        assert await connection.is_closed()
+    else:
+        connection.send(b"\r\n")
+        assert (await connection.answer()).status == 200
 
 
 async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
