@@ -28,9 +28,10 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         method = scope["method"]
+        asked = scope
         if method == HttpMethod.HEAD:
-            # The same as GET. The server leaves out the body: it goes by a scope of its own.
-            scope = {**scope, "method": HttpMethod.GET}
+            # The same as GET. The server leaves out the body: it goes by the scope that it has made.
+            asked = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
         request_id = _inbound_id(scope) or new_request_id()
         status = 0
@@ -47,10 +48,12 @@ class AccessLog:
             api_metrics.requests_in_progress.track_inprogress(),
         ):
             try:
-                await self._app(scope, receive, send_with_id)
+                await self._app(asked, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
-                record(method, scope.get("path_template"), status, duration)
+                if route := asked.get("path_template"):
+                    scope["path_template"] = route  # for the span
+                record(method, route, status, duration)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:

@@ -1,6 +1,7 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from service import (
 )
 from service.auth import Caller
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
-from service.envelope import Envelope, NotModified, UnsupportedMediaType, succeed
+from service.envelope import Envelope, UnsupportedMediaType, succeed
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
@@ -91,7 +92,8 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
             traceparent=tracing.onward(telemetry.traceparent(request.headers)),
             idempotency=Idempotency(key, draft.sha256(), seconds * _SHARE_OF_WAIT) if key else None,
         )
-    resources.relay.wake()
+    if not is_repeat:
+        resources.relay.wake()
     record = stored.record(resources.keys, resources.settings.app_url)
     return Response(succeed(record), headers={idempotency.REPLAYED: "true"} if is_repeat else None)
 
@@ -131,13 +133,15 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Envelope
 
 
 @get("/v1/questionnaire/structure", guards=[auth.requires_api_key_or_token])
-async def questionnaire_structure(request: ApiRequest) -> Response[Envelope[Questionnaire]]:
+async def questionnaire_structure(
+    request: ApiRequest,
+) -> Response[Envelope[Questionnaire]] | Response[None]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}  # Kept by the caller, asked for each time.
     if _is_current(etag, request.headers.getall("if-none-match", [])):
-        raise NotModified(headers)
+        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(succeed(resources.questionnaire), headers=headers)
 
 

@@ -29,14 +29,6 @@ class UnsupportedMediaType(Exception):
     """The body must be sent as application/json."""
 
 
-class NotModified(Exception):
-    """The caller has what it asks for."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        super().__init__()
-        self.headers = headers
-
-
 class Status(msgspec.Struct, frozen=True):
     """An HTTP status, repeated in the body."""
 
@@ -106,10 +98,8 @@ _ROUTER_CODES: dict[int, ErrorCode] = {
 }
 
 
-def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEnvelope] | Response[None]:
+def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEnvelope]:
     """Answer any exception in the envelope; an unforeseen one is logged and told to nobody."""
-    if isinstance(error, NotModified):
-        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=error.headers)
     response = answer(error)
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
