@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Sc
 from service import api_metrics
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 
 _log = structlog.get_logger()
 
@@ -89,7 +89,7 @@ def record(method: str | None, route: str | None, status: int, duration: float) 
     """
     route = route or "unmatched"
     api_metrics.observe_request(method=str(method), route=route, status=status, seconds=duration)
-    log = _log.debug if route in _PROBES and status < 500 else _log.info
+    log = _log.debug if route in PROBES and status < 500 else _log.info
     log(
         "request_served",
         method=method,

@@ -9,8 +9,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
-
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # others count as one
 
 request_seconds = Histogram(
     "http_request_duration_seconds",
@@ -49,5 +48,5 @@ def note_keys_fetched() -> None:
 
 def observe_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """Count one HTTP request; methods that are in no standard count as one."""
-    known = method if method in _METHODS else "other"
+    known = method if method in METHODS else "other"
     request_seconds.labels(known, route, str(int(status))).observe(seconds)

@@ -13,10 +13,10 @@ from service import telemetry
 from service.auth import InsufficientScope, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
+from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.signing_keys import SigningKeysUnavailable
-from service.submissions import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 
 RETRY_AFTER_SECONDS = 1
 

@@ -14,8 +14,8 @@ from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import access_log, envelope
+from service.errors import ErrorCode
 from service.settings import InvalidSetting
-from service.submissions import ErrorCode
 
 LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
 

@@ -10,14 +10,13 @@ import msgspec
 
 from service import calculation_requests, conveyancers
 from service.calculation_requests import CalculationRequest, CalculationRequestRecord
+from service.errors import FieldError, InvalidSubmission
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
 from service.submissions import (
     LINE_CHARACTERS,
     UNKNOWN_FIELDS_TOLD,
     Failure,
-    FieldError,
-    InvalidSubmission,
     check_line,
 )
 
