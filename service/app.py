@@ -20,7 +20,7 @@ from service.api import (
     retrieve_request,
     tell_methods,
 )
-from service.api_key_uses import ApiKeyUses
+from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
