@@ -16,6 +16,7 @@ import structlog
 import uvloop
 
 from service import (
+    api_keys,
     asyncapi,
     auth,
     compatibility,
@@ -145,7 +146,7 @@ def api_key_create(arguments: argparse.Namespace) -> None:
     """Print a new API key, which cannot be shown again."""
 
     async def create(connection: Connection) -> None:
-        print(await conveyancers.create_api_key(connection, arguments.conveyancer_id))
+        print(await api_keys.create(connection, arguments.conveyancer_id))
 
     _with_connection(create)
 
@@ -154,7 +155,7 @@ def api_key_revoke(arguments: argparse.Namespace) -> None:
     """Revoke the API key with this prefix."""
 
     async def revoke(connection: Connection) -> None:
-        if not await conveyancers.revoke_api_key(connection, arguments.prefix):
+        if not await api_keys.revoke(connection, arguments.prefix):
             raise UnknownApiKey
         print(f"{arguments.prefix} revoked")
 
@@ -165,7 +166,7 @@ def api_key_list(_: argparse.Namespace) -> None:
     """Print every API key: prefix, conveyancer, and when it was created, last used and revoked."""
 
     async def print_all(connection: Connection) -> None:
-        for key in await conveyancers.list_api_keys(connection):
+        for key in await api_keys.list_all(connection):
             times = (key.created_at, key.last_used_at, key.revoked_at)
             shown = [f"{time:%Y-%m-%dT%H:%M:%SZ}" if time else "-" for time in times]
             print(key.prefix, key.conveyancer_id, *shown, sep="\t")

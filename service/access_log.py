@@ -11,7 +11,7 @@ from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Sc
 from service import api_metrics
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 
 _log = structlog.get_logger()
 
@@ -28,9 +28,10 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         method = scope["method"]
+        asked = scope
         if method == HttpMethod.HEAD:
-            # The same as GET. The server leaves out the body: it goes by a scope of its own.
-            scope = {**scope, "method": HttpMethod.GET}
+            # The same as GET. The server leaves out the body: it goes by the scope that it has made.
+            asked = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
         request_id = _inbound_id(scope) or new_request_id()
         status = 0
@@ -47,10 +48,12 @@ class AccessLog:
             api_metrics.requests_in_progress.track_inprogress(),
         ):
             try:
-                await self._app(scope, receive, send_with_id)
+                await self._app(asked, receive, send_with_id)
             finally:
                 duration = time.perf_counter() - started_at
-                record(method, scope.get("path_template"), status, duration)
+                if route := asked.get("path_template"):
+                    scope["path_template"] = route  # for the span
+                record(method, route, status, duration)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:
@@ -86,7 +89,7 @@ def record(method: str | None, route: str | None, status: int, duration: float) 
     """
     route = route or "unmatched"
     api_metrics.observe_request(method=str(method), route=route, status=status, seconds=duration)
-    log = _log.debug if route in _PROBES and status < 500 else _log.info
+    log = _log.debug if route in PROBES and status < 500 else _log.info
     log(
         "request_served",
         method=method,

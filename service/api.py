@@ -1,11 +1,14 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from litestar import HttpMethod, MediaType, Request, Response, get, post, route
+from litestar.connection import ASGIConnection
 from litestar.datastructures import State
+from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 
 from service import (
@@ -20,7 +23,7 @@ from service import (
 )
 from service.auth import Caller
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
-from service.envelope import Envelope, NotModified, UnsupportedMediaType, succeed
+from service.envelope import Envelope, UnsupportedMediaType, succeed
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
@@ -58,6 +61,16 @@ class ApiRequest(Request[Caller, Any, State]):
         return resources
 
 
+async def refuse_when_full(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Turn callers away while too many wait for Postgres, before token and body are read; never the probes.
+
+    To refuse after that costs nearly as much as to serve. A guard of the application runs before all others.
+    """
+    if connection.scope["path"].startswith("/v1/"):
+        resources: Resources = connection.app.state.resources
+        resources.pool.check_not_full()
+
+
 @post("/v1/request", status_code=200, guards=[auth.requires(auth.WRITE)])
 async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRequestRecord]]:
     """Store a request for a calculation; its e-mail and its calculation follow."""
@@ -79,7 +92,8 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
             traceparent=tracing.onward(telemetry.traceparent(request.headers)),
             idempotency=Idempotency(key, draft.sha256(), seconds * _SHARE_OF_WAIT) if key else None,
         )
-    resources.relay.wake()
+    if not is_repeat:
+        resources.relay.wake()
     record = stored.record(resources.keys, resources.settings.app_url)
     return Response(succeed(record), headers={idempotency.REPLAYED: "true"} if is_repeat else None)
 
@@ -119,13 +133,15 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Envelope
 
 
 @get("/v1/questionnaire/structure", guards=[auth.requires_api_key_or_token])
-async def questionnaire_structure(request: ApiRequest) -> Response[Envelope[Questionnaire]]:
+async def questionnaire_structure(
+    request: ApiRequest,
+) -> Response[Envelope[Questionnaire]] | Response[None]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}  # Kept by the caller, asked for each time.
     if _is_current(etag, request.headers.getall("if-none-match", [])):
-        raise NotModified(headers)
+        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(succeed(resources.questionnaire), headers=headers)
 
 

@@ -1,26 +1,41 @@
-"""What the API counts for Prometheus, beside what both processes do. Labels are bounded sets."""
+"""What the API counts for Prometheus, beside what both processes do. Labels are bounded sets.
+
+In a registry of its own: the worker serves its probes with the same modules, and has nothing of this to tell.
+"""
 
 import math
 import time
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+REGISTRY = CollectorRegistry()
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # others count as one
 
 request_seconds = Histogram(
     "http_request_duration_seconds",
     "From the head of an HTTP request to the end of its answer.",
     ["method", "route", "status"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+    registry=REGISTRY,
 )
-requests_in_progress = Gauge("http_requests_in_progress", "HTTP requests that are being answered.")
+requests_in_progress = Gauge(
+    "http_requests_in_progress", "HTTP requests that are being answered.", registry=REGISTRY
+)
 
-token_cache = Counter("access_token_cache_total", "Looks into the memory of verified tokens.", ["result"])
+token_cache = Counter(
+    "access_token_cache_total", "Looks into the memory of verified tokens.", ["result"], registry=REGISTRY
+)
 token_hits, token_misses = token_cache.labels("hit"), token_cache.labels("miss")
 
-_jwks_refresh = Counter("jwks_refresh_total", "Attempts to fetch the issuer's keys.", ["result"])
+_jwks_refresh = Counter(
+    "jwks_refresh_total", "Attempts to fetch the issuer's keys.", ["result"], registry=REGISTRY
+)
 _jwks_refreshed, jwks_not_refreshed = _jwks_refresh.labels("ok"), _jwks_refresh.labels("failed")
-jwks_age = Gauge("jwks_age_seconds", "Since the issuer's keys were fetched; infinite when they never were.")
+jwks_age = Gauge(
+    "jwks_age_seconds",
+    "Since the issuer's keys were fetched; infinite when they never were.",
+    registry=REGISTRY,
+)
 jwks_age.set(math.inf)
 
 
@@ -33,5 +48,5 @@ def note_keys_fetched() -> None:
 
 def observe_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """Count one HTTP request; methods that are in no standard count as one."""
-    known = method if method in _METHODS else "other"
+    known = method if method in METHODS else "other"
     request_seconds.labels(known, route, str(int(status))).observe(seconds)

@@ -6,20 +6,21 @@ from functools import partial
 
 from litestar import Litestar
 from litestar.types import ASGIApp
+from prometheus_client import REGISTRY
 
-from service import openapi_page, postgres, questionnaire, tracing
+from service import api_metrics, openapi_page, postgres, questionnaire, tracing
 from service.access_log import AccessLog
-from service.admission import Admission
 from service.api import (
     ApiRequest,
     Resources,
     create_request,
     list_requests,
     questionnaire_structure,
+    refuse_when_full,
     retrieve_request,
     tell_methods,
 )
-from service.api_key_uses import ApiKeyUses
+from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
@@ -35,7 +36,7 @@ LARGEST_BODY = 64 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(Admission(create_api(settings)))
+    logged = AccessLog(create_api(settings))
     return TracedRequests(logged) if tracing.is_on() else logged
 
 
@@ -55,6 +56,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             *openapi_page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
+        guards=[refuse_when_full],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
@@ -82,6 +84,7 @@ async def open_resources(
         await stack.enter_async_context(in_background(api_key_uses.run()))
         app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
         app.state.read_gauges = nothing_to_read
+        app.state.registries = [REGISTRY, api_metrics.REGISTRY]
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,

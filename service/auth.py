@@ -10,8 +10,8 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from service import api_metrics, conveyancers, postgres
-from service.api_key_uses import ApiKeyUses
+from service import api_keys, api_metrics, postgres
+from service.api_keys import ApiKeyUses
 from service.postgres import Pool
 from service.settings import ServiceSettings
 from service.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
@@ -68,7 +68,7 @@ class Authenticator:
         Raises Unauthenticated, InsufficientScope or SigningKeysUnavailable.
         """
         token = _bearer_token(authorization)
-        if conveyancers.looks_like_api_key(token):
+        if api_keys.looks_like_one(token):
             raise Unauthenticated("An API key does not open this endpoint: send an access token")
         caller = await self._verify(token)
         if scope not in caller.scopes:
@@ -78,12 +78,12 @@ class Authenticator:
     async def api_key_or_token(self, authorization: str | None) -> None:
         """Let any valid API key or access token pass. Raises Unauthenticated."""
         token = _bearer_token(authorization)
-        if not conveyancers.looks_like_api_key(token):
+        if not api_keys.looks_like_one(token):
             await self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
         async with postgres.connection(self._pool, seconds=seconds) as connection:
-            prefix = await conveyancers.find_api_key(connection, token)
+            prefix = await api_keys.find(connection, token)
         if prefix is None:
             raise Unauthenticated("The API key is not valid")
         self._api_key_uses.note(prefix)
@@ -128,8 +128,11 @@ class Authenticator:
         scope = claims.get("scope", "")
         if not isinstance(conveyancer_id, str) or not isinstance(scope, str):
             raise Unauthenticated("The access token names no client")
-        expires_at = claims["exp"] + self._settings.auth_leeway_seconds
-        return Caller(conveyancer_id, frozenset(scope.split()), expires_at)
+        expires_at = claims["exp"]
+        if not isinstance(expires_at, int | float):  # PyJWT takes "1700000000", too.
+            raise Unauthenticated("The access token is not valid")
+        leeway_seconds = self._settings.auth_leeway_seconds
+        return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
 
 
 def requires(scope: str) -> Guard:

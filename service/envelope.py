@@ -13,10 +13,10 @@ from service import telemetry
 from service.auth import InsufficientScope, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
+from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.signing_keys import SigningKeysUnavailable
-from service.submissions import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 
 RETRY_AFTER_SECONDS = 1
 
@@ -27,14 +27,6 @@ _log = structlog.get_logger()
 
 class UnsupportedMediaType(Exception):
     """The body must be sent as application/json."""
-
-
-class NotModified(Exception):
-    """The caller has what it asks for."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        super().__init__()
-        self.headers = headers
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -106,13 +98,14 @@ _ROUTER_CODES: dict[int, ErrorCode] = {
 }
 
 
-def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEnvelope] | Response[None]:
+def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEnvelope]:
     """Answer any exception in the envelope; an unforeseen one is logged and told to nobody."""
-    if isinstance(error, NotModified):
-        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=error.headers)
     response = answer(error)
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
+    if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+        # Without a cause we are busy ourselves, and the access log says so in a line for each caller already.
+        _log.warning("request_turned_away", error=telemetry.summarize(error))
     return response
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
+from prometheus_client import REGISTRY
 
 from service import http_server, metrics
 from service.postgres import PostgresUnavailable, SchemaOutdated
@@ -41,7 +42,7 @@ async def show_metrics(request: Request[Any, Any, State]) -> Response[bytes]:
     """Tell Prometheus every metric; what can only be read elsewhere is read first, within a bound."""
     read_gauges: ReadGauges = request.app.state.read_gauges
     await read_gauges()
-    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+    return Response(metrics.exposition(request.app.state.registries), media_type=metrics.CONTENT_TYPE)
 
 
 async def _result(check: Check) -> str:
@@ -62,7 +63,7 @@ async def serve(
     """Serve the probes and metrics of a process without an API until *stop*."""
     app = Litestar(
         [livez, readyz, show_metrics],
-        state=State({"checks": checks, "read_gauges": read_gauges}),
+        state=State({"checks": checks, "read_gauges": read_gauges, "registries": [REGISTRY]}),
         openapi_config=None,
         logging_config=None,
     )

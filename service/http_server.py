@@ -14,8 +14,8 @@ from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import access_log, envelope
+from service.errors import ErrorCode
 from service.settings import InvalidSetting
-from service.submissions import ErrorCode
 
 LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
 
@@ -81,44 +81,77 @@ class _Server(uvicorn.Server):
                     await self._stop.wait()
 
 
+class _HeadTooLarge(Exception):
+    """The head of a request is larger than any that is sensible."""
+
+
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
 
-    _head_size: int | None = None  # None while no head is being read
+    _head_size = 0  # bytes of the parts of this message's head that are complete
+    _unfinished = 0  # bytes that came since the last complete part of a message
+    _has_advanced = False  # whether these bytes completed one
     _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
     def data_received(self, data: bytes) -> None:
-        """Read on, to the end of a head of bearable size."""
+        """Read on, as long as the head is of bearable size."""
+        self._has_advanced = False
         super().data_received(data)
-        if self._head_size is None:
-            return
-        self._head_size += len(data)
-        if self._head_size > LARGEST_HEAD:
-            self._refuse(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "The headers are too large."
-            )
+        self._unfinished = 0 if self._has_advanced else self._unfinished + len(data)
+        if self._head_size + self._unfinished > LARGEST_HEAD:
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         """Note that the head of a request begins."""
         self._head_size = 0
+        self._has_advanced = True
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        """Count a part of the first line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, or a trailer."""
+        self._count(len(name) + len(b": ") + len(value) + len(b"\r\n"))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Note that it ends."""
-        self._head_size = None
+        """Note which request is the latest."""
         super().on_headers_complete()
         self._latest = self.cycle
 
+    def on_body(self, body: bytes) -> None:
+        """Note that what came is no head."""
+        self._has_advanced = True
+        super().on_body(body)
+
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; if it follows a request that is being served, that one gets its answer."""
-        latest = self._latest
-        if latest is not None and not latest.response_complete and not latest.more_body:
-            latest.keep_alive = False
-            return
-        self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
+        """Answer what cannot be read: it is not HTTP, or too much."""
+        if self._head_size > LARGEST_HEAD:
+            self._refuse_head()
+        else:
+            self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
+
+    def _count(self, size: int) -> None:
+        self._has_advanced = True
+        self._head_size += size
+        if self._head_size > LARGEST_HEAD:
+            raise _HeadTooLarge  # ends the parsing, as what is not HTTP does
+
+    def _refuse_head(self) -> None:
+        self._refuse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "The headers are too large."
+        )
 
     def _refuse(self, status: HTTPStatus, code: ErrorCode, message: str) -> None:
         if self.transport.is_closing():
+            return
+        latest = self._latest
+        if latest is not None and not latest.response_complete and not latest.more_body:
+            latest.keep_alive = False  # It is being served, and its answer comes first: and last.
+            self.flow.pause_reading()
             return
         request_id = access_log.new_request_id()
         body = envelope.encode_failure(status, code, message)

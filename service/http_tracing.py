@@ -3,10 +3,7 @@
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import telemetry, tracing
-
-_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+from service import access_log, api_metrics, telemetry, tracing
 
 
 class TracedRequests:
@@ -17,7 +14,7 @@ class TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != ScopeType.HTTP or scope["path"] in _PROBES:
+        if scope["type"] != ScopeType.HTTP or scope["path"] in access_log.PROBES:
             await self._app(scope, receive, send)
             return
         status = 500  # what the server answers when the application does not
@@ -29,7 +26,7 @@ class TracedRequests:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        known = scope["method"] in _METHODS
+        known = scope["method"] in api_metrics.METHODS
         method, name = (scope["method"],) * 2 if known else ("_OTHER", "HTTP")
         with tracing.span(
             name,

@@ -3,15 +3,22 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from uuid import UUID
 
 import msgspec
 
 from service import calculation_requests, conveyancers
 from service.calculation_requests import CalculationRequest, CalculationRequestRecord
+from service.errors import FieldError, InvalidSubmission
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
-from service.submissions import LINE_CHARACTERS, Failure, FieldError, InvalidSubmission, check_line
+from service.submissions import (
+    LINE_CHARACTERS,
+    UNKNOWN_FIELDS_TOLD,
+    Failure,
+    check_line,
+)
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
@@ -39,7 +46,9 @@ def parse_listing(query: Sequence[tuple[str, str]]) -> Listing:
     """Return what a query string asks for. Raises InvalidSubmission with every failing parameter."""
     times = Counter(name for name, _ in query)
     values = dict(query)
-    failures = {name: _failure(name, value, times[name]) for name, value in values.items()}
+    unknown = islice((name for name in values if name not in _CHECKS), UNKNOWN_FIELDS_TOLD)
+    told = [*(name for name in _CHECKS if name in values), *unknown]
+    failures = {name: _failure(name, values[name], times[name]) for name in told}
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
     before = parse_uuid(values.get("cursor", _NEWEST))
     if errors or before is None:

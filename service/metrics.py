@@ -2,12 +2,12 @@
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, cast
 
 import asyncpg
 from prometheus_client import (
-    REGISTRY,
+    CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
@@ -47,6 +47,6 @@ def watch_pool(pool: Pool, *, size: int) -> None:
     pool_connections.labels("used").set_function(lambda: pool.get_size() - pool.get_idle_size())
 
 
-def exposition() -> bytes:
-    """Return every metric of this process in the text format of Prometheus."""
-    return generate_latest(REGISTRY)
+def exposition(registries: Iterable[CollectorRegistry]) -> bytes:
+    """Return every metric in *registries* in the text format of Prometheus."""
+    return b"".join(map(generate_latest, registries))

@@ -18,6 +18,7 @@ from service.auth import InsufficientScope, Unauthenticated
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
+from service.errors import InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.listings import CalculationRequestPage
 from service.postgres import PostgresUnavailable
@@ -31,8 +32,6 @@ from service.submissions import (
     REASON_CHARACTERS,
     CalculationRequestForm,
     Draft,
-    InvalidSubmission,
-    MalformedBody,
 )
 
 VERSION = "1"

@@ -57,10 +57,11 @@ class Pool:
         self._queue_size = queue_size
         self._waiting = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether every connection is lent and there is no place left in the queue."""
-        return self._free.locked() and self._waiting >= self._queue_size
+    def check_not_full(self) -> None:
+        """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
+        if self._free.locked() and self._waiting >= self._queue_size:
+            metrics.postgres_unavailable.inc()
+            raise PostgresUnavailable
 
     @asynccontextmanager
     async def lend(self, *, seconds: float) -> AsyncIterator[Connection]:
@@ -82,8 +83,7 @@ class Pool:
             yield lent
 
     async def _wait_in_queue(self, seconds: float) -> None:
-        if self.is_full:
-            raise PostgresUnavailable
+        self.check_not_full()
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds):

@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     database_timeout_seconds: Seconds = 1.0
     database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     host: NonBlank = "127.0.0.1"
+    shutdown_seconds: Seconds = 20.0
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"
     otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
@@ -59,7 +60,6 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_jwks_cooldown_seconds: Seconds = 10.0  # between fetches that failed or that a caller caused
     api_key_use_seconds: Seconds = 60.0  # between writings of when keys were last used
     auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
-    shutdown_seconds: Seconds = 20.0
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):

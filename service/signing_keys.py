@@ -165,7 +165,8 @@ def _read_key_set(document: bytes) -> dict[str, jwt.PyJWK]:
         raise UnusableDocument from None
     keys = {}
     for entry in entries:
-        with suppress(jwt.PyJWTError):  # A key of a kind we do not know takes nothing from the others.
+        # A key of a kind we do not know, or with members of the wrong type, takes nothing from the others.
+        with suppress(jwt.PyJWTError, TypeError, ValueError):
             key = jwt.PyJWK.from_dict(entry)
             if (
                 isinstance(key.key_id, str)

@@ -4,12 +4,13 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import email_validator
 import msgspec
 
 from service.calculation_requests import RequestType, Submission
+from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 
 LINE_CHARACTERS = 255
 UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a request that is stored
@@ -17,37 +18,6 @@ META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
 _INT64 = range(-(2**63), 2**63)
-
-# Every code that an error can have. Whoever handles errors by code can rely on this list being complete.
-ErrorCode = Literal[
-    "malformed_request",
-    "malformed_body",
-    "invalid_idempotency_key",
-    "unauthenticated",
-    "insufficient_scope",
-    "unknown_conveyancer",
-    "not_found",
-    "method_not_allowed",
-    "idempotency_key_in_flight",
-    "body_too_large",
-    "unsupported_media_type",
-    "required",
-    "blank",
-    "invalid_type",
-    "invalid_choice",
-    "invalid_email",
-    "invalid_characters",
-    "out_of_range",
-    "too_long",
-    "too_deep",
-    "unknown_field",
-    "invalid_cursor",
-    "repeated",
-    "idempotency_key_reused",
-    "head_too_large",
-    "internal_error",
-    "unavailable",
-]
 
 # What no single line has, as a regular expression's class: control characters, line and paragraph separators,
 # and the bidirectional controls of UAX #9, which could make a name read as something else.
@@ -65,27 +35,6 @@ PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE)
 ExternalId = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=LINE)]
 Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
-
-
-class MalformedBody(Exception):
-    """The body is not JSON that can be read: bad syntax, not UTF-8, or nested too deeply."""
-
-
-class FieldError(msgspec.Struct, frozen=True):
-    """One reason why one field was refused; `pointer` is a JSON pointer (RFC 6901) into the body."""
-
-    code: ErrorCode
-    message: str
-    field: str | None
-    pointer: str | None
-
-
-class InvalidSubmission(Exception):
-    """Some fields are missing or not acceptable."""
-
-    def __init__(self, errors: list[FieldError]) -> None:
-        super().__init__(len(errors))
-        self.errors = errors
 
 
 class CalculationRequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
     health_port: Port = 8001
-    shutdown_seconds: Seconds = 20.0
     longest_outage_pause_seconds: Seconds = 2.0
     work_timeout_seconds: Seconds = 5.0  # for the statements of one unit of work
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from service import conveyancers, openapi
+from service import api_keys, openapi
 from service.postgres import Connection
 from tests.conftest import CONVEYANCER, Issuer
 from tests.end_to_end.processes import Process, started
@@ -89,7 +89,7 @@ async def test_generated_client_creates_and_retrieves(
     client = importlib.import_module("calculations_client")
     requests = importlib.import_module("calculations_client.api.requests.retrieve_request")
     questions = importlib.import_module("calculations_client.api.questionnaire.questionnaire_structure")
-    key = await conveyancers.create_api_key(database, CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
     async with started(api):
         with client.AuthenticatedClient(base_url=api.base_url, token=issuer.token()) as authenticated:
             record = caller.create(authenticated, "12 High Street")

@@ -12,7 +12,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
-from service import conveyancers
+from service import api_keys
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS, Issuer, eventually
@@ -72,7 +72,7 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(
     verbose_api: Process, issuer: Issuer, database: Connection
 ) -> None:
     token = issuer.token()
-    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    api_key = await api_keys.create(database, CONVEYANCER)
     async with started(verbose_api), client_of(verbose_api, token) as caller:
         created = await caller.post("/v1/request", json=A_MARKED_REQUEST)
         record = created.json()["data"]

@@ -62,6 +62,19 @@ async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
     assert families == {name for name in without_suffix if not name.startswith(_OF_THE_LIBRARY)}
 
 
+async def test_each_process_tells_of_itself_only(api: Process, worker: Process) -> None:
+    async with started(api, worker):
+        of_both = await _families(api) & await _families(worker)
+
+    assert of_both == {
+        "build_info",
+        "postgres_pool_connections",
+        "postgres_pool_max_connections",
+        "postgres_pool_wait_seconds",
+        "postgres_unavailable_total",
+    }
+
+
 async def _samples(process: Process) -> list[Sample]:
     async with httpx.AsyncClient(base_url=process.base_url) as client:
         text = (await client.get("/metrics")).text

@@ -13,7 +13,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
-from service import conveyancers
+from service import api_keys
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.certificates import Authority
@@ -148,7 +148,7 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
     channel: AbstractChannel,
     subscriber: Subscriber,
 ) -> None:
-    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    api_key = await api_keys.create(database, CONVEYANCER)
     async with started(remote_api, remote_worker), client_of(remote_api, issuer.token()) as caller:
         before = await create(caller)
         await _completes(before["uuid"], channel, subscriber)
@@ -261,7 +261,7 @@ async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_cou
 async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(
     *, dependent_api: Process, key_server: HttpsIssuer, own_issuer: Issuer, database: Connection
 ) -> None:
-    api_key = await conveyancers.create_api_key(database, CONVEYANCER)
+    api_key = await api_keys.create(database, CONVEYANCER)
     async with started(dependent_api), client_of(dependent_api, own_issuer.token()) as caller:
         responses = await asyncio.gather(
             caller.post("/v1/request", json=another_request()),

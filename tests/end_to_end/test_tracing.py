@@ -158,6 +158,7 @@ async def test_traces_tell_nothing_personal_or_secret(
         uuid = await _create(caller, sampled=True)
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
         record = (await caller.get(f"/v1/request/{uuid}?secret=query-string")).json()["data"]
+        await caller.head(f"/v1/request/{uuid}")
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
     told = "".join(str(request) for request in collector.requests)
@@ -165,7 +166,11 @@ async def test_traces_tell_nothing_personal_or_secret(
     assert record["uuid"] in told  # in the ids of messages: that is how a trace is found
     for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
         assert str(private) not in told
-    assert {span.name for span in collector.spans} >= {"GET", "GET /v1/request/{uuid}"}
+    assert {span.name for span in collector.spans} >= {
+        "GET",
+        "GET /v1/request/{uuid}",
+        "HEAD /v1/request/{uuid}",
+    }
 
 
 async def test_fault_of_ours_is_marked_and_its_text_left_out(

@@ -14,7 +14,8 @@ import pytest
 from service import openapi
 from service.app import LARGEST_BODY
 from service.envelope import ErrorEnvelope, answer
-from service.submissions import Draft, InvalidSubmission, MalformedBody
+from service.errors import InvalidSubmission, MalformedBody
+from service.submissions import Draft
 from tests.conftest import Issuer
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.processes import Process

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service import conveyancers
+from service import api_keys
 from service.postgres import Connection
 from tests.conftest import CONVEYANCER, ROOT, Issuer
 from tests.end_to_end.processes import Process, bare_environment
@@ -33,7 +33,7 @@ async def test_service_keeps_to_its_document(
     environment = bare_environment(
         PYTHONPATH=str(ROOT),  # for the hooks
         ACCESS_TOKEN=issuer.token(exp=4_102_444_800),
-        API_KEY=await conveyancers.create_api_key(database, CONVEYANCER),
+        API_KEY=await api_keys.create(database, CONVEYANCER),
     )
 
     generated = await asyncio.gather(

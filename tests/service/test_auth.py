@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm
 from jwt.utils import base64url_encode
 
-from service import conveyancers
+from service import api_keys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
@@ -60,6 +60,7 @@ async def test_missing_credentials_are_challenged(client: httpx.AsyncClient, hea
         ({"aud": "another-service"}, "another audience"),
         ({"iss": "https://another.test"}, "another issuer"),
         ({"exp": None}, "not valid"),
+        ({"exp": str(int(time.time()) + 600)}, "not valid"),
         ({"aud": None}, "not valid"),
         ({"client_id": 7}, "names no client"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
@@ -206,7 +207,7 @@ async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSetti
 async def test_api_key_opens_the_questionnaire_and_nothing_else(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
-    key = await conveyancers.create_api_key(database, CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
 
     create, retrieve, questionnaire = await ask(client, bearer(key))
 
@@ -217,13 +218,13 @@ async def test_api_key_opens_the_questionnaire_and_nothing_else(
 
 
 async def test_revoked_api_key_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
-    key = await conveyancers.create_api_key(database, CONVEYANCER)
-    assert await conveyancers.revoke_api_key(database, key.split("_")[1])
+    key = await api_keys.create(database, CONVEYANCER)
+    assert await api_keys.revoke(database, key.split("_")[1])
 
     response = await client.get(STRUCTURE, headers=bearer(key))
 
     assert response.status_code == 401
-    assert not await conveyancers.revoke_api_key(database, key.split("_")[1])
+    assert not await api_keys.revoke(database, key.split("_")[1])
 
 
 async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClient) -> None:
@@ -235,7 +236,7 @@ async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClien
 async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
-    used, unused = [await conveyancers.create_api_key(database, CONVEYANCER) for _ in range(2)]
+    used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
     settings = msgspec.structs.replace(service_settings, api_key_use_seconds=0.05)
     async with api_client(settings, used) as client, database.transaction():
         await database.execute("LOCK TABLE api_key IN EXCLUSIVE MODE")  # reading is allowed
@@ -254,7 +255,7 @@ async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits
 async def test_use_of_an_api_key_just_before_the_end_is_written(
     client: httpx.AsyncClient, service_settings: ServiceSettings, database: Connection
 ) -> None:
-    key = await conveyancers.create_api_key(database, CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
     async with api_client(service_settings, key) as other:
         assert (await other.get(STRUCTURE)).status_code == 200
         assert (await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))).status_code == 401
@@ -263,12 +264,12 @@ async def test_use_of_an_api_key_just_before_the_end_is_written(
 
 
 async def _last_use(database: Connection, key: str) -> datetime | None:
-    keys = {listed.prefix: listed for listed in await conveyancers.list_api_keys(database)}
+    keys = {listed.prefix: listed for listed in await api_keys.list_all(database)}
     return keys[key.split("_")[1]].last_used_at
 
 
 async def test_only_the_hash_of_an_api_key_is_stored(database: Connection) -> None:
-    key = await conveyancers.create_api_key(database, CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
 
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
     assert key.split("_", 2)[2] not in stored

@@ -17,7 +17,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually, someone_waits
-from tests.metrics import value
+from tests.metrics import rises, value
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
@@ -162,11 +162,46 @@ async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sen
 
 async def test_head_without_end_is_refused(connect: Connect) -> None:
     connection = await connect()
-    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: " + b"x" * (LARGEST_HEAD + 1))
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")
+    await asyncio.sleep(0.05)
+    connection.send(b"x" * (LARGEST_HEAD + 1))
     answer = await connection.answer()
 
     assert answer.status == 431
     assert json.loads(answer.body)["errors"][0]["code"] == "head_too_large"
+
+
+@pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
+async def test_large_head_is_refused_however_it_arrives(connect: Connect, line: str) -> None:
+    large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
+    at_once, in_pieces = await connect(), await connect()
+    at_once.send(large)
+    for start in range(0, len(large), 5_000):
+        in_pieces.send(large[start : start + 5_000])
+        await asyncio.sleep(0)
+
+    for connection in (at_once, in_pieces):
+        assert (await connection.answer()).status == 431
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("rest", [b"", b"X-Long: " + b"x" * (LARGEST_HEAD + 1)])
+async def test_head_after_a_large_body_costs_nobody_an_answer(
+    client: httpx.AsyncClient, connect: Connect, rest: bytes
+) -> None:
+    """As on a pipelined connection, where one read has the end of a body and the begin of a head."""
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n" + rest)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if rest:
+        assert await connection.is_closed()
+    else:
+        connection.send(b"\r\n")
+        assert (await connection.answer()).status == 200
 
 
 async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
@@ -296,7 +331,11 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
         await eventually(lambda: someone_waits(database))
-        refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
+        with (
+            rises("postgres_unavailable_total"),
+            rises("http_request_duration_seconds_count", method="GET", route=STRUCTURE, status="503"),
+        ):
+            refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
 
         assert refused.status_code == 503
@@ -306,6 +345,18 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         assert refused.elapsed.total_seconds() < 0.3
         assert ready.status_code == 200
         assert (await waiting).status_code == 503
+
+
+async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Connection) -> None:
+    with capture_logs() as logs:
+        async with database.transaction():
+            await database.execute("LOCK TABLE calculation_request")
+            response = await client.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 503
+    warning = next(line for line in logs if line["log_level"] == "warning")
+    assert warning["event"] == "request_turned_away"
+    assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
 
 
 def served(logs: list[Any]) -> list[Any]:

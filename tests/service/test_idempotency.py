@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from asyncpg.transaction import Transaction
 
-from service import calculation_requests, conveyancers
+from service import calculation_requests, conveyancers, outbox
 from service.calculation_requests import Submission
 from service.idempotency import Idempotency, parse_key
 from service.postgres import Connection
@@ -63,6 +63,20 @@ async def stored(database: Connection) -> tuple[int, int]:
     )
     assert row is not None
     return row["requests"], row["events"]
+
+
+async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connection) -> None:
+    woken = asyncio.Semaphore(0)
+    await database.add_listener(outbox.CHANNEL, lambda *_: woken.release())
+
+    await post(client, "once")
+    async with asyncio.timeout(10):
+        await woken.acquire()
+    assert is_repeat(await post(client, "once"))
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await woken.acquire()
 
 
 @asynccontextmanager

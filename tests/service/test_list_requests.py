@@ -10,7 +10,9 @@ import pytest
 
 from service import calculation_requests
 from service.identifiers import new_request_id, uuid_of
+from service.listings import LARGEST_LIMIT
 from service.postgres import Connection
+from service.submissions import UNKNOWN_FIELDS_TOLD
 from tests.benchmarks.rows import OTHERS, fill
 from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer
 
@@ -63,6 +65,16 @@ async def test_page_has_twenty_requests_unless_told_otherwise(client: httpx.Asyn
 
     assert first["requests"] == created[:20]
     assert rest == {"requests": created[20:], "next_cursor": None}
+
+
+async def test_largest_page_leads_to_the_next(client: httpx.AsyncClient) -> None:
+    created = await create(client, LARGEST_LIMIT + 1)
+
+    first = await page(client, limit=LARGEST_LIMIT)
+    rest = await page(client, limit=LARGEST_LIMIT, cursor=first["next_cursor"])
+
+    assert first["requests"] == created[:LARGEST_LIMIT]
+    assert rest == {"requests": created[LARGEST_LIMIT:], "next_cursor": None}
 
 
 async def test_last_page_may_be_full(client: httpx.AsyncClient) -> None:
@@ -154,6 +166,15 @@ async def test_every_failing_parameter_is_told(
     client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
 ) -> None:
     assert errors(await client.get(f"/v1/request?{query}")) == expected
+
+
+async def test_of_thousands_of_unknown_parameters_a_bounded_number_is_told(client: httpx.AsyncClient) -> None:
+    query = "&".join([*(f"p{number}" for number in range(5_000)), "limit=0"])
+
+    told = errors(await client.get(f"/v1/request?{query}"))
+
+    assert len(told) == UNKNOWN_FIELDS_TOLD + 1
+    assert ("limit", "out_of_range") in told
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 from openapi_spec_validator import validate
 
-from service import api, openapi
-from service.conveyancers import create_api_key
+from service import api, api_keys, openapi
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
@@ -185,7 +184,7 @@ async def test_our_faults_are_answered_as_shown(
     issuer: Issuer,
     unused_tcp_port: int,
 ) -> None:
-    key = await create_api_key(database, CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
     nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")

@@ -63,10 +63,15 @@ async def test_unusable_keys_take_nothing_from_the_others(own_issuer: Issuer) ->
     published = json.loads(own_issuer.jwks.read_text())
     others = [{"kty": "nonsense"}, {"kty": "oct", "k": "AAAA", "kid": "shared"}, {}]
     encryption = {**published["keys"][0], "kid": "encryption", "use": "enc"}
-    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [*others, encryption, *published["keys"]]}))
+    mistyped = [
+        {**published["keys"][0], "kid": "mistyped", member: ["ES256"]} for member in ("alg", "crv", "x")
+    ]
+    own_issuer.jwks.write_bytes(
+        msgspec.json.encode({"keys": [*others, encryption, *mistyped, *published["keys"]]})
+    )
     keys = signing_keys(own_issuer)
 
     assert (await keys.find("local")).key_id == "local"
-    for key_id in ("shared", "encryption"):
+    for key_id in ("shared", "encryption", "mistyped"):
         with pytest.raises(UnknownSigningKey):
             await keys.find(key_id)
