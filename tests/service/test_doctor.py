@@ -42,13 +42,17 @@ async def answering(
     """Answer everybody on a port with the same bytes, or never; yields the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if answer is not None:
-            await reader.readuntil(b"\r\n\r\n")
-            await asyncio.sleep(after_seconds)
-            writer.write(answer)
-        else:
-            await reader.read()  # until the other one gives up
-        writer.close()
+        try:
+            if answer is not None:
+                await reader.readuntil(b"\r\n\r\n")
+                await asyncio.sleep(after_seconds)
+                writer.write(answer)
+            else:
+                await reader.read()  # until the other one gives up
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # It spoke something else, or has gone.
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
