@@ -330,6 +330,9 @@ _JSON_VALUE = {
 }
 _META_DATA = {name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")}
 
+# What Python strips from a string; a regular expression's class for white space is another set.
+_BLANK = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+
 # And: the reason of a waiver is looked at only if there is one.
 _WAIVER_RULE = {
     "dependentSchemas": {
@@ -342,7 +345,7 @@ _WAIVER_RULE = {
                             "type": "string",
                             "minLength": 1,
                             "maxLength": REASON_CHARACTERS,
-                            "pattern": r"^[^\u0000]*[^\u0000\s][^\u0000]*$",
+                            "pattern": rf"^[^\u0000]*[^\u0000{_BLANK}][^\u0000]*$",
                         }
                     },
                     "required": ["calculation_fee_exempt_reason"],
