@@ -34,9 +34,8 @@ from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
 from service.submissions import Draft
 
-_SHARE_OF_WAIT = (
-    0.4  # of the time for the database: half may go by in the queue, and the deadline must come last
-)
+# Of the time for the database, to wait for a key: half may go by in the queue, and the deadline comes last.
+_SHARE_OF_WAIT = 0.4
 _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
 
 

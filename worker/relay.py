@@ -145,9 +145,9 @@ class Relay:
         # A crash of Postgres may forget what was settled a moment ago: it is published again then, in order.
         async with postgres.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
             fresh, held = await self._take(connection, lanes)
-            window = [*_first_of_each_request(fresh), *held]
-            if not window and not fresh:
+            if not fresh and not held:
                 return 0
+            window = [*_first_of_each_request(fresh), *held]
             outcome = await self._publish(connection, publisher, window)
             moved = await self._settle(connection, fresh, held, outcome)
         metrics.count_settled([row for row in window if row.id in outcome.confirmed])
@@ -164,10 +164,11 @@ class Relay:
         locked = await outbox.lock_lanes(connection, lanes)
         if not locked.lanes:
             return [], []
+        low_water = self._marks.low_water
         fresh = await outbox.read(
             connection,
             locked.lanes,
-            low_water=[self._marks.low_water[lane] for lane in locked.lanes],
+            low_water=[low_water[lane] for lane in locked.lanes],
             limit=-(-self._settings.relay_batch_size // len(locked.lanes)),
         )
         first_ids = {row.lane: row.id for row in reversed(fresh)}
