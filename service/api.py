@@ -1,6 +1,7 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any
 
@@ -22,13 +23,12 @@ from service import (
     tracing,
 )
 from service.auth import Caller
-from service.calculation_requests import CalculationRequestRecord, RequestNotFound
+from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
 from service.envelope import Envelope, UnsupportedMediaType, succeed
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
-from service.postgres import Pool
-from service.questionnaire import Questionnaire
+from service.postgres import Connection, Pool
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
@@ -46,8 +46,16 @@ class Resources(msgspec.Struct, frozen=True):
     pool: Pool
     keys: SecretKeyRing
     relay: RelayWaker
-    questionnaire: Questionnaire
+    questionnaire: msgspec.Raw  # encoded once
     questionnaire_etag: str
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
+        return postgres.connection(self.pool, seconds=self.settings.database_timeout_seconds)
+
+    def record(self, stored: CalculationRequest) -> CalculationRequestRecord:
+        """Return what the interface shows of a request."""
+        return stored.record(self.keys, self.settings.app_url)
 
 
 class ApiRequest(Request[Caller, Any, State]):
@@ -78,8 +86,8 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
     draft = Draft(await _json_body(request))
     submission = None if draft.asks_for_waiver else draft.validated(waiver_applies=False)
     conveyancer_id = request.user.conveyancer_id
-    seconds = resources.settings.database_timeout_seconds
-    async with postgres.connection(resources.pool, seconds=seconds) as connection:
+    lock_seconds = resources.settings.database_timeout_seconds * _SHARE_OF_WAIT
+    async with resources.connection() as connection:
         if submission is None:
             charges = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
             submission = draft.validated(waiver_applies=charges)
@@ -89,12 +97,12 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
             conveyancer_id=conveyancer_id,
             keys=resources.keys,
             traceparent=tracing.onward(telemetry.traceparent(request.headers)),
-            idempotency=Idempotency(key, draft.sha256(), seconds * _SHARE_OF_WAIT) if key else None,
+            idempotency=Idempotency(key, draft.sha256(), lock_seconds) if key else None,
         )
     if not is_repeat:
         resources.relay.wake()
-    record = stored.record(resources.keys, resources.settings.app_url)
-    return Response(succeed(record), headers={idempotency.REPLAYED: "true"} if is_repeat else None)
+    envelope = succeed(resources.record(stored))
+    return Response(envelope, headers={idempotency.REPLAYED: "true"} if is_repeat else None)
 
 
 @get("/v1/request", guards=[auth.requires(auth.READ)])
@@ -103,11 +111,9 @@ async def list_requests(request: ApiRequest) -> Envelope[CalculationRequestPage]
     resources = request.resources
     listing = listings.parse_listing(list(request.query_params.multi_items()))
     conveyancer_id = request.user.conveyancer_id
-    seconds = resources.settings.database_timeout_seconds
-    async with postgres.connection(resources.pool, seconds=seconds) as connection:
+    async with resources.connection() as connection:
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    records = [stored.record(resources.keys, resources.settings.app_url) for stored in found]
-    return succeed(CalculationRequestPage(records, next_cursor))
+    return succeed(CalculationRequestPage([resources.record(each) for each in found], next_cursor))
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)
@@ -123,18 +129,17 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Envelope
     request_id = parse_uuid(uuid)
     if request_id is None:
         raise RequestNotFound
-    seconds = resources.settings.database_timeout_seconds
-    async with postgres.connection(resources.pool, seconds=seconds) as connection:
+    async with resources.connection() as connection:
         stored = await calculation_requests.find(
             connection, request_id, conveyancer_id=request.user.conveyancer_id
         )
-    return succeed(stored.record(resources.keys, resources.settings.app_url))
+    return succeed(resources.record(stored))
 
 
 @get("/v1/questionnaire/structure", guards=[auth.requires_api_key_or_token])
 async def questionnaire_structure(
     request: ApiRequest,
-) -> Response[Envelope[Questionnaire]] | Response[None]:
+) -> Response[Envelope[msgspec.Raw]] | Response[None]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+import msgspec
 from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
@@ -91,7 +92,7 @@ async def open_resources(
             pool=pool,
             keys=keys,
             relay=relay,
-            questionnaire=questions,
+            questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
             questionnaire_etag=questionnaire.entity_tag(questions),
         )
         yield

@@ -70,6 +70,7 @@ class Due(msgspec.Struct, frozen=True):
     """The lanes with something to publish, when that was, and the last id that had been given out."""
 
     lanes: list[int]
+    has_held: bool  # whether any of it is to be tried again
     snapshot: Snapshot
     last_id: int
 
@@ -88,18 +89,24 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
     """Return the lanes in which something can be published now; *marks* are their low-water marks."""
     (row,) = await connection.fetch(
         """
+        WITH look AS MATERIALIZED (
+            SELECT (number - 1)::smallint AS lane,
+                   EXISTS (SELECT
+                             FROM outbox
+                            WHERE outbox.lane = (number - 1)::smallint
+                              AND outbox.id >= low_water) AS has_fresh,
+                   EXISTS (SELECT
+                             FROM outbox_held
+                            WHERE outbox_held.lane = (number - 1)::smallint
+                              AND parked_at IS NULL
+                              AND next_attempt_at <= now()) AS has_held
+              FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
+        )
         SELECT ARRAY (SELECT lane
-                        FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number),
-                             LATERAL (SELECT (number - 1)::smallint AS lane) AS numbered
-                       WHERE EXISTS (SELECT
-                                       FROM outbox
-                                      WHERE outbox.lane = numbered.lane
-                                        AND outbox.id >= low_water)
-                          OR EXISTS (SELECT
-                                       FROM outbox_held
-                                      WHERE outbox_held.lane = numbered.lane
-                                        AND parked_at IS NULL
-                                        AND next_attempt_at <= now())) AS lanes,
+                        FROM look
+                       WHERE has_fresh OR has_held) AS lanes,
+               (SELECT bool_or(has_held)
+                  FROM look) AS has_held,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid,
                CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id
@@ -108,7 +115,7 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
         """,
         marks,
     )
-    return Due(row["lanes"], Snapshot(row["xmin"], row["next_xid"]), row["last_id"])
+    return Due(row["lanes"], row["has_held"], Snapshot(row["xmin"], row["next_xid"]), row["last_id"])
 
 
 async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]:

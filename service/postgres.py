@@ -16,8 +16,8 @@ Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 
 SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
-_BOUNDED = "SET LOCAL idle_in_transaction_session_timeout = '3s'"
-_UNWAITING = "SET LOCAL synchronous_commit = off"
+_BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
+_BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
@@ -149,19 +149,16 @@ async def transaction(
     two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent:
-        transaction = lent.transaction()
-        await transaction.start()
         try:
-            await lent.execute(_BOUNDED if waits_for_disk else f"{_BOUNDED}; {_UNWAITING}")
+            await lent.execute(_BEGIN if waits_for_disk else _BEGIN_UNWAITING)
             yield lent
+            await lent.execute("COMMIT")
         except asyncio.CancelledError:
             lent.terminate()  # The time is over, and a ROLLBACK may not be answered: Postgres needs none.
             raise
         except BaseException:
-            await transaction.rollback()
+            await lent.execute("ROLLBACK")
             raise
-        else:
-            await transaction.commit()
 
 
 async def apply_schema(connection: Connection, statements: str) -> None:

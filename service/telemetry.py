@@ -1,14 +1,16 @@
 """Logs: one event per unit of work, as JSON or for the console, with nothing personal or secret."""
 
+import json
 import logging
 import logging.config
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import asyncpg
+import msgspec
 import structlog
 from structlog.typing import Processor
 
@@ -19,9 +21,12 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 def configure(settings: Settings) -> None:
-    """Send the logs of structlog and of all libraries to standard output, in one format."""
+    """Send our logs and those of all libraries to standard output, in one format.
+
+    Ours go straight there, not by way of the standard library, which takes several times as long.
+    """
     renderer: Processor = (
-        structlog.processors.JSONRenderer()
+        structlog.processors.JSONRenderer(serializer=_encode)
         if settings.log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
     )
@@ -31,13 +36,9 @@ def configure(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*shared, renderer],
+        logger_factory=structlog.PrintLoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
     logging.config.dictConfig(
@@ -63,6 +64,13 @@ def configure(settings: Settings) -> None:
             },
         }
     )
+
+
+def _encode(event: Mapping[str, Any], *, default: Callable[[object], object]) -> str:
+    try:
+        return msgspec.json.encode(event, enc_hook=default).decode()
+    except UnicodeEncodeError:  # a lone surrogate, of which the standard library makes an escape
+        return json.dumps(event, default=default)
 
 
 def describe(error: BaseException) -> dict[str, Any]:

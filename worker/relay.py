@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractChannel
 from service import outbox, postgres, telemetry
 from service.background import in_background
 from service.health import NotReady
-from service.outbox import LaneLost, OutboxRow
+from service.outbox import Due, LaneLost, OutboxRow
 from service.postgres import Connection, Pool, PostgresUnavailable
 from worker import broker, metrics
 from worker.alarm import Alarm
@@ -98,15 +98,16 @@ class Relay:
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
-        lanes = await self._find_due_lanes()
-        random.shuffle(lanes)  # Relays that start together should not queue for the same lanes.
+        due = await self._find_due()
+        lanes = random.sample(due.lanes, len(due.lanes))  # Relays that start together should not meet.
         moved = 0
         for first in range(0, len(lanes), _LANES_AT_ONCE):
             if not stop.is_set():
-                moved += await self.relay_lanes(publisher, lanes[first : first + _LANES_AT_ONCE])
+                some = lanes[first : first + _LANES_AT_ONCE]
+                moved += await self.relay_lanes(publisher, some, with_held=due.has_held)
         return moved
 
-    async def _find_due_lanes(self) -> list[int]:
+    async def _find_due(self) -> Due:
         """Look behind the marks. A look that fails is followed by a longer one.
 
         For the first has none, and may step over millions of rows that are gone but for an old snapshot.
@@ -119,7 +120,7 @@ class Relay:
             due = await outbox.find_due(connection, self._marks.low_water)
         self._look_seconds = self._statement_seconds
         self._marks.note_due(due)
-        return due.lanes
+        return due
 
     async def _look_back(self) -> None:
         """As a precaution, look for events that the marks have passed: their lanes begin anew."""
@@ -134,8 +135,8 @@ class Relay:
             _log.error("events_passed_over", lanes=passed)
             self._marks.forget(passed)
 
-    async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int]) -> int:
-        """Publish the oldest events of some lanes and delete those the broker confirmed.
+    async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int], *, with_held: bool = True) -> int:
+        """Publish the oldest events of some lanes, and those held that are due; delete what is confirmed.
 
         Returns the number of events that left the lanes, confirmed or held back. A crash between confirm and
         commit publishes a batch again: delivery is at least once, in order per request. Raises
@@ -144,7 +145,7 @@ class Relay:
         seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
         # A crash of Postgres may forget what was settled a moment ago: it is published again then, in order.
         async with postgres.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
-            fresh, held = await self._take(connection, lanes)
+            fresh, held = await self._take(connection, lanes, with_held=with_held)
             if not fresh and not held:
                 return 0
             window = [*_first_of_each_request(fresh), *held]
@@ -158,7 +159,7 @@ class Relay:
         return moved
 
     async def _take(
-        self, connection: Connection, lanes: Sequence[int]
+        self, connection: Connection, lanes: Sequence[int], *, with_held: bool
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
         """Lock those of *lanes* that are free. Returns their oldest events, and those held that are due."""
         locked = await outbox.lock_lanes(connection, lanes)
@@ -174,6 +175,8 @@ class Relay:
         first_ids = {row.lane: row.id for row in reversed(fresh)}
         for lane, first_id in first_ids.items():
             self._marks.note_first(locked.snapshot, lane, first_id)
+        if not with_held:
+            return fresh, []
         held = await outbox.read_held(connection, locked.lanes, limit=self._settings.relay_held_batch_size)
         return fresh, held
 

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
     parser.add_argument("--requests", type=int, default=100_000, help="acknowledged, at least")
     parser.add_argument("--times", type=int, default=20, help="that every fault is injected, at least")
-    parser.add_argument("--rate", type=float, default=60.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument(
         "--longest-stall", type=float, default=13.0, help="seconds of silence: longer than our timeouts"
     )

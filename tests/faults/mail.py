@@ -99,9 +99,11 @@ class _Session:
         self._connected_at = time.monotonic()
         self._recipient = b""
         self._unread: Acceptance | None = None  # the sender may not have read our answer to it
+        self._is_dead = False
 
     def die(self) -> None:
         """Break the connection."""
+        self._is_dead = True
         if self._unread is not None:
             self._unread.answered = False
         self._writer.transport.abort()
@@ -141,6 +143,8 @@ class _Session:
 
     def _take(self, content: bytes) -> bool:
         """Take charge of an e-mail, or not. False when the connection broke instead of an answer."""
+        if self._is_dead:
+            return False  # The content had come before the end, and nobody had looked at it.
         if self._server.refusal is not None:
             self._writer.write(self._server.refusal + b"\r\n")
             return True

@@ -20,7 +20,7 @@ TEAM: Final = "harness.calculation-team"
 SWITCH: Final = "harness.switch"
 
 _QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 2.0  # a broker that is starting may take a connection and then say nothing
 _PAUSE_SECONDS = 0.05
 
 Receive = Callable[[AbstractChannel, AbstractIncomingMessage], Awaitable[None]]
