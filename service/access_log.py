@@ -1,8 +1,8 @@
 """The outermost layer of the API: X-Request-Id on every response, HEAD, each request logged and counted."""
 
 import re
+import secrets
 import time
-from uuid import uuid4
 
 import structlog
 from litestar.enums import HttpMethod, ScopeType
@@ -66,7 +66,7 @@ def _inbound_id(scope: Scope) -> bytes | None:
 
 def new_request_id() -> bytes:
     """Return the X-Request-Id of a request that came without."""
-    return uuid4().hex.encode()
+    return secrets.token_hex(16).encode()
 
 
 def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponseStartEvent:

@@ -51,6 +51,7 @@ async def serve(
         app,
         http=_Protocol,
         ws="none",
+        proxy_headers=False,  # Nobody asks who the client is.
         access_log=False,
         log_config=None,
         server_header=False,

@@ -65,13 +65,17 @@ class Pool:
 
     @asynccontextmanager
     async def lend(self, *, seconds: float) -> AsyncIterator[Connection]:
-        """Lend a connection. Half of *seconds* may pass in the queue: the rest is for the work.
+        """Lend a connection, to a caller with a deadline. Half of *seconds* may pass in the queue.
 
         Raises PostgresUnavailable at once when the queue is full, and TimeoutError.
         """
-        await self._wait_in_queue(seconds / 2)
+        if self._free.locked():
+            await self._wait_in_queue(seconds / 2)
+        else:
+            await self._free.acquire()  # at once
         try:
-            async with self._connections.acquire(timeout=seconds) as lent:
+            # Without a timeout of its own, which would cost a task: the deadline covers this too.
+            async with self._connections.acquire() as lent:
                 yield lent
         finally:
             self._free.release()

