@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 from litestar import HttpMethod, MediaType, Request, Response, get, post, route
-from litestar.connection import ASGIConnection
 from litestar.datastructures import State
-from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 
 from service import (
@@ -66,16 +64,6 @@ class ApiRequest(Request[Caller, Any, State]):
         """What the lifespan has opened."""
         resources: Resources = self.app.state.resources
         return resources
-
-
-async def refuse_when_full(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """Turn callers away while too many wait for Postgres, before token and body are read; never the probes.
-
-    To refuse after that costs nearly as much as to serve. A guard of the application runs before all others.
-    """
-    if connection.scope["path"].startswith("/v1/"):
-        resources: Resources = connection.app.state.resources
-        resources.pool.check_not_full()
 
 
 @post("/v1/request", status_code=200, guards=[auth.requires(auth.WRITE)])

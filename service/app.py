@@ -17,7 +17,6 @@ from service.api import (
     create_request,
     list_requests,
     questionnaire_structure,
-    refuse_when_full,
     retrieve_request,
     tell_methods,
 )
@@ -57,7 +56,6 @@ def create_api(settings: ServiceSettings) -> Litestar:
             *openapi_page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
-        guards=[refuse_when_full],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,

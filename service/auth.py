@@ -49,7 +49,11 @@ class InsufficientScope(Exception):
 
 
 class Authenticator:
-    """Verifies what stands in an Authorization header, and remembers access tokens it has verified."""
+    """Verifies what stands in an Authorization header, and remembers access tokens it has verified.
+
+    Before that it turns callers away while too many wait for Postgres: to refuse them once their token and
+    body have been read costs nearly as much as to serve.
+    """
 
     def __init__(
         self, settings: ServiceSettings, keys: SigningKeys, pool: Pool, api_key_uses: ApiKeyUses
@@ -65,8 +69,9 @@ class Authenticator:
     async def access_token(self, authorization: str | None, *, scope: str) -> Caller:
         """Return the caller behind an access token that carries *scope*.
 
-        Raises Unauthenticated, InsufficientScope or SigningKeysUnavailable.
+        Raises PostgresUnavailable, Unauthenticated, InsufficientScope or SigningKeysUnavailable.
         """
+        self._pool.check_not_full()
         token = _bearer_token(authorization)
         if api_keys.looks_like_one(token):
             raise Unauthenticated("An API key does not open this endpoint: send an access token")
@@ -76,7 +81,8 @@ class Authenticator:
         return caller
 
     async def api_key_or_token(self, authorization: str | None) -> None:
-        """Let any valid API key or access token pass. Raises Unauthenticated."""
+        """Let any valid API key or access token pass. Raises PostgresUnavailable or Unauthenticated."""
+        self._pool.check_not_full()
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):
             await self._verify(token)
