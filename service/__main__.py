@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -72,6 +73,8 @@ def serve(_: argparse.Namespace) -> None:
         tracing.exporting(settings, service="calculation-requests-api"),
         listen(settings.host, settings.port) as listening,
     ):
+        gc.collect()
+        gc.freeze()  # What is loaded stays: later collections need not look at it.
         uvloop.run(_serve(settings, listening))
 
 

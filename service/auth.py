@@ -81,7 +81,7 @@ class Authenticator:
         return caller
 
     async def api_key_or_token(self, authorization: str | None) -> None:
-        """Let any valid API key or access token pass. Raises PostgresUnavailable or Unauthenticated."""
+        """Let any valid API key or access token pass. Raises as `access_token` does."""
         self._pool.check_not_full()
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):

@@ -1,7 +1,6 @@
 """Serves an ASGI application on a socket until told to stop: for the API and for the worker's probes."""
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -58,7 +57,6 @@ async def serve(
         server_header=False,
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
-    gc.freeze()  # What is loaded stays: collections need not look at it.
     server = _Server(config, stop)
     await server.serve(sockets=[listening])
     if not server.started:

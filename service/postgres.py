@@ -74,9 +74,13 @@ class Pool:
         else:
             await self._free.acquire()  # at once
         try:
-            # Without a timeout of its own, which would cost a task: the deadline covers this too.
-            async with self._connections.acquire() as lent:
+            lent = (
+                await self._connections.acquire()
+            )  # A timeout here, beside the deadline, would cost a task.
+            try:
                 yield lent
+            finally:
+                await self._connections.release(lent, timeout=seconds)
         finally:
             self._free.release()
 
@@ -161,8 +165,16 @@ async def transaction(
             lent.terminate()  # The time is over, and a ROLLBACK may not be answered: Postgres needs none.
             raise
         except BaseException:
-            await lent.execute("ROLLBACK")
+            await _roll_back(lent)
             raise
+
+
+async def _roll_back(lent: Connection) -> None:
+    try:
+        await lent.execute("ROLLBACK")
+    except BaseException:
+        lent.terminate()
+        raise
 
 
 async def apply_schema(connection: Connection, statements: str) -> None:

@@ -183,8 +183,10 @@ def _check_text(value: str) -> Failure | None:
     return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
 
-# Of these the part before the @ is valid, so the domain decides.
-_PLAIN_ADDRESS = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:\.[A-Za-z0-9_+-]{1,31})?@([A-Za-z0-9.-]+)")
+# Of these the domain decides: the part before the @ is valid, and nothing gets longer when it is decoded.
+_PLAIN_ADDRESS = re.compile(
+    r"[a-z0-9_+-]{1,32}(?:\.[a-z0-9_+-]{1,31})?@((?!.*xn--)[a-z0-9.-]+)", re.ASCII | re.IGNORECASE
+)
 
 
 def _check_email(value: str) -> Failure | None:

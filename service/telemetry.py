@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -37,7 +38,7 @@ def configure(settings: Settings) -> None:
     ]
     structlog.configure(
         processors=[*shared, renderer],
-        logger_factory=structlog.PrintLoggerFactory(),
+        logger_factory=_StandardOutput,
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
@@ -64,6 +65,24 @@ def configure(settings: Settings) -> None:
             },
         }
     )
+
+
+class _StandardOutput:
+    """Where our lines go, each in one write. One that cannot be written must not stop the work."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def info(self, line: str) -> None:
+        """Write a line, of whatever level."""
+        try:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        except (OSError, ValueError) as error:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"a log line could not be written: {type(error).__name__}\n")
+
+    debug = warning = error = critical = info
 
 
 def _encode(event: Mapping[str, Any], *, default: Callable[[object], object]) -> str:

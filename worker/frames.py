@@ -27,10 +27,10 @@ _FLAGS = sum(
 )
 
 
-def encode_event(
-    row: OutboxRow, event_id: str, traceparent: str | None, *, channel: int, longest_body: int
-) -> bytes:
+def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
     """Return the frames that publish an event as persistent; a body goes in pieces of *longest_body*.
+
+    That is negative where the broker sets no limit, as in aiormq.
 
     Raises ValueError, TypeError or struct.error when AMQP cannot carry it.
     """
@@ -42,7 +42,7 @@ def encode_event(
             _field("cloudEvents:type", row.type),
             _field_name("sequence"),
             encode.encode_table_value(row.sequence),
-            b"" if traceparent is None else _field("traceparent", traceparent),
+            b"" if row.traceparent is None else _field("traceparent", row.traceparent),
         )
     )
     content = b"".join(
@@ -57,7 +57,8 @@ def encode_event(
             _short(row.type),
         )
     )
-    pieces = [row.payload[start : start + longest_body] for start in range(0, len(row.payload), longest_body)]
+    step = longest_body if longest_body > 0 else len(row.payload) or 1
+    pieces = [row.payload[start : start + step] for start in range(0, len(row.payload), step)]
     return b"".join(
         (
             _publish(row.type, channel),

@@ -88,7 +88,7 @@ class Publisher:
         with metrics.confirm_seconds.time(), metrics.holding(metrics.unconfirmed_events, len(window)):
             try:
                 publishing = await self._write(window) if self._writes_at_once else self._start(window)
-            except (TimeoutError, *BROKER_ERRORS) as error:
+            except BROKER_ERRORS as error:
                 return Outcome(frozenset(), {}, error)
             await self._wait_for(publishing.values(), abandoned or asyncio.Event())
         return _outcome(publishing)
@@ -110,7 +110,6 @@ class Publisher:
                     written = frames.encode_event(
                         row,
                         event_id,
-                        tracing.onward(row.traceparent),
                         channel=channel.number,
                         longest_body=channel.max_content_size,
                     )
@@ -214,6 +213,8 @@ def _outcome(publishing: Mapping[int, asyncio.Future[Any]]) -> Outcome:
             case error if isinstance(error, _UNENCODABLE):  # before a delivery tag was spent
                 metrics.events_failed.labels("unencodable").inc()
                 failed[row_id] = f"unencodable: {error}"
-            case Exception() as error:
-                outage = error
+            case error:  # CancelledError, if aiormq has given up its reader
+                outage = (
+                    error if isinstance(error, Exception) else BrokerUnavailable("the connection is gone")
+                )
     return Outcome(frozenset(confirmed), failed, outage)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pamqp.frame
 import pytest
 from aiormq import spec
@@ -17,7 +18,7 @@ from worker.publisher import properties_of
 _TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def encoded_by_pamqp(event: OutboxRow, traceparent: str | None, pieces: list[bytes]) -> bytes:
+def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
     """Return what aiormq would write."""
     frames: list[Any] = [
         spec.Basic.Publish(
@@ -25,7 +26,7 @@ def encoded_by_pamqp(event: OutboxRow, traceparent: str | None, pieces: list[byt
             routing_key=event.type,
             mandatory=event.type == "request.created",
         ),
-        ContentHeader(properties=properties_of(event, traceparent), body_size=len(event.payload)),
+        ContentHeader(properties=properties_of(event, event.traceparent), body_size=len(event.payload)),
         *map(ContentBody, pieces),
     ]
     return b"".join(pamqp.frame.marshal(frame, 7) for frame in frames)
@@ -37,11 +38,11 @@ def encoded_by_pamqp(event: OutboxRow, traceparent: str | None, pieces: list[byt
 def test_event_is_encoded_as_pamqp_encodes_it(
     event_type: str, sequence: int, traceparent: str | None
 ) -> None:
-    event = row(sequence, event_type=event_type, payload=b'{"a": 1}')
+    event = msgspec.structs.replace(row(sequence, event_type=event_type), traceparent=traceparent)
 
-    encoded = encode_event(event, event.event_id, traceparent, channel=7, longest_body=100)
+    encoded = encode_event(event, event.event_id, channel=7, longest_body=100)
 
-    assert encoded == encoded_by_pamqp(event, traceparent, [event.payload])
+    assert encoded == encoded_by_pamqp(event, [event.payload])
 
 
 @pytest.mark.parametrize(
@@ -51,13 +52,21 @@ def test_event_is_encoded_as_pamqp_encodes_it(
 def test_large_body_goes_in_pieces(payload: bytes, pieces: list[bytes]) -> None:
     event = row(1, payload=payload)
 
-    encoded = encode_event(event, event.event_id, None, channel=7, longest_body=4)
+    encoded = encode_event(event, event.event_id, channel=7, longest_body=4)
 
-    assert encoded == encoded_by_pamqp(event, None, pieces)
+    assert encoded == encoded_by_pamqp(event, pieces)
+
+
+def test_body_is_in_one_piece_where_the_broker_sets_no_limit() -> None:
+    event = row(1, payload=b"12345678")
+
+    encoded = encode_event(event, event.event_id, channel=7, longest_body=-8)
+
+    assert encoded == encoded_by_pamqp(event, [event.payload])
 
 
 def test_type_that_is_too_long_cannot_be_encoded() -> None:
     event = row(1, event_type="x" * 256)
 
     with pytest.raises(ValueError, match="255"):
-        encode_event(event, event.event_id, None, channel=7, longest_body=100)
+        encode_event(event, event.event_id, channel=7, longest_body=100)

@@ -123,6 +123,12 @@ async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
 
+async def test_window_of_which_nothing_can_be_encoded_fails_event_by_event(publisher: Publisher) -> None:
+    outcome = await publisher.publish([row(1, event_type="x" * 300), row(2, event_type="y" * 300)])
+
+    assert (outcome.confirmed, set(outcome.failed), outcome.outage) == (frozenset(), {1, 2}, None)
+
+
 async def test_no_confirm_in_time_is_an_outage(
     worker_settings: WorkerSettings, broker_link: Forwarder
 ) -> None:

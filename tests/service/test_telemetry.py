@@ -1,0 +1,62 @@
+"""Log lines: their form, their level, and what happens when they cannot be written."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+_BEGIN = """
+import logging, os, sys, structlog
+from service import telemetry
+from service.settings import Settings
+settings = Settings(database_url="postgresql://host/database", app_url="https://app.example.com",
+                    request_secret_keys="", log_format={log_format!r})
+telemetry.configure(settings)
+log = structlog.get_logger()
+"""
+
+
+def run(script: str, *, log_format: str = "json") -> "subprocess.CompletedProcess[str]":
+    """Log from a process of its own, since there is one configuration of a process."""
+    return subprocess.run(
+        [sys.executable, "-c", _BEGIN.format(log_format=log_format) + script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+
+def test_lines_of_ours_and_of_libraries_are_json_of_one_form() -> None:
+    written = run(
+        "log.warning('ours', number=1)\nlogging.getLogger('library').warning('theirs %s', 2)"
+    ).stdout
+
+    ours, theirs = map(json.loads, written.splitlines())
+    assert (ours["event"], ours["number"], ours["level"]) == ("ours", 1, "warning")
+    assert (theirs["event"], theirs["level"]) == ("theirs 2", "warning")
+    assert ours.keys() - {"number"} == theirs.keys()
+
+
+def test_level_holds_for_ours_and_for_libraries() -> None:
+    written = run("log.debug('ours')\nlogging.getLogger('library').debug('theirs')\nlog.info('told')").stdout
+
+    assert [json.loads(line)["event"] for line in written.splitlines()] == ["told"]
+
+
+def test_lone_surrogate_is_escaped() -> None:
+    written = run(r"log.info('odd', value='\udc80')").stdout
+
+    assert json.loads(written)["value"] == "\udc80"
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_line_that_cannot_be_written_stops_nothing(log_format: str) -> None:
+    finished = run(
+        "sys.stdout = open('/dev/full', 'w')\nlog.error('lost')\nos.write(2, b'went on')\nos._exit(0)",
+        log_format=log_format,
+    )
+
+    assert "could not be written: OSError" in finished.stderr
+    assert finished.stderr.endswith("went on")
