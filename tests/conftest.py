@@ -197,7 +197,7 @@ async def api_client(settings: ServiceSettings, token: str | None) -> AsyncItera
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
         serve(create_app(settings)) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=headers) as client,
+        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0) as client,
     ):
         yield client
 
