@@ -320,7 +320,7 @@ _DESCRIPTIONS = {
 
 # What the types cannot say. A keyword concerns values of its own type only, so this is any JSON value.
 _JSON_VALUE = {
-    "description": "Any JSON value without NUL characters, its integers within 64 bits.",
+    "description": "Any JSON value without NUL characters, its numbers within the range of 64-bit integers.",
     "minimum": -(2**63),
     "maximum": 2**63 - 1,
     "pattern": r"^[^\u0000]*$",

@@ -222,7 +222,7 @@ def _check_meta_data(value: dict[str, Any]) -> Failure | None:
 
 
 def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
-    """Check strings, integers and depth of a JSON value; the recursion ends at META_DATA_DEPTH."""
+    """Check strings, numbers and depth of a JSON value; the recursion ends at META_DATA_DEPTH."""
     match value:
         case str():
             return _check_text(value)
@@ -233,8 +233,8 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
             return next(filter(None, (_check_json(part, depth=depth + 1) for part in parts)), None)
         case list():
             return next(filter(None, (_check_json(part, depth=depth + 1) for part in value)), None)
-        case int() if value not in _INT64:
-            return "out_of_range", "Integers must fit into 64 bits."
+        case int() | float() if not _INT64[0] <= value <= _INT64[-1]:
+            return "out_of_range", "Numbers must be within the range of 64-bit integers."
     return None
 
 

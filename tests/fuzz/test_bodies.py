@@ -26,7 +26,6 @@ _BODIES = 200_000 if LONG else 4_000
 _SENT = 10_000 if LONG else 200
 # What no schema can say: how addresses are read, how long and deep `meta_data` is.
 _BEYOND_SCHEMAS = {"/customer_email", "/sender_email", "too_deep", ("/meta_data", "too_long")}
-_LARGE_FLOATS = (b"1e300", b"1e308")  # JSON Schema takes them for integers that are out of range
 
 Validator = Callable[[Any], bool]
 
@@ -91,7 +90,7 @@ def _check_pointers(body: bytes, told: ErrorEnvelope) -> None:
 
 def _check_against_schema(body: bytes, problems: list[Any], allowed: Validator) -> None:
     codes = {problem.code for problem in problems}
-    if "malformed_body" in codes or any(number in body for number in _LARGE_FLOATS):
+    if "malformed_body" in codes:
         return
     explained = codes.union(*((problem.pointer, (problem.pointer, problem.code)) for problem in problems))
     assert allowed(msgspec.json.decode(body)) == (not codes) or explained & _BEYOND_SCHEMAS, (body, problems)

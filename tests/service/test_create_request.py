@@ -76,12 +76,12 @@ async def test_fields_that_were_left_out_are_null(client: httpx.AsyncClient) -> 
 
 
 async def test_meta_data_keeps_the_order_of_its_keys(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/request", json={**A_REQUEST, "meta_data": {"z": 1, "a": 2, "m": 1e300}})
+    response = await client.post("/v1/request", json={**A_REQUEST, "meta_data": {"z": 1, "a": 2, "m": 1e17}})
     uuid = response.json()["data"]["uuid"]
 
     retrieved = await client.get(f"/v1/request/{uuid}")
 
-    assert '"meta_data":{"z":1,"a":2,"m":1e300}' in retrieved.text
+    assert '"meta_data":{"z":1,"a":2,"m":1e17}' in retrieved.text
 
 
 async def test_request_and_event_are_stored_together(client: httpx.AsyncClient, database: Connection) -> None:
@@ -216,6 +216,7 @@ async def test_blank_field_is_refused(client: httpx.AsyncClient, database: Conne
         ("meta_data", {"a\x00b": 1}, "invalid_characters"),
         ("meta_data", {"a": [{"b": "\x00"}]}, "invalid_characters"),
         ("meta_data", {"a": 2**63}, "out_of_range"),
+        ("meta_data", {"a": [-1e300]}, "out_of_range"),
         ("meta_data", {"a": "x" * 16_400}, "too_long"),
         ("customer_first_name", "x" * 256, "too_long"),
         ("sender_organization_name", "x" * 256, "too_long"),
