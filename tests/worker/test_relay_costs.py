@@ -15,7 +15,7 @@ from worker.relay import Relay
 from worker.settings import WorkerSettings
 
 _LANE = 3
-_MOST_STATEMENTS = 7  # begin, time limit, lock, read, read what is held, delete, commit
+_MOST_STATEMENTS = 6  # begin with its settings, lock, read, read what is held, delete, commit
 
 
 async def fill_lane(database: Connection, events: int) -> None:
