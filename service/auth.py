@@ -71,7 +71,7 @@ class Authenticator:
 
         Raises PostgresUnavailable, Unauthenticated, InsufficientScope or SigningKeysUnavailable.
         """
-        self._pool.check_not_full()
+        self._pool.check()
         token = _bearer_token(authorization)
         if api_keys.looks_like_one(token):
             raise Unauthenticated("An API key does not open this endpoint: send an access token")
@@ -82,7 +82,7 @@ class Authenticator:
 
     async def api_key_or_token(self, authorization: str | None) -> None:
         """Let any valid API key or access token pass. Raises as `access_token` does."""
-        self._pool.check_not_full()
+        self._pool.check()
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):
             await self._verify(token)

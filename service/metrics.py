@@ -3,9 +3,8 @@
 import math
 import platform
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, cast
+from typing import cast
 
-import asyncpg
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -16,8 +15,6 @@ from prometheus_client import (
 )
 
 import service
-
-Pool: TypeAlias = "asyncpg.Pool[Any]"
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # of the exposition; the charset is added by Litestar
 UNKNOWN = math.nan  # the value of a gauge while nobody can tell it
@@ -40,11 +37,11 @@ postgres_unavailable = Counter(
 )
 
 
-def watch_pool(pool: Pool, *, size: int) -> None:
+def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:
     """Show the connections of this process's pool, whenever somebody looks."""
-    pool_max_connections.set(size)
-    pool_connections.labels("idle").set_function(pool.get_idle_size)
-    pool_connections.labels("used").set_function(lambda: pool.get_size() - pool.get_idle_size())
+    pool_max_connections.set(max_size)
+    pool_connections.labels("idle").set_function(idle_size)
+    pool_connections.labels("used").set_function(lambda: open_size() - idle_size())
 
 
 def exposition(registries: Iterable[CollectorRegistry]) -> bytes:

@@ -1,23 +1,26 @@
 """Connections to Postgres: one pool a process, bounded waits, and one name for every way it can be away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from time import perf_counter
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias
 
 import asyncpg
-from asyncpg.pool import PoolConnectionProxy
 
 from service import metrics
 from service.settings import Settings
 
-Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
+Connection: TypeAlias = "asyncpg.Connection[Any]"
 
 SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
 _BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
+_AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
+_LONGEST_LIFE_SECONDS = 300.0  # of a connection: a network may forget one that nobody used
+_PROBES_WAITING = 10
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
@@ -36,6 +39,9 @@ UNAVAILABLE = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
+# After these a statement may still be under way.
+_INTERRUPTIONS = (asyncio.CancelledError, TimeoutError, asyncpg.InterfaceError)
+
 
 class PostgresUnavailable(Exception):
     """Postgres did not answer in time."""
@@ -46,52 +52,78 @@ class SchemaOutdated(Exception):
 
 
 class Pool:
-    """The connections of a process, with a queue before them that has an end.
+    """Connections that are opened when first needed and kept for the next caller, behind a queue with an end.
 
-    Without it, Postgres would spend its time on those who have waited so long that nobody wants the answer.
+    Without that end, Postgres would spend its time on those who have waited so long that nobody wants the
+    answer. asyncpg's own pool has none; and it lends by way of a task, which takes as long as a statement.
     """
 
-    def __init__(self, connections: "asyncpg.Pool[Any]", *, size: int, queue_size: int) -> None:
-        self._connections = connections
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        *,
+        size: int,
+        queue_size: int,
+        reserve: "Pool | None" = None,
+    ) -> None:
+        self.reserve = reserve or self  # for the readiness probe: to be busy is no reason to be given no work
+        self._connect = connect
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
         self._waiting = 0
+        self._opened: dict[Connection, float] = {}  # and when
+        self._idle: list[Connection] = []  # the one used last is lent first
+        self._away_until = -math.inf
 
-    def check_not_full(self) -> None:
-        """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
-        if self._free.locked() and self._waiting >= self._queue_size:
+    @property
+    def open_size(self) -> int:
+        """How many connections there are."""
+        return sum(not each.is_closed() for each in self._opened)
+
+    @property
+    def idle_size(self) -> int:
+        """How many of them are not lent."""
+        return sum(not each.is_closed() for each in self._idle)
+
+    def check(self) -> None:
+        """Raise PostgresUnavailable where `take` would: when the queue is full, or Postgres is away."""
+        is_full = self._free.locked() and self._waiting >= self._queue_size
+        if is_full or (not self._opened and self._is_away):
             metrics.postgres_unavailable.inc()
             raise PostgresUnavailable
 
-    @asynccontextmanager
-    async def lend(self, *, seconds: float) -> AsyncIterator[Connection]:
-        """Lend a connection, to a caller with a deadline. Half of *seconds* may pass in the queue.
+    async def take(self, *, queue_seconds: float) -> Connection:
+        """Lend a connection to a caller that has a deadline and gives it back.
 
-        Raises PostgresUnavailable at once when the queue is full, and TimeoutError.
+        Raises PostgresUnavailable at once, when the queue is full or a connection was refused a moment ago;
+        TimeoutError after *queue_seconds* in the queue; and whatever asyncpg raises when it connects.
         """
         if self._free.locked():
-            await self._wait_in_queue(seconds / 2)
+            await self._wait_in_queue(queue_seconds)
         else:
             await self._free.acquire()  # at once
         try:
-            lent = (
-                await self._connections.acquire()
-            )  # A timeout here, beside the deadline, would cost a task.
-            try:
-                yield lent
-            finally:
-                await self._connections.release(lent, timeout=seconds)
-        finally:
+            return self._take_idle() or await self._open()
+        except BaseException:
             self._free.release()
+            raise
 
-    @asynccontextmanager
-    async def lend_reserve(self, *, seconds: float) -> AsyncIterator[Connection]:
-        """Lend the connection kept for the readiness probe: to be busy is no reason to be given no work."""
-        async with self._connections.acquire(timeout=seconds) as lent:
-            yield lent
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next caller, if it can be used again."""
+        if not connection.is_closed() and connection.is_in_transaction():
+            connection.terminate()
+        if connection.is_closed():
+            self._forget(connection)
+        else:
+            self._idle.append(connection)
+        self._free.release()
+
+    async def close(self, *, seconds: float) -> None:
+        """Close every connection, and end what is under way."""
+        await asyncio.gather(*(_close(each, seconds=seconds) for each in self._opened))
 
     async def _wait_in_queue(self, seconds: float) -> None:
-        self.check_not_full()
+        self.check()
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds):
@@ -99,30 +131,76 @@ class Pool:
         finally:
             self._waiting -= 1
 
+    def _take_idle(self) -> "Connection | None":
+        while self._idle:
+            connection = self._idle.pop()
+            is_old = time.monotonic() - self._opened[connection] > _LONGEST_LIFE_SECONDS
+            if not connection.is_closed() and not is_old:
+                return connection
+            self._forget(connection)
+        return None
+
+    async def _open(self) -> Connection:
+        if self._is_away:
+            metrics.postgres_unavailable.inc()
+            raise PostgresUnavailable
+        try:
+            connection = await self._connect()
+        except BaseException:
+            self._away_until = time.monotonic() + _AWAY_SECONDS
+            raise
+        self._opened[connection] = time.monotonic()
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        del self._opened[connection]
+        connection.terminate()  # also one that the other side has closed: asyncpg may not know all of it yet
+
+    @property
+    def _is_away(self) -> bool:
+        return time.monotonic() < self._away_until
+
+
+async def _close(connection: Connection, *, seconds: float) -> None:
+    """Have Postgres end what it does on this connection, and close it."""
+    with suppress(Exception):  # After those seconds it is cut off.
+        async with asyncio.timeout(seconds):
+            await connection.close()
+
 
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     """Open the pool of this process. It connects when first used, so a process starts without Postgres."""
-    connections = asyncpg.create_pool(
-        settings.database_url,
-        min_size=0,
-        max_size=settings.database_connections,
-        timeout=settings.database_timeout_seconds,
-        statement_cache_size=settings.database_statement_cache_size,
-        reset=_keep_session,
-        server_settings={"application_name": "calculation-requests"},
+
+    async def connect() -> Connection:
+        return await asyncpg.connect(
+            settings.database_url,
+            timeout=settings.database_timeout_seconds,
+            statement_cache_size=settings.database_statement_cache_size,
+            server_settings={"application_name": "calculation-requests"},
+        )
+
+    reserve = Pool(connect, size=1, queue_size=_PROBES_WAITING)
+    pool = Pool(
+        connect,
+        size=settings.database_pool_size,
+        queue_size=settings.database_queue_size,
+        reserve=reserve,
     )
-    metrics.watch_pool(connections, size=settings.database_connections)
-    async with connections:
-        yield Pool(connections, size=settings.database_pool_size, queue_size=settings.database_queue_size)
+    metrics.watch_pool(
+        max_size=settings.database_connections,
+        open_size=lambda: pool.open_size + reserve.open_size,
+        idle_size=lambda: pool.idle_size + reserve.idle_size,
+    )
+    try:
+        yield pool
+    finally:
+        for each in (pool, reserve):
+            await each.close(seconds=settings.database_timeout_seconds)
 
 
-async def _keep_session(_: object) -> None:
-    """Skip asyncpg's clean-up query at each release: nothing here outlives its transaction."""
-
-
-@asynccontextmanager
-async def unavailability() -> AsyncIterator[None]:
+@contextmanager
+def unavailability() -> Iterator[None]:
     """Raise PostgresUnavailable in place of whatever asyncpg says when the server is away."""
     try:
         yield
@@ -135,14 +213,22 @@ async def unavailability() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
-    """Lend a connection for at most *seconds*, the wait for it included.
+    """Lend a connection for at most *seconds*, the wait for it included; half of them may pass in the queue.
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
-    began = perf_counter()
-    async with unavailability(), asyncio.timeout(seconds), pool.lend(seconds=seconds) as lent:
-        metrics.pool_wait_seconds.observe(perf_counter() - began)
-        yield lent
+    began = time.perf_counter()
+    with unavailability():
+        async with asyncio.timeout(seconds):
+            lent = await pool.take(queue_seconds=seconds / 2)
+            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
+            try:
+                yield lent
+            except _INTERRUPTIONS:
+                await _close(lent, seconds=seconds)
+                raise
+            finally:
+                pool.give_back(lent)
 
 
 @asynccontextmanager
@@ -206,11 +292,7 @@ def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]
     """Return a readiness check: Postgres answers and its schema is recent enough."""
 
     async def check() -> None:
-        async with (
-            unavailability(),
-            asyncio.timeout(seconds),
-            pool.lend_reserve(seconds=seconds) as lent,
-        ):
+        async with connection(pool.reserve, seconds=seconds) as lent:
             await check_schema(lent)
 
     return check
