@@ -97,7 +97,7 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
 async def list_requests(request: ApiRequest) -> Envelope[CalculationRequestPage]:
     """List the caller's requests, newest first."""
     resources = request.resources
-    listing = listings.parse_listing(list(request.query_params.multi_items()))
+    listing = listings.parse_listing(request.scope["query_string"])
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)

@@ -98,7 +98,7 @@ FULL_REQUEST: dict[str, Any] = SMALLEST_REQUEST | {
     "calculation_fee_exempt_reason": "Repeat client",
 }
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
-REFUSED_QUERY = [("limit", "0"), ("cursor", "next"), ("sort", "name")]
+REFUSED_QUERY = "limit=0&cursor=next&sort=name"
 _RECORD = CalculationRequestRecord(
     **FULL_REQUEST,
     uuid="req_01a9ZkW3mT6qPxB8vNcR4d",
@@ -166,7 +166,7 @@ def operations() -> list[Operation]:
             failures={
                 "insufficient_scope": InsufficientScope(auth.READ),
                 "unknown_conveyancer": UnknownConveyancer(),
-                "refused_parameters": _refusal(lambda: listings.parse_listing(REFUSED_QUERY)),
+                "refused_parameters": _refusal(lambda: listings.parse_listing(REFUSED_QUERY.encode())),
             },
         ),
         Operation(

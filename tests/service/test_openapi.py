@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import jsonschema_rs
@@ -126,7 +126,7 @@ class Provocations:
         headers = {"Authorization": self._authorization(name)}
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
-            query = urlencode(openapi.REFUSED_QUERY) if name == "refused_parameters" else ""
+            query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
             return await self._client.get(f"{url}?{query}", headers=headers)
         match name:
             case "malformed_key":
