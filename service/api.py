@@ -22,7 +22,7 @@ from service import (
 )
 from service.auth import Caller
 from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
-from service.envelope import Envelope, UnsupportedMediaType, succeed
+from service.envelope import Answer, UnsupportedMediaType
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
@@ -66,8 +66,8 @@ class ApiRequest(Request[Caller, Any, State]):
         return resources
 
 
-@post("/v1/request", status_code=200, guards=[auth.requires(auth.WRITE)])
-async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRequestRecord]]:
+@post("/v1/request", status_code=200, before_request=auth.requires(auth.WRITE))
+async def create_request(request: ApiRequest) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
     key = idempotency.parse_key(request.headers.getall("idempotency-key", []))
@@ -89,19 +89,18 @@ async def create_request(request: ApiRequest) -> Response[Envelope[CalculationRe
         )
     if not is_repeat:
         resources.relay.wake()
-    envelope = succeed(resources.record(stored))
-    return Response(envelope, headers={idempotency.REPLAYED: "true"} if is_repeat else None)
+    return Answer.ok(resources.record(stored), {idempotency.REPLAYED: "true"} if is_repeat else {})
 
 
-@get("/v1/request", guards=[auth.requires(auth.READ)])
-async def list_requests(request: ApiRequest) -> Envelope[CalculationRequestPage]:
+@get("/v1/request", before_request=auth.requires(auth.READ))
+async def list_requests(request: ApiRequest) -> Answer:
     """List the caller's requests, newest first."""
     resources = request.resources
     listing = listings.parse_listing(request.scope["query_string"])
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    return succeed(CalculationRequestPage([resources.record(each) for each in found], next_cursor))
+    return Answer.ok(CalculationRequestPage([resources.record(each) for each in found], next_cursor))
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)
@@ -110,8 +109,8 @@ async def tell_methods() -> Response[None]:
     return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 
-@get("/v1/request/{uuid:str}", guards=[auth.requires(auth.READ)])
-async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Envelope[CalculationRequestRecord]:
+@get("/v1/request/{uuid:str}", before_request=auth.requires(auth.READ))
+async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     """Read a request back."""
     resources = request.resources
     request_id = parse_uuid(uuid)
@@ -121,20 +120,18 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Envelope
         stored = await calculation_requests.find(
             connection, request_id, conveyancer_id=request.user.conveyancer_id
         )
-    return succeed(resources.record(stored))
+    return Answer.ok(resources.record(stored))
 
 
-@get("/v1/questionnaire/structure", guards=[auth.requires_api_key_or_token])
-async def questionnaire_structure(
-    request: ApiRequest,
-) -> Response[Envelope[msgspec.Raw]] | Response[None]:
+@get("/v1/questionnaire/structure", before_request=auth.requires_api_key_or_token)
+async def questionnaire_structure(request: ApiRequest) -> Answer:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}  # Kept by the caller, asked for each time.
     if _is_current(etag, request.headers.getall("if-none-match", [])):
-        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(succeed(resources.questionnaire), headers=headers)
+        return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
+    return Answer.ok(resources.questionnaire, headers)
 
 
 def _is_current(etag: str, if_none_match: list[str]) -> bool:

@@ -1,20 +1,21 @@
 """From the Authorization header to a caller: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 import jwt
 import msgspec
 from cachetools import TLRUCache
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.types import Guard
+from litestar import Request
 
 from service import api_keys, api_metrics, postgres
 from service.api_keys import ApiKeyUses
 from service.postgres import Pool
 from service.settings import ServiceSettings
 from service.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
+
+AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 READ = "request:read"
 WRITE = "request:write"
@@ -141,24 +142,26 @@ class Authenticator:
         return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
 
 
-def requires(scope: str) -> Guard:
-    """Return a guard for endpoints that take an access token with *scope*."""
+# Both of the following run before the request is read. They are not Litestar's guards: for each of those it
+# copies the handler anew, at every request.
 
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        authenticator: Authenticator = connection.app.state.authenticator
-        connection.scope["user"] = await authenticator.access_token(
-            connection.headers.get("authorization"), scope=scope
+
+def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
+    """Return what to do before a request to an endpoint that takes an access token with *scope*."""
+
+    async def authenticate(request: AnyRequest) -> None:
+        authenticator: Authenticator = request.app.state.authenticator
+        request.scope["user"] = await authenticator.access_token(
+            request.headers.get("authorization"), scope=scope
         )
 
-    return guard
+    return authenticate
 
 
-async def requires_api_key_or_token(
-    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
-) -> None:
-    """Guard of endpoints that take an API key or any valid access token."""
-    authenticator: Authenticator = connection.app.state.authenticator
-    await authenticator.api_key_or_token(connection.headers.get("authorization"))
+async def requires_api_key_or_token(request: AnyRequest) -> None:
+    """Do the same before one to an endpoint that takes an API key or any valid access token."""
+    authenticator: Authenticator = request.app.state.authenticator
+    await authenticator.api_key_or_token(request.headers.get("authorization"))
 
 
 def _bearer_token(authorization: str | None) -> str:
