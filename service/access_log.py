@@ -43,17 +43,17 @@ class AccessLog:
                 message = _with_headers(message, request_id)
             await send(message)
 
-        with (
-            structlog.contextvars.bound_contextvars(request_id=request_id.decode()),
-            api_metrics.requests_in_progress.track_inprogress(),
-        ):
-            try:
-                await self._app(asked, receive, send_with_id)
-            finally:
-                duration = time.perf_counter() - started_at
-                if route := asked.get("path_template"):
-                    scope["path_template"] = route  # for the span
-                record(method, route, status, duration)
+        bound = structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+        api_metrics.requests_in_progress.inc()
+        try:
+            await self._app(asked, receive, send_with_id)
+        finally:
+            duration = time.perf_counter() - started_at
+            if route := asked.get("path_template"):
+                scope["path_template"] = route  # for the span
+            record(method, route, status, duration)
+            api_metrics.requests_in_progress.dec()
+            structlog.contextvars.reset_contextvars(**bound)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:

@@ -5,6 +5,7 @@ In a registry of its own: the worker serves its probes with the same modules, an
 
 import math
 import time
+from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -48,5 +49,9 @@ def note_keys_fetched() -> None:
 
 def observe_request(*, method: str, route: str, status: int, seconds: float) -> None:
     """Count one HTTP request; methods that are in no standard count as one."""
-    known = method if method in METHODS else "other"
-    request_seconds.labels(known, route, str(int(status))).observe(seconds)
+    _series(method if method in METHODS else "other", route, int(status)).observe(seconds)
+
+
+@lru_cache(maxsize=1024)
+def _series(method: str, route: str, status: int) -> Histogram:
+    return request_seconds.labels(method, route, str(status))
