@@ -1,10 +1,10 @@
 """The outermost layer of the API: X-Request-Id on every response, HEAD, each request logged and counted."""
 
 import re
-import secrets
 import time
 
 import structlog
+import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
@@ -66,7 +66,7 @@ def _inbound_id(scope: Scope) -> bytes | None:
 
 def new_request_id() -> bytes:
     """Return the X-Request-Id of a request that came without."""
-    return secrets.token_hex(16).encode()
+    return uuid_utils.uuid4().hex.encode()
 
 
 def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponseStartEvent:

@@ -123,13 +123,17 @@ class Pool:
         await asyncio.gather(*(_close(each, seconds=seconds) for each in self._opened))
 
     async def _wait_in_queue(self, seconds: float) -> None:
+        """Wait for a free connection. No timer watches: who has waited too long hears so in its turn."""
         self.check()
+        began = time.monotonic()
         self._waiting += 1
         try:
-            async with asyncio.timeout(seconds):
-                await self._free.acquire()
+            await self._free.acquire()
         finally:
             self._waiting -= 1
+        if time.monotonic() - began > seconds:
+            self._free.release()
+            raise TimeoutError
 
     def _take_idle(self) -> "Connection | None":
         while self._idle:
