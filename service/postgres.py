@@ -4,7 +4,8 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -215,24 +216,51 @@ def unavailability() -> Iterator[None]:
         raise PostgresUnavailable from error
 
 
-@asynccontextmanager
-async def connection(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
     """Lend a connection for at most *seconds*, the wait for it included; half of them may pass in the queue.
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
-    began = time.perf_counter()
-    with unavailability():
-        async with asyncio.timeout(seconds):
-            lent = await pool.take(queue_seconds=seconds / 2)
-            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
-            try:
-                yield lent
-            except _INTERRUPTIONS:
-                await _close(lent, seconds=seconds)
-                raise
-            finally:
-                pool.give_back(lent)
+    return _Loan(pool, seconds)
+
+
+class _Loan(AbstractAsyncContextManager["Connection"]):
+    """What `connection` returns: as a generator it would take twice the time."""
+
+    def __init__(self, pool: Pool, seconds: float) -> None:
+        self._pool = pool
+        self._seconds = seconds
+        self._deadline = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> Connection:
+        began = time.perf_counter()
+        await self._deadline.__aenter__()
+        try:
+            self._lent = await self._pool.take(queue_seconds=self._seconds / 2)
+        except BaseException as error:
+            await self._end(error)
+            raise
+        metrics.pool_wait_seconds.observe(time.perf_counter() - began)
+        return self._lent
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, _INTERRUPTIONS):
+                await _close(self._lent, seconds=self._seconds)
+        finally:
+            self._pool.give_back(self._lent)
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        """End the deadline, and raise what became of *error*."""
+        if error is None:
+            await self._deadline.__aexit__(None, None, None)
+            return
+        with unavailability():
+            await self._deadline.__aexit__(type(error), error, error.__traceback__)
+            raise error
 
 
 @asynccontextmanager
