@@ -80,7 +80,7 @@ class Draft:
             self.values, self.errors = _read_field_by_field(_decode_plain(body))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise MalformedBody from None
-        self.errors += [error for error in map(self._check, _CHECKS) if error is not None]
+        self.errors += _failing_fields(self.values)
 
     @property
     def asks_for_waiver(self) -> bool:
@@ -104,10 +104,15 @@ class Draft:
         submitted = {name: value for name, value in values.items() if value != _fields[name].default}
         return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
 
-    def _check(self, name: str) -> FieldError | None:
-        value = self.values.get(name)
-        failure = None if value is None else _CHECKS[name](value)
-        return failure and _field_error(name, *failure)
+
+def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
+    """Return what is wrong with the fields that have the right type."""
+    failing = []
+    for name, check in _CHECKS.items():
+        value = values.get(name)
+        if value is not None and (failure := check(value)):
+            failing.append(_field_error(name, *failure))
+    return failing
 
 
 def _decode_plain(body: bytes) -> dict[str, Any]:
