@@ -246,11 +246,12 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
     async def __aexit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        try:
-            if isinstance(error, _INTERRUPTIONS):
+        if isinstance(error, _INTERRUPTIONS):
+            try:
                 await _close(self._lent, seconds=self._seconds)
-        finally:
-            self._pool.give_back(self._lent)
+            except asyncio.CancelledError as cancelled:
+                error = cancelled
+        self._pool.give_back(self._lent)
         await self._end(error)
 
     async def _end(self, error: BaseException | None) -> None:
