@@ -3,7 +3,6 @@
 import asyncio
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -99,12 +98,13 @@ class Publisher:
         What basic_publish does for each message, its checks and its task left out: those take longer than all
         the rest. Not documented, therefore only with the versions of aiormq that it is tested with.
         """
-        channel = self._channel
+        channel, loop = self._channel, asyncio.get_running_loop()
         confirms: dict[int, asyncio.Future[Any]] = {}
         payload = []
         async with asyncio.timeout(self._timeout_seconds), channel.lock:
+            channel.message_id_delivery_tag.clear()  # of the last window, all of which is confirmed
             for row in window:
-                confirms[row.id] = confirm = channel.create_future()
+                confirms[row.id] = confirm = loop.create_future()
                 event_id = row.event_id
                 try:
                     written = frames.encode_event(
@@ -120,12 +120,8 @@ class Publisher:
                 channel.delivery_tag += 1
                 channel.confirmations[channel.delivery_tag] = confirm
                 channel.message_id_delivery_tag[event_id] = channel.delivery_tag  # for those returned
-                confirm.add_done_callback(partial(self._forget, event_id))
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
         return confirms
-
-    def _forget(self, event_id: str, _: object) -> None:
-        self._channel.message_id_delivery_tag.pop(event_id, None)
 
     def _start(self, window: Sequence[OutboxRow]) -> dict[int, asyncio.Future[Any]]:
         return {row.id: asyncio.create_task(self._publish(row)) for row in window}
@@ -161,7 +157,7 @@ class Publisher:
         """
         closing = self._channel.closing
         waits: list[asyncio.Future[Any]] = [
-            asyncio.gather(*confirms, return_exceptions=True),
+            asyncio.create_task(_until_done(confirms)),
             asyncio.create_task(abandoned.wait()),
             closing,
         ]
@@ -170,9 +166,17 @@ class Publisher:
             if closing.done():
                 await asyncio.wait(confirms, timeout=_CLOSING_SECONDS)
         finally:
-            for task in (*confirms, *waits[1:]):
-                task.cancel()
-        await asyncio.gather(*confirms, closing, return_exceptions=True)
+            unfinished = [each for each in (*confirms, *waits) if not each.done()]
+            for each in unfinished:
+                each.cancel()
+        await asyncio.gather(*unfinished, closing, return_exceptions=True)
+
+
+async def _until_done(confirms: Collection[asyncio.Future[Any]]) -> None:
+    """Wait for one after the other: most are done when their turn comes, and nothing is called for each."""
+    for confirm in confirms:
+        if not confirm.done():
+            await asyncio.wait([confirm])
 
 
 def properties_of(row: OutboxRow, traceparent: str | None) -> spec.Basic.Properties:

@@ -24,7 +24,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     broker_timeout_seconds: Seconds = 10.0
     broker_heartbeat_seconds: Annotated[int, msgspec.Meta(ge=1, le=600)] = 10
 
-    relay_batch_size: Count = 500
+    relay_batch_size: Count = 1_000
     relay_held_batch_size: Count = 20
     relay_poll_seconds: Seconds = 1.0
     relay_listen_check_seconds: Seconds = 30.0
