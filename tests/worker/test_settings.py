@@ -21,7 +21,7 @@ def test_what_must_be_set_is_enough() -> None:
     settings = load(WorkerSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
-    assert settings.relay_batch_size == 500
+    assert settings.relay_batch_size == 1_000
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
