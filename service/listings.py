@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from urllib.parse import parse_qsl
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from service.submissions import (
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = uuid_of(UUID(int=2**128 - 1))  # no request is newer
+_PARAMETER = re.compile(r"[^&]+")
 _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
 _LONGEST_INTEGER = 18  # digits: those of int64, and far from what int() refuses to read
 
@@ -47,8 +49,8 @@ def parse_listing(query_string: bytes) -> Listing:
 
     Of thousands it reads no more than must hold a wrong one: to read all would take longer than to list.
     """
-    parts = [part for part in query_string.decode("latin-1").split("&") if part]
-    query = parse_qsl("&".join(parts[:_PARAMETERS_READ]), keep_blank_values=True)
+    parts = islice(_PARAMETER.finditer(query_string.decode("latin-1")), _PARAMETERS_READ)
+    query = parse_qsl("&".join(part[0] for part in parts), keep_blank_values=True)
     times = Counter(name for name, _ in query)
     failures = {name: _failure(name, value, times[name]) for name, value in query}
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]

@@ -19,7 +19,7 @@ SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
 _BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
-_AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
+AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
 _LONGEST_LIFE_SECONDS = 300.0  # of a connection: a network may forget one that nobody used
 _PROBES_WAITING = 10
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
@@ -152,7 +152,7 @@ class Pool:
         try:
             connection = await self._connect()
         except BaseException:
-            self._away_until = time.monotonic() + _AWAY_SECONDS
+            self._away_until = time.monotonic() + AWAY_SECONDS
             raise
         self._opened[connection] = time.monotonic()
         return connection

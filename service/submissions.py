@@ -218,12 +218,17 @@ def _is_valid_address(value: str) -> bool:
     return True
 
 
+_TOO_DEEP: Failure = ("too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting.")
+
+
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
-    if failure := _check_json(value, depth=1):
-        return failure
-    if len(msgspec.json.encode(value)) > META_DATA_BYTES:
+    try:
+        size = len(msgspec.json.encode(value))  # first: much takes long to look at
+    except RecursionError:
+        return _TOO_DEEP
+    if size > META_DATA_BYTES:
         return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON."
-    return None
+    return _check_json(value, depth=1)
 
 
 def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
@@ -232,7 +237,7 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
         case str():
             return _check_text(value)
         case dict() | list() if depth > META_DATA_DEPTH:
-            return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting."
+            return _TOO_DEEP
         case dict():
             parts = [*value.keys(), *value.values()]
             return next(filter(None, (_check_json(part, depth=depth + 1) for part in parts)), None)

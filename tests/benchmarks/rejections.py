@@ -1,14 +1,16 @@
 """How long a refusal takes beside an acceptance: `python -m tests.benchmarks.rejections`.
 
-A process of the API, and a busy one; one caller, every kind of call in any order; medians in milliseconds,
-and their ratio to the median of an accepted create. The last two lines are one refusal: of another
-conveyancer's, and of what is nobody's. 409 is not among them: it waits for the other caller by design.
+A process of the API, a busy one, and one without Postgres; one caller, every kind of call in any order;
+medians in milliseconds, and their ratio to the median of an accepted create. The last two lines are one
+refusal: of another conveyancer's, and of what is nobody's. 409 is not among them: it waits for the other
+caller by design.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -85,9 +87,10 @@ async def _measure_api(url: str, folder: Path, samples: int) -> int:
     async with (
         httpx.AsyncClient(base_url=api.base_url) as client,
         _busy_api(settings, issuer, folder) as busy,
+        _api_without_postgres(settings, folder) as helpless,
         started(api),
     ):
-        calls = await _calls(client, issuer, busy)
+        calls = await _calls(client, issuer, busy, helpless)
         medians = await _medians(client, calls, samples)
     return _print_table(calls, medians)
 
@@ -128,6 +131,17 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
             await waiting
 
 
+@asynccontextmanager
+async def _api_without_postgres(settings: ServiceSettings, folder: Path) -> AsyncIterator[str]:
+    """Start an API whose Postgres refuses connections; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/none"
+    helpless = api_process(msgspec.structs.replace(settings, database_url=nobody), folder, LOG_LEVEL="ERROR")
+    async with started(helpless, ready=False):
+        await eventually(lambda: _is_alive(helpless))
+        yield helpless.base_url
+
+
 async def _is_alive(process: Process) -> bool:
     return await process.status("/livez") == httpx.codes.OK
 
@@ -139,8 +153,8 @@ class Call(msgspec.Struct, frozen=True):
     request: httpx.Request
 
 
-async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str) -> dict[str, Call]:
-    """Return every kind of call; the first is the one that is accepted. At *busy* nobody is served."""
+async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless: str) -> dict[str, Call]:
+    """Return every kind of call; the first is the one that is accepted. At *busy* and *helpless* none is."""
     token, fake = issuer.token(), issuer.token(headers={"kid": "unheard-of"})
     body = json.dumps(A_REQUEST).encode()
     signed, _, signature = token.rpartition(".")
@@ -198,6 +212,7 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str) -> dict[s
         "422 reused key": Call(422, create(b'{"notes": "",' + body[1:], key=_A_KEY)),
         "422 list": Call(422, list_all("limit=0&cursor=next&sort=name")),
         "503 at the door": Call(503, create(server=busy)),
+        "503 without Postgres": Call(503, create(server=helpless)),
         "404 another's": Call(404, retrieve(ours)),
         "404 nobody's": Call(404, retrieve(uuid_of(new_request_id()))),
     }

@@ -1,0 +1,206 @@
+"""The pool of connections: how many there are, which are used again, and what becomes of those that fail."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from service import postgres
+from service.postgres import Connection, Pool, PostgresUnavailable
+from service.settings import ServiceSettings
+from tests.conftest import eventually
+from tests.worker.forwarder import Forwarder
+
+SIZE = 2
+
+
+@pytest.fixture
+async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+    """What stands between the pool and Postgres."""
+    async with Forwarder(service_settings.database_url) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+    """A small pool, with a queue for one."""
+    settings = msgspec.structs.replace(
+        service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
+    )
+    async with postgres.open_pool(settings) as opened:
+        yield opened
+
+
+async def backend(pool: Pool) -> int:
+    """Return which process of Postgres serves the next connection."""
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        return connection.get_server_pid()
+
+
+async def is_running(database: Connection, process: int) -> bool:
+    found: bool = await database.fetchval(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process
+    )
+    return found
+
+
+async def test_connection_is_used_again(pool: Pool) -> None:
+    assert await backend(pool) == await backend(pool)
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
+async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Forwarder) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=5.0) as connection:
+            await connection.execute("SELECT pg_sleep(0.01)")
+
+    for _ in range(10):
+        await asyncio.gather(*(work() for _ in range(SIZE + 1)))
+
+    assert pool.open_size == SIZE
+    assert link.connections == SIZE
+
+
+async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0), postgres.connection(pool, seconds=5.0):
+        waiting = asyncio.create_task(backend(pool))
+        await asyncio.sleep(0)
+        with pytest.raises(PostgresUnavailable):
+            pool.check()
+        began = time.monotonic()
+        with pytest.raises(PostgresUnavailable):
+            await backend(pool)
+        assert time.monotonic() - began < 0.1
+    assert await waiting
+    pool.check()
+
+
+async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0):
+        async with postgres.connection(pool, seconds=5.0):
+            waiting = asyncio.create_task(_lend(pool, seconds=0.4))
+            await asyncio.sleep(0.3)
+        with pytest.raises(PostgresUnavailable):
+            await waiting
+        assert await backend(pool)
+
+
+async def _lend(pool: Pool, *, seconds: float) -> None:
+    async with postgres.connection(pool, seconds=seconds):
+        pass
+
+
+async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_used_again(
+    pool: Pool, database: Connection
+) -> None:
+    slow = await backend(pool)
+    with pytest.raises(PostgresUnavailable):
+        async with postgres.connection(pool, seconds=0.2) as connection:
+            await connection.execute("SELECT pg_sleep(30)")
+
+    assert await backend(pool) != slow
+    await eventually(lambda: _is_gone(database, slow))
+
+
+async def _is_gone(database: Connection, process: int) -> bool:
+    return not await is_running(database, process)
+
+
+async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, database: Connection) -> None:
+    slow = await backend(pool)
+
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=30.0) as connection:
+            await connection.execute("SELECT pg_sleep(30)")
+
+    for _ in range(SIZE + 1):
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    assert await backend(pool)
+    await eventually(lambda: _is_gone(database, slow))
+
+
+async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
+    pool: Pool, link: Forwarder
+) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=0.5) as connection:
+            link.hold()
+            await connection.execute("SELECT 1")
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.7)  # The time is over, and nothing answers.
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    link.resume()
+
+    assert await backend(pool)
+
+
+async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
+    before = await backend(pool)
+    with pytest.raises(LookupError):
+        async with postgres.connection(pool, seconds=5.0):
+            raise LookupError
+
+    assert await backend(pool) == before
+
+
+async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        before = connection.get_server_pid()
+        await connection.execute("BEGIN")
+
+    assert await backend(pool) != before
+
+
+async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) -> None:
+    before = await backend(pool)
+    await link.cut()
+    await eventually(lambda: pool.open_size == 0)
+
+    assert await backend(pool) != before
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
+async def test_old_connection_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await backend(pool)
+    monkeypatch.setattr(postgres, "_LONGEST_LIFE_SECONDS", 0.0)
+
+    assert await backend(pool) != before
+    assert pool.open_size == 1
+
+
+async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link: Forwarder) -> None:
+    await link.refuse()
+    for _ in range(20):
+        with pytest.raises(PostgresUnavailable):
+            await backend(pool)
+    with pytest.raises(PostgresUnavailable):
+        pool.check()
+    assert link.refused == 1
+
+    link.admit()
+    await asyncio.sleep(postgres.AWAY_SECONDS)
+    pool.check()
+    assert await backend(pool)
+
+
+async def test_closed_pool_has_ended_what_was_under_way(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    async with postgres.open_pool(service_settings) as pool:
+        slow = await backend(pool)
+        connection = await pool.take(queue_seconds=1.0)
+        working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
+        await asyncio.sleep(0.1)
+
+    await asyncio.gather(working, return_exceptions=True)
+    await eventually(lambda: _is_gone(database, slow))
