@@ -51,9 +51,11 @@ class AccessLog:
             duration = time.perf_counter() - started_at
             if route := asked.get("path_template"):
                 scope["path_template"] = route  # for the span
-            record(method, route, status, duration)
             api_metrics.requests_in_progress.dec()
-            structlog.contextvars.reset_contextvars(**bound)
+            try:
+                record(method, route, status, duration)
+            finally:
+                structlog.contextvars.reset_contextvars(**bound)
 
 
 def _inbound_id(scope: Scope) -> bytes | None:

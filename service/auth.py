@@ -72,7 +72,8 @@ class Authenticator:
 
         Raises PostgresUnavailable, Unauthenticated, InsufficientScope or SigningKeysUnavailable.
         """
-        self._pool.check()
+        self._pool.check_not_full()
+        self._pool.check_not_away()
         token = _bearer_token(authorization)
         if api_keys.looks_like_one(token):
             raise Unauthenticated("An API key does not open this endpoint: send an access token")
@@ -83,7 +84,7 @@ class Authenticator:
 
     async def api_key_or_token(self, authorization: str | None) -> None:
         """Let any valid API key or access token pass. Raises as `access_token` does."""
-        self._pool.check()
+        self._pool.check_not_full()
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):
             await self._verify(token)
@@ -142,12 +143,11 @@ class Authenticator:
         return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
 
 
-# Both of the following run before the request is read. They are not Litestar's guards: for each of those it
-# copies the handler anew, at every request.
-
-
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
-    """Return what to do before a request to an endpoint that takes an access token with *scope*."""
+    """Return the `before_request` of an endpoint that takes an access token with *scope*.
+
+    A guard would say the same, but for every guard Litestar copies the handler anew at each request.
+    """
 
     async def authenticate(request: AnyRequest) -> None:
         authenticator: Authenticator = request.app.state.authenticator
@@ -159,7 +159,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
 
 async def requires_api_key_or_token(request: AnyRequest) -> None:
-    """Do the same before one to an endpoint that takes an API key or any valid access token."""
+    """Let in callers with an API key or any valid access token: another `before_request`."""
     authenticator: Authenticator = request.app.state.authenticator
     await authenticator.api_key_or_token(request.headers.get("authorization"))
 

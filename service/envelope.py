@@ -64,7 +64,6 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 _HUNG_UP = "client disconnected prematurely"  # Litestar's words
 
-_NO_HEADERS: Mapping[str, str] = {}
 _encoder = msgspec.json.Encoder()
 _OK = Status(HTTPStatus.OK, HTTPStatus.OK.phrase)
 
@@ -86,11 +85,11 @@ class Answer:
         self._body: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": False}
 
     @classmethod
-    def ok(cls, data: object, headers: Mapping[str, str] = _NO_HEADERS) -> "Answer":
+    def ok(cls, data: object, headers: Mapping[str, str] | None = None) -> "Answer":
         """Return *data* in its envelope."""
         body = _encoder.encode(succeed(data))
         always = {"content-type": MediaType.JSON.value, "content-length": str(len(body))}
-        return cls(HTTPStatus.OK, {**always, **headers}, body)
+        return cls(HTTPStatus.OK, always | dict(headers or {}), body)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
@@ -132,7 +131,7 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEn
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
     if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
-        # Without a cause we are busy ourselves, and the access log says so in a line for each caller already.
+        # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", error=telemetry.summarize(error))
     return response
 

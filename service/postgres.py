@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
@@ -20,7 +21,8 @@ SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the clie
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
 _BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
 AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
-_LONGEST_LIFE_SECONDS = 300.0  # of a connection: a network may forget one that nobody used
+_SHARE_OF_CONNECTING = 0.8  # of the time for the database: so that the deadline of a caller comes later
+_LONGEST_IDLE_SECONDS = 300.0  # of a connection: a network may forget one that nobody uses
 _PROBES_WAITING = 10
 _SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
@@ -72,9 +74,10 @@ class Pool:
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
         self._waiting = 0
-        self._opened: dict[Connection, float] = {}  # and when
-        self._idle: list[Connection] = []  # the one used last is lent first
+        self._opened: set[Connection] = set()
+        self._idle: deque[tuple[Connection, float]] = deque()  # and since when; the last is lent first
         self._away_until = -math.inf
+        self._is_closed = False
 
     @property
     def open_size(self) -> int:
@@ -84,12 +87,17 @@ class Pool:
     @property
     def idle_size(self) -> int:
         """How many of them are not lent."""
-        return sum(not each.is_closed() for each in self._idle)
+        return sum(not each.is_closed() for each, _ in self._idle)
 
-    def check(self) -> None:
-        """Raise PostgresUnavailable where `take` would: when the queue is full, or Postgres is away."""
-        is_full = self._free.locked() and self._waiting >= self._queue_size
-        if is_full or (not self._opened and self._is_away):
+    def check_not_full(self) -> None:
+        """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
+        if self._free.locked() and self._waiting >= self._queue_size:
+            metrics.postgres_unavailable.inc()
+            raise PostgresUnavailable
+
+    def check_not_away(self) -> None:
+        """Raise PostgresUnavailable when there is no connection, and Postgres refused one a moment ago."""
+        if not self._opened and self._is_away:
             metrics.postgres_unavailable.inc()
             raise PostgresUnavailable
 
@@ -97,7 +105,8 @@ class Pool:
         """Lend a connection to a caller that has a deadline and gives it back.
 
         Raises PostgresUnavailable at once, when the queue is full or a connection was refused a moment ago;
-        TimeoutError after *queue_seconds* in the queue; and whatever asyncpg raises when it connects.
+        TimeoutError when it is the caller's turn only after *queue_seconds*, by which time too little is left
+        to it; and whatever asyncpg raises when it connects.
         """
         if self._free.locked():
             await self._wait_in_queue(queue_seconds)
@@ -116,16 +125,16 @@ class Pool:
         if connection.is_closed():
             self._forget(connection)
         else:
-            self._idle.append(connection)
+            self._idle.append((connection, time.monotonic()))
         self._free.release()
 
     async def close(self, *, seconds: float) -> None:
-        """Close every connection, and end what is under way."""
+        """Close every connection, end what is under way, and open none any more."""
+        self._is_closed = True
         await asyncio.gather(*(_close(each, seconds=seconds) for each in self._opened))
 
     async def _wait_in_queue(self, seconds: float) -> None:
-        """Wait for a free connection. No timer watches: who has waited too long hears so in its turn."""
-        self.check()
+        self.check_not_full()
         began = time.monotonic()
         self._waiting += 1
         try:
@@ -137,10 +146,12 @@ class Pool:
             raise TimeoutError
 
     def _take_idle(self) -> "Connection | None":
+        long_ago = time.monotonic() - _LONGEST_IDLE_SECONDS
+        while self._idle and self._idle[0][1] < long_ago:
+            self._forget(self._idle.popleft()[0])
         while self._idle:
-            connection = self._idle.pop()
-            is_old = time.monotonic() - self._opened[connection] > _LONGEST_LIFE_SECONDS
-            if not connection.is_closed() and not is_old:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
                 return connection
             self._forget(connection)
         return None
@@ -151,14 +162,18 @@ class Pool:
             raise PostgresUnavailable
         try:
             connection = await self._connect()
-        except BaseException:
+        except Exception:
             self._away_until = time.monotonic() + AWAY_SECONDS
             raise
-        self._opened[connection] = time.monotonic()
+        self._away_until = -math.inf
+        self._opened.add(connection)
+        if self._is_closed:
+            self._forget(connection)
+            raise PostgresUnavailable
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        del self._opened[connection]
+        self._opened.remove(connection)
         connection.terminate()  # also one that the other side has closed: asyncpg may not know all of it yet
 
     @property
@@ -180,7 +195,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     async def connect() -> Connection:
         return await asyncpg.connect(
             settings.database_url,
-            timeout=settings.database_timeout_seconds,
+            timeout=settings.database_timeout_seconds * _SHARE_OF_CONNECTING,
             statement_cache_size=settings.database_statement_cache_size,
             server_settings={"application_name": "calculation-requests"},
         )
@@ -200,8 +215,13 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     try:
         yield pool
     finally:
-        for each in (pool, reserve):
-            await each.close(seconds=settings.database_timeout_seconds)
+        seconds = settings.database_timeout_seconds
+        await asyncio.gather(pool.close(seconds=seconds), reserve.close(seconds=seconds))
+
+
+def _means_unavailable(error: BaseException | None) -> bool:
+    """Whether waiting may mend it. It does not mend a bad argument or DSN: asyncpg's ValueErrors."""
+    return isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError)
 
 
 @contextmanager
@@ -210,14 +230,16 @@ def unavailability() -> Iterator[None]:
     try:
         yield
     except UNAVAILABLE as error:
-        if isinstance(error, ValueError):
-            raise  # asyncpg's own: an argument that cannot be sent, or a bad DSN. Waiting mends neither.
+        if not _means_unavailable(error):
+            raise
         metrics.postgres_unavailable.inc()
         raise PostgresUnavailable from error
 
 
 def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
     """Lend a connection for at most *seconds*, the wait for it included; half of them may pass in the queue.
+
+    As many again may pass until a statement that was interrupted has ended.
 
     Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
     """
@@ -238,30 +260,26 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         try:
             self._lent = await self._pool.take(queue_seconds=self._seconds / 2)
         except BaseException as error:
-            await self._end(error)
-            raise
-        metrics.pool_wait_seconds.observe(time.perf_counter() - began)
+            with unavailability():
+                await self._deadline.__aexit__(type(error), error, error.__traceback__)
+                raise
+        if self._pool is not self._pool.reserve:
+            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
         return self._lent
 
     async def __aexit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, _INTERRUPTIONS):
-            try:
+        try:
+            if isinstance(error, _INTERRUPTIONS):
                 await _close(self._lent, seconds=self._seconds)
-            except asyncio.CancelledError as cancelled:
-                error = cancelled
-        self._pool.give_back(self._lent)
-        await self._end(error)
-
-    async def _end(self, error: BaseException | None) -> None:
-        """End the deadline, and raise what became of *error*."""
-        if error is None:
-            await self._deadline.__aexit__(None, None, None)
-            return
-        with unavailability():
-            await self._deadline.__aexit__(type(error), error, error.__traceback__)
-            raise error
+        finally:
+            self._pool.give_back(self._lent)
+            with unavailability():
+                await self._deadline.__aexit__(kind, error, traceback)
+        if _means_unavailable(error):
+            metrics.postgres_unavailable.inc()
+            raise PostgresUnavailable from error
 
 
 @asynccontextmanager

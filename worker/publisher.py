@@ -89,8 +89,8 @@ class Publisher:
                 publishing = await self._write(window) if self._writes_at_once else self._start(window)
             except BROKER_ERRORS as error:
                 return Outcome(frozenset(), {}, error)
-            await self._wait_for(publishing.values(), abandoned or asyncio.Event())
-        return _outcome(publishing)
+            reason = await self._wait_for(publishing.values(), abandoned or asyncio.Event())
+        return _outcome(publishing, reason)
 
     async def _write(self, window: Sequence[OutboxRow]) -> dict[int, asyncio.Future[Any]]:
         """Write the whole window at once, and return the confirms to wait for.
@@ -102,7 +102,6 @@ class Publisher:
         confirms: dict[int, asyncio.Future[Any]] = {}
         payload = []
         async with asyncio.timeout(self._timeout_seconds), channel.lock:
-            channel.message_id_delivery_tag.clear()  # of the last window, all of which is confirmed
             for row in window:
                 confirms[row.id] = confirm = loop.create_future()
                 event_id = row.event_id
@@ -150,10 +149,12 @@ class Publisher:
                 wait=False,  # for the socket; the confirm is waited for all the same
             )
 
-    async def _wait_for(self, confirms: Collection[asyncio.Future[Any]], abandoned: asyncio.Event) -> None:
+    async def _wait_for(
+        self, confirms: Collection[asyncio.Future[Any]], abandoned: asyncio.Event
+    ) -> Exception | None:
         """Wait with a bound. What is unfinished then is cancelled; its channel must go too.
 
-        A channel that closes fails those who wait for a confirm, not those who still wait to be written.
+        Returns what closed the channel, if it did: nobody tells that to those who wait for a confirm.
         """
         closing = self._channel.closing
         waits: list[asyncio.Future[Any]] = [
@@ -169,11 +170,14 @@ class Publisher:
             unfinished = [each for each in (*confirms, *waits) if not each.done()]
             for each in unfinished:
                 each.cancel()
+            self._channel.message_id_delivery_tag.clear()  # One that is returned now is nobody's.
         await asyncio.gather(*unfinished, closing, return_exceptions=True)
+        reason = None if closing.cancelled() else closing.exception()
+        return reason if isinstance(reason, Exception) else None
 
 
 async def _until_done(confirms: Collection[asyncio.Future[Any]]) -> None:
-    """Wait for one after the other: most are done when their turn comes, and nothing is called for each."""
+    """Wait for one after the other: most are done when their turn comes, and cost nothing."""
     for confirm in confirms:
         if not confirm.done():
             await asyncio.wait([confirm])
@@ -197,13 +201,13 @@ def properties_of(row: OutboxRow, traceparent: str | None) -> spec.Basic.Propert
     )
 
 
-def _outcome(publishing: Mapping[int, asyncio.Future[Any]]) -> Outcome:
+def _outcome(publishing: Mapping[int, asyncio.Future[Any]], reason: Exception | None) -> Outcome:
     confirmed = set()
     failed: dict[int, str] = {}
     outage: Exception | None = None
     for row_id, confirm in publishing.items():
         if confirm.cancelled():
-            outage = outage or BrokerUnavailable("not confirmed in time")
+            outage = outage or reason or BrokerUnavailable("not confirmed in time")
             continue
         match confirm.exception():
             case None:

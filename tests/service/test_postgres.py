@@ -1,7 +1,9 @@
 """The pool of connections: how many there are, which are used again, and what becomes of those that fail."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -68,13 +70,13 @@ async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> N
         waiting = asyncio.create_task(backend(pool))
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
-            pool.check()
+            pool.check_not_full()
         began = time.monotonic()
         with pytest.raises(PostgresUnavailable):
             await backend(pool)
         assert time.monotonic() - began < 0.1
     assert await waiting
-    pool.check()
+    pool.check_not_full()
 
 
 async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Pool) -> None:
@@ -170,9 +172,9 @@ async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) 
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_old_connection_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_that_was_long_idle_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await backend(pool)
-    monkeypatch.setattr(postgres, "_LONGEST_LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(postgres, "_LONGEST_IDLE_SECONDS", -1.0)
 
     assert await backend(pool) != before
     assert pool.open_size == 1
@@ -184,13 +186,38 @@ async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link
         with pytest.raises(PostgresUnavailable):
             await backend(pool)
     with pytest.raises(PostgresUnavailable):
-        pool.check()
+        pool.check_not_away()
     assert link.refused == 1
 
     link.admit()
     await asyncio.sleep(postgres.AWAY_SECONDS)
-    pool.check()
+    pool.check_not_away()
     assert await backend(pool)
+
+
+async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
+    class Failure(Exception):
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        failure = Failure()
+        left = weakref.ref(failure)
+        with pytest.raises(Failure):
+            async with postgres.connection(pool, seconds=5.0):
+                raise failure
+        del failure
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+async def test_closed_pool_opens_nothing(service_settings: ServiceSettings) -> None:
+    async with postgres.open_pool(service_settings) as pool:
+        pass
+    with pytest.raises(PostgresUnavailable):
+        await backend(pool)
 
 
 async def test_closed_pool_has_ended_what_was_under_way(

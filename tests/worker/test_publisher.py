@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
+from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.identifiers import new_request_id
 from service.outbox import OutboxRow
@@ -175,7 +176,7 @@ async def test_channel_closed_by_the_broker_is_an_outage_and_what_was_confirmed_
 
     assert outcome.confirmed == {1}
     assert outcome.failed == {}
-    assert outcome.outage is not None
+    assert isinstance(outcome.outage, ChannelNotFoundEntity)
 
 
 async def test_publisher_on_a_closed_channel_reports_an_outage(
