@@ -26,6 +26,7 @@ from service import (
     http_server,
     openapi,
     postgres,
+    schema,
     telemetry,
     tracing,
 )
@@ -105,8 +106,8 @@ def asyncapi_print(arguments: argparse.Namespace) -> None:
 
 def schema_apply(_: argparse.Namespace) -> None:
     """Create what is missing of the schema."""
-    _with_connection(lambda connection: postgres.apply_schema(connection, _SCHEMA.read_text()))
-    print(f"schema version {postgres.SCHEMA_VERSION} applied")
+    _with_connection(lambda connection: schema.apply(connection, _SCHEMA.read_text()))
+    print(f"schema version {schema.VERSION} applied")
 
 
 def examine(arguments: argparse.Namespace) -> None:
@@ -227,8 +228,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--timeout-seconds", type=float, default=doctor.TIMEOUT_SECONDS, metavar="SECONDS")
     check.add_argument("--json", action="store_true", help="for scripts")
 
-    schema = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
-    _command(schema, "apply", schema_apply)
+    schemas = commands.add_parser("schema", help="The database schema.").add_subparsers(required=True)
+    _command(schemas, "apply", schema_apply)
 
     conveyancer = commands.add_parser("conveyancer", help="The law firms.").add_subparsers(required=True)
     add = _command(conveyancer, "add", conveyancer_add)

@@ -9,7 +9,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service import api_metrics, openapi_page, postgres, questionnaire, tracing
+from service import api_metrics, openapi_page, postgres, questionnaire, schema, tracing
 from service.access_log import AccessLog
 from service.api import (
     ApiRequest,
@@ -81,7 +81,7 @@ async def open_resources(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
         await stack.enter_async_context(in_background(api_key_uses.run()))
-        app.state.checks = {"postgres": postgres.schema_check(pool, seconds=seconds)}
+        app.state.checks = {"postgres": schema.readiness(pool, seconds=seconds)}
         app.state.read_gauges = nothing_to_read
         app.state.registries = [REGISTRY, api_metrics.REGISTRY]
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)

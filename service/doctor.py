@@ -11,9 +11,10 @@ import asyncpg
 import httpx
 import msgspec
 
-from service import postgres, settings
-from service.postgres import Connection, PostgresUnavailable, SchemaOutdated
+from service import postgres, schema, settings
+from service.postgres import Connection, PostgresUnavailable
 from service.request_secrets import SecretKeyRing
+from service.schema import SchemaOutdated
 from service.settings import InvalidSetting, ServiceSettings, Settings
 from service.signing_keys import SigningKeysUnavailable, open_signing_keys
 
@@ -126,17 +127,17 @@ def postgres_check(read: Settings, *, connections: int) -> Check:
 
 async def _schema(connection: Connection) -> Finding:
     try:
-        await postgres.check_schema(connection)
+        await schema.check(connection)
     except SchemaOutdated:
         return Finding(
             "fail",
             "schema",
-            f"older than version {postgres.SCHEMA_VERSION}",
+            f"older than version {schema.VERSION}",
             "run `python -m service schema apply`",
         )
     except PostgresUnavailable:
         return Finding("fail", "schema", "Postgres takes no writes", "does DATABASE_URL lead to a standby?")
-    return Finding("ok", "schema", f"version {postgres.SCHEMA_VERSION} or later")
+    return Finding("ok", "schema", f"version {schema.VERSION} or later")
 
 
 async def _clock(connection: Connection) -> Finding:

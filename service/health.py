@@ -11,7 +11,8 @@ from litestar.datastructures import State
 from prometheus_client import REGISTRY
 
 from service import http_server, metrics
-from service.postgres import PostgresUnavailable, SchemaOutdated
+from service.postgres import PostgresUnavailable
+from service.schema import SchemaOutdated
 
 Check = Callable[[], Awaitable[None]]
 Checks = Mapping[str, Check]

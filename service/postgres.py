@@ -16,7 +16,6 @@ from service.settings import Settings
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-SCHEMA_VERSION = 2
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
 _BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
@@ -24,7 +23,6 @@ AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
 _SHARE_OF_CONNECTING = 0.8  # of the time for the database: so that the deadline of a caller comes later
 _LONGEST_IDLE_SECONDS = 300.0  # of a connection: a network may forget one that nobody uses
 _PROBES_WAITING = 10
-_SCHEMA_LOCK = 0x5D17_0001  # any number of our own: who applies the schema holds it
 
 # What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
 UNAVAILABLE = (
@@ -48,10 +46,6 @@ _INTERRUPTIONS = (asyncio.CancelledError, TimeoutError, asyncpg.InterfaceError)
 
 class PostgresUnavailable(Exception):
     """Postgres did not answer in time."""
-
-
-class SchemaOutdated(Exception):
-    """The database has an older schema than this release needs: run `python -m service schema apply`."""
 
 
 class Pool:
@@ -312,38 +306,3 @@ async def _roll_back(lent: Connection) -> None:
     except BaseException:
         lent.terminate()
         raise
-
-
-async def apply_schema(connection: Connection, statements: str) -> None:
-    """Run the statements of schema.sql, one process at a time."""
-    async with connection.transaction():
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
-        await connection.execute(statements)
-
-
-async def check_schema(connection: Connection) -> None:
-    """Raise SchemaOutdated on too old a schema, PostgresUnavailable on a server that takes no writes."""
-    try:
-        row = await connection.fetchrow(
-            """
-            SELECT max(version) AS version,
-                   current_setting('transaction_read_only')::boolean AS is_read_only
-              FROM schema_version
-            """
-        )
-    except asyncpg.UndefinedTableError:
-        raise SchemaOutdated from None
-    if row is None or (row["version"] or 0) < SCHEMA_VERSION:
-        raise SchemaOutdated
-    if row["is_read_only"]:
-        raise PostgresUnavailable
-
-
-def schema_check(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return a readiness check: Postgres answers and its schema is recent enough."""
-
-    async def check() -> None:
-        async with connection(pool.reserve, seconds=seconds) as lent:
-            await check_schema(lent)
-
-    return check

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from litestar.types import ASGIApp
 
 from deploy.local import servers
-from service import conveyancers, http_server, postgres
+from service import conveyancers, http_server, postgres, schema
 from service.app import create_app
 from service.http_server import listen
 from service.postgres import Connection, Pool
@@ -85,7 +85,7 @@ async def template(postgres_server: str, administrator: Connection) -> AsyncIter
     name = f"template_{time.time_ns()}"
     await administrator.execute(f'CREATE DATABASE "{name}"')
     connection = await asyncpg.connect(_with_database(postgres_server, name))
-    await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+    await schema.apply(connection, (ROOT / "schema.sql").read_text())
     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
     await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
     await connection.close()

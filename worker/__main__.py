@@ -14,12 +14,13 @@ from collections.abc import Callable, Coroutine
 import structlog
 import uvloop
 
-from service import health, postgres, telemetry, tracing
+from service import health, postgres, schema, telemetry, tracing
 from service.background import in_background
 from service.health import Check, ReadGauges
 from service.http_server import listen, stop_on_signals
-from service.postgres import Pool, PostgresUnavailable, SchemaOutdated
+from service.postgres import Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
+from service.schema import SchemaOutdated
 from service.settings import InvalidSetting, load
 from worker import backlog, calculations, notifications, operate
 from worker.discrepancies import Discrepancies
@@ -128,7 +129,7 @@ def assemble(
     """Return what *roles* are made of, their readiness checks, and what reads their gauges."""
     parts: list[Part] = []
     readings: list[backlog.Reading] = []
-    checks = {"postgres": postgres.schema_check(pool, seconds=settings.database_timeout_seconds)}
+    checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
         relay = Relay(settings, pool, woken)

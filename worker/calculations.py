@@ -2,7 +2,7 @@
 
 import msgspec
 
-from service import calculation_requests, postgres, tracing
+from service import calculation_requests, postgres, schema, tracing
 from service.calculation_requests import RequestNotFound
 from service.events import CalculationCreated, CloudEvent
 from service.identifiers import parse_uuid
@@ -39,7 +39,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         decode=decode,
         handle=handle,
         refusals=(RequestNotFound, CalculationAlreadyRecorded),
-        dependency=postgres.schema_check(pool, seconds=seconds),
+        dependency=schema.readiness(pool, seconds=seconds),
     )
 
 

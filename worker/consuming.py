@@ -13,7 +13,8 @@ from structlog.contextvars import bound_contextvars
 from service import telemetry, tracing
 from service.events import trace_of
 from service.health import NotReady
-from service.postgres import PostgresUnavailable, SchemaOutdated
+from service.postgres import PostgresUnavailable
+from service.schema import SchemaOutdated
 from worker import broker, metrics, topology
 from worker.broker import BROKER_ERRORS, BrokerUnavailable
 from worker.copying import copy_of

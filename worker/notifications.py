@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service import calculation_requests, events, postgres, telemetry, tracing
+from service import calculation_requests, events, postgres, schema, telemetry, tracing
 from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
@@ -50,7 +50,7 @@ def consumer(
         decode=decode,
         handle=handle,
         refusals=(RequestNotFound,),
-        dependency=postgres.schema_check(pool, seconds=seconds),
+        dependency=schema.readiness(pool, seconds=seconds),
     )
 
 

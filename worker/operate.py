@@ -14,10 +14,11 @@ import asyncpg
 import msgspec
 from aio_pika.abc import AbstractConnection
 
-from service import postgres
+from service import postgres, schema
 from service.calculation_requests import RequestNotFound
 from service.doctor import TIMEOUT_SECONDS
-from service.postgres import Connection, SchemaOutdated
+from service.postgres import Connection
+from service.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 from worker import (
     arguments,
@@ -111,7 +112,7 @@ async def _with_connection(
 ) -> Answer:
     connection = await _connect(load(DatabaseSettings, environment).database_url)
     try:
-        await postgres.check_schema(connection)
+        await schema.check(connection)
         return await command(connection, asked)
     finally:
         await connection.close(timeout=10)

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from deploy.local import servers
-from service import postgres
+from service import schema
 from service.listings import Listing, read_page
 from service.postgres import Connection
 from tests.benchmarks.rows import fill
@@ -44,7 +44,7 @@ async def _measure(url: str, rows: int) -> dict[str, float]:
     await administrator.execute(f"CREATE DATABASE {name}")
     connection = await asyncpg.connect(url, database=name)
     try:
-        await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+        await schema.apply(connection, (ROOT / "schema.sql").read_text())
         await fill(connection, rows=rows)
         return await _pages(connection)
     finally:

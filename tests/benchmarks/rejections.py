@@ -24,7 +24,7 @@ import httpx
 import msgspec
 
 from deploy.local import servers
-from service import conveyancers, postgres
+from service import conveyancers, schema
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.conftest import (
@@ -70,7 +70,7 @@ async def _run(server_url: str, samples: int) -> int:
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
     connection = await asyncpg.connect(url)
-    await postgres.apply_schema(connection, (ROOT / "schema.sql").read_text())
+    await schema.apply(connection, (ROOT / "schema.sql").read_text())
     for conveyancer in (CONVEYANCER, FREE_CONVEYANCER):
         await conveyancers.add(connection, conveyancer, name=conveyancer, charges_calculation_fee=True)
     await connection.close()

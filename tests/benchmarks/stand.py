@@ -19,7 +19,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program, end_leftovers, run_command
-from service import conveyancers, postgres
+from service import conveyancers, schema
 from service.postgres import Connection
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues
@@ -104,7 +104,7 @@ class Stand:
             url = str(URL(self._servers.postgres.url).with_path(f"/{name}"))
             if with_schema:
                 async with self.connected(url) as connection:
-                    await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+                    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
                     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
             self._databases[name] = url
         return self._databases[name]

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from msgspec.structs import replace
 
-from service import postgres
+from service import schema
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import CONVEYANCER, FREE_CONVEYANCER, Issuer
@@ -42,8 +42,8 @@ async def test_schema_may_be_applied_again(environment: Mapping[str, str], datab
     first = await run("service", "schema", "apply", environment=environment)
     second = await run("service", "schema", "apply", environment=environment)
 
-    assert first == second == Ended(0, f"schema version {postgres.SCHEMA_VERSION} applied\n", "")
-    await postgres.check_schema(database)
+    assert first == second == Ended(0, f"schema version {schema.VERSION} applied\n", "")
+    await schema.check(database)
 
 
 async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program
-from service import events, metrics, outbox, postgres
+from service import events, metrics, outbox, schema
 from service.events import RequestCalculated
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
@@ -263,7 +263,7 @@ async def _another_database(url: str, name: str) -> str:
     await connection.close()
     another = str(URL(url).with_path(f"/{name}"))
     connection = await connect(another)
-    await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
     await connection.close()
     return another
 
@@ -396,7 +396,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with working_folder(place, "drain") as folder, private_servers(place) as servers:
         connection = await connect(servers.postgres.url)
-        await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+        await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
         await connection.close()
         async with queues.open_channel(servers.broker.url) as channel:
             await topology.declare(channel)

@@ -14,7 +14,7 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.folders import CHECKOUT, Place, working_folder
-from service import conveyancers, postgres
+from service import conveyancers, postgres, schema
 from service.background import in_background
 from service.identifiers import uuid_of
 from service.postgres import Connection
@@ -108,7 +108,7 @@ def _logs_kept(folder: Path) -> Iterator[None]:
 
 async def _prepare(servers: Servers) -> None:
     connection = await connect(servers.postgres.url)
-    await postgres.apply_schema(connection, (CHECKOUT / "schema.sql").read_text())
+    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
     await connection.close()
     async with queues.open_channel(servers.broker.url) as channel:

@@ -4,8 +4,9 @@ import asyncpg
 import httpx
 import pytest
 
-from service import postgres
-from service.postgres import Connection, SchemaOutdated
+from service import schema
+from service.postgres import Connection
+from service.schema import SchemaOutdated
 from tests.conftest import A_REQUEST, ROOT
 
 _SCHEMA = (ROOT / "schema.sql").read_text()
@@ -46,11 +47,11 @@ async def test_database_of_version_1_is_upgraded_with_what_is_in_it(
     old = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await database.execute(_BACK_TO_VERSION_1)
     with pytest.raises(SchemaOutdated):
-        await postgres.check_schema(database)
+        await schema.check(database)
 
-    await postgres.apply_schema(database, _SCHEMA)
+    await schema.apply(database, _SCHEMA)
 
-    await postgres.check_schema(database)
+    await schema.check(database)
     assert await shape(database) == fresh
     new = (await client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": "k"})).json()["data"]
     assert (await client.get("/v1/request")).json()["data"]["requests"] == [new, old]
@@ -63,5 +64,5 @@ async def test_schema_is_applied_again_while_a_backup_reads(database: Connection
             await backup.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         await database.execute("SET lock_timeout = '1s'")
 
-        await postgres.apply_schema(database, _SCHEMA)
+        await schema.apply(database, _SCHEMA)
     await backup.close()
