@@ -141,7 +141,7 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
 
 
 async def _json_body(request: ApiRequest) -> bytes:
-    # To parse it takes longer than the key, and is seldom needed.
+    # It is parsed, which takes a while, only where something else stands in it.
     if request.headers.get("content-type") != MediaType.JSON and request.content_type[0] != MediaType.JSON:
         raise UnsupportedMediaType
     return await request.body()
