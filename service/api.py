@@ -89,7 +89,7 @@ async def create_request(request: ApiRequest) -> Answer:
         )
     if not is_repeat:
         resources.relay.wake()
-    return Answer.ok(resources.record(stored), {idempotency.REPLAYED: "true"} if is_repeat else {})
+    return Answer.ok(resources.record(stored), {idempotency.REPLAYED: "true"} if is_repeat else None)
 
 
 @get("/v1/request", before_request=auth.requires(auth.READ))

@@ -52,8 +52,8 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies what stands in an Authorization header, and remembers access tokens it has verified.
 
-    Before that it turns callers away while too many wait for Postgres: to refuse them once their token and
-    body have been read costs nearly as much as to serve.
+    Before that it turns callers away while too many wait for Postgres, or it is away: to refuse them once
+    their token and body have been read costs nearly as much as to serve.
     """
 
     def __init__(

@@ -52,9 +52,11 @@ def parse_listing(query_string: bytes) -> Listing:
     parts = islice(_PARAMETER.finditer(query_string.decode("latin-1")), _PARAMETERS_READ)
     query = parse_qsl("&".join(part[0] for part in parts), keep_blank_values=True)
     times = Counter(name for name, _ in query)
-    failures = {name: _failure(name, value, times[name]) for name, value in query}
-    errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
     values = dict(query)
+    unknown = islice((name for name in values if name not in _CHECKS), UNKNOWN_FIELDS_TOLD)
+    told = [*(name for name in _CHECKS if name in values), *unknown]
+    failures = {name: _failure(name, values[name], times[name]) for name in told}
+    errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
     before = parse_uuid(values.get("cursor", _NEWEST))
     if errors or before is None:
         raise InvalidSubmission(errors)

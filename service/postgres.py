@@ -48,6 +48,11 @@ class PostgresUnavailable(Exception):
     """Postgres did not answer in time."""
 
 
+def _unavailable() -> PostgresUnavailable:
+    metrics.postgres_unavailable.inc()
+    return PostgresUnavailable()
+
+
 class Pool:
     """Connections that are opened when first needed and kept for the next caller, behind a queue with an end.
 
@@ -86,14 +91,12 @@ class Pool:
     def check_not_full(self) -> None:
         """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
         if self._free.locked() and self._waiting >= self._queue_size:
-            metrics.postgres_unavailable.inc()
-            raise PostgresUnavailable
+            raise _unavailable()
 
     def check_not_away(self) -> None:
         """Raise PostgresUnavailable when there is no connection, and Postgres refused one a moment ago."""
         if not self._opened and self._is_away:
-            metrics.postgres_unavailable.inc()
-            raise PostgresUnavailable
+            raise _unavailable()
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection to a caller that has a deadline and gives it back.
@@ -152,8 +155,7 @@ class Pool:
 
     async def _open(self) -> Connection:
         if self._is_away:
-            metrics.postgres_unavailable.inc()
-            raise PostgresUnavailable
+            raise _unavailable()
         try:
             connection = await self._connect()
         except Exception:
@@ -226,8 +228,7 @@ def unavailability() -> Iterator[None]:
     except UNAVAILABLE as error:
         if not _means_unavailable(error):
             raise
-        metrics.postgres_unavailable.inc()
-        raise PostgresUnavailable from error
+        raise _unavailable() from error
 
 
 def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
@@ -272,8 +273,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
             with unavailability():
                 await self._deadline.__aexit__(kind, error, traceback)
         if _means_unavailable(error):
-            metrics.postgres_unavailable.inc()
-            raise PostgresUnavailable from error
+            raise _unavailable() from error
 
 
 @asynccontextmanager

@@ -172,8 +172,10 @@ class Publisher:
                 each.cancel()
             self._channel.message_id_delivery_tag.clear()  # One that is returned now is nobody's.
         await asyncio.gather(*unfinished, closing, return_exceptions=True)
-        reason = None if closing.cancelled() else closing.exception()
-        return reason if isinstance(reason, Exception) else None
+        if closing.cancelled():
+            return None
+        reason = closing.exception()  # CancelledError, if aiormq has given up its reader
+        return reason if isinstance(reason, Exception) else BrokerUnavailable("the connection is gone")
 
 
 async def _until_done(confirms: Collection[asyncio.Future[Any]]) -> None:
@@ -221,8 +223,6 @@ def _outcome(publishing: Mapping[int, asyncio.Future[Any]], reason: Exception | 
             case error if isinstance(error, _UNENCODABLE):  # before a delivery tag was spent
                 metrics.events_failed.labels("unencodable").inc()
                 failed[row_id] = f"unencodable: {error}"
-            case error:  # CancelledError, if aiormq has given up its reader
-                outage = (
-                    error if isinstance(error, Exception) else BrokerUnavailable("the connection is gone")
-                )
+            case Exception() as error:
+                outage = error
     return Outcome(frozenset(confirmed), failed, outage)

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import httpx
 import msgspec
 
 from deploy.local import servers
+from deploy.local.ports import free_port
 from service import conveyancers, schema
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
@@ -134,8 +134,7 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
 @asynccontextmanager
 async def _api_without_postgres(settings: ServiceSettings, folder: Path) -> AsyncIterator[str]:
     """Start an API whose Postgres refuses connections; yields its address."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = f"postgresql://127.0.0.1:{taken.getsockname()[1]}/none"
+    nobody = f"postgresql://127.0.0.1:{free_port()}/none"
     helpless = api_process(msgspec.structs.replace(settings, database_url=nobody), folder, LOG_LEVEL="ERROR")
     async with started(helpless, ready=False):
         await eventually(lambda: _is_alive(helpless))

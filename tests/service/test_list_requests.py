@@ -173,7 +173,7 @@ async def test_of_thousands_of_unknown_parameters_a_bounded_number_is_told(clien
 
     told = errors(await client.get(f"/v1/request?{query}"))
 
-    assert UNKNOWN_FIELDS_TOLD < len(told) < UNKNOWN_FIELDS_TOLD + 5
+    assert len(told) == UNKNOWN_FIELDS_TOLD + 1
     assert ("limit", "out_of_range") in told
 
 

@@ -41,11 +41,8 @@ async def backend(pool: Pool) -> int:
         return connection.get_server_pid()
 
 
-async def is_running(database: Connection, process: int) -> bool:
-    found: bool = await database.fetchval(
-        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process
-    )
-    return found
+async def is_gone(database: Connection, process: int) -> bool:
+    return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)
 
 
 async def test_connection_is_used_again(pool: Pool) -> None:
@@ -103,11 +100,7 @@ async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_use
             await connection.execute("SELECT pg_sleep(30)")
 
     assert await backend(pool) != slow
-    await eventually(lambda: _is_gone(database, slow))
-
-
-async def _is_gone(database: Connection, process: int) -> bool:
-    return not await is_running(database, process)
+    await eventually(lambda: is_gone(database, slow))
 
 
 async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, database: Connection) -> None:
@@ -125,7 +118,7 @@ async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, d
             await working
 
     assert await backend(pool)
-    await eventually(lambda: _is_gone(database, slow))
+    await eventually(lambda: is_gone(database, slow))
 
 
 async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
@@ -230,4 +223,4 @@ async def test_closed_pool_has_ended_what_was_under_way(
         await asyncio.sleep(0.1)
 
     await asyncio.gather(working, return_exceptions=True)
-    await eventually(lambda: _is_gone(database, slow))
+    await eventually(lambda: is_gone(database, slow))
