@@ -23,6 +23,7 @@ from service import (
 from service.auth import Caller
 from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
 from service.envelope import Answer, UnsupportedMediaType
+from service.group_commit import GroupCommit
 from service.idempotency import Idempotency
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
@@ -42,6 +43,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     settings: ServiceSettings
     pool: Pool
+    group_commit: GroupCommit  # of INSERT
     keys: SecretKeyRing
     relay: RelayWaker
     questionnaire: msgspec.Raw  # encoded once
@@ -73,20 +75,31 @@ async def create_request(request: ApiRequest) -> Answer:
     key = idempotency.parse_key(request.headers.getall("idempotency-key", []))
     draft = Draft(await _json_body(request))
     submission = None if draft.asks_for_waiver else draft.validated(waiver_applies=False)
-    conveyancer_id = request.user.conveyancer_id
-    lock_seconds = resources.settings.database_timeout_seconds * _SHARE_OF_WAIT
-    async with resources.connection() as connection:
-        if submission is None:
-            charges = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
-            submission = draft.validated(waiver_applies=charges)
-        stored, is_repeat = await calculation_requests.insert(
-            connection,
+    conveyancer_id, keys = request.user.conveyancer_id, resources.keys
+    traceparent = tracing.onward(telemetry.traceparent(request.headers))
+    if submission is not None and key is None:
+        stored = await calculation_requests.insert_in_group(
+            resources.group_commit,
             submission,
             conveyancer_id=conveyancer_id,
-            keys=resources.keys,
-            traceparent=tracing.onward(telemetry.traceparent(request.headers)),
-            idempotency=Idempotency(key, draft.sha256(), lock_seconds) if key else None,
+            keys=keys,
+            traceparent=traceparent,
         )
+        is_repeat = False
+    else:
+        lock_seconds = resources.settings.database_timeout_seconds * _SHARE_OF_WAIT
+        async with resources.connection() as connection:
+            if submission is None:
+                charges = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
+                submission = draft.validated(waiver_applies=charges)
+            stored, is_repeat = await calculation_requests.insert(
+                connection,
+                submission,
+                conveyancer_id=conveyancer_id,
+                keys=keys,
+                traceparent=traceparent,
+                idempotency=Idempotency(key, draft.sha256(), lock_seconds) if key else None,
+            )
     if not is_repeat:
         resources.relay.wake()
     return Answer.ok(resources.record(stored), {idempotency.REPLAYED: "true"} if is_repeat else None)

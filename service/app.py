@@ -9,7 +9,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service import api_metrics, openapi_page, postgres, questionnaire, schema, tracing
+from service import api_metrics, calculation_requests, openapi_page, postgres, questionnaire, schema, tracing
 from service.access_log import AccessLog
 from service.api import (
     ApiRequest,
@@ -24,6 +24,7 @@ from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
+from service.group_commit import GroupCommit
 from service.health import livez, nothing_to_read, readyz, show_metrics
 from service.http_tracing import TracedRequests
 from service.relay_waker import RelayWaker
@@ -88,6 +89,7 @@ async def open_resources(
         app.state.resources = Resources(
             settings=settings,
             pool=pool,
+            group_commit=GroupCommit(pool, calculation_requests.INSERT, seconds=seconds),
             keys=keys,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),

@@ -9,6 +9,7 @@ import msgspec
 
 from service import events, outbox, request_secrets, tracing
 from service.conveyancers import UnknownConveyancer
+from service.group_commit import GroupCommit
 from service.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
@@ -160,11 +161,38 @@ def now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-_INSERT = {
+_SPAN = {
     "db.system.name": "postgresql",
     "db.operation.name": "INSERT",
     "db.collection.name": "calculation_request",
 }
+
+
+# Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
+# when the conveyancer is unknown or has used the idempotency key before. Who is using the key is waited for,
+# until the lock_timeout of this transaction: one of the session would not work behind a transaction pooler.
+INSERT = """
+    WITH stored AS (
+        INSERT INTO calculation_request (
+               id, conveyancer_id, created_at, updated_at,
+               customer_email, customer_phone, customer_first_name, customer_last_name,
+               sender_email, sender_organization_name, sender_first_name, sender_last_name,
+               case_ref, request_type, property_value, notes, external_id, meta_data,
+               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
+               secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
+        SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
+               $18, $19, $20, $21, $22, $23, $24, $29, $30
+          FROM conveyancer
+         WHERE conveyancer.id = $2
+           AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
+        ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        RETURNING id
+    )
+    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+    SELECT $25, stored.id, $26, $24, $27, $28
+      FROM stored
+    RETURNING request_id
+"""
 
 
 async def insert(
@@ -176,23 +204,44 @@ async def insert(
     traceparent: str | None,
     idempotency: Idempotency | None = None,
 ) -> tuple[CalculationRequest, bool]:
-    """Store a request and its request.created event in one statement, so both or neither exist.
+    """Store a request and its request.created event in one statement.
 
     Returns it, and whether it was there before: then it is the one that was stored with this idempotency key.
     Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
     """
     request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
     try:
-        is_stored = await _store(connection, request, traceparent=traceparent, idempotency=idempotency)
+        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+            stored = await connection.fetchval(INSERT, *_arguments(request, traceparent, idempotency))
     except asyncpg.LockNotAvailableError:
         if idempotency is None:
             raise
         raise IdempotencyKeyInFlight from None
-    if is_stored:
+    if stored is not None:
         return request, False
     if idempotency is None:
         raise UnknownConveyancer
     return await _find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
+
+
+async def insert_in_group(
+    group: GroupCommit,
+    submission: Submission,
+    *,
+    conveyancer_id: str,
+    keys: SecretKeyRing,
+    traceparent: str | None,
+) -> CalculationRequest:
+    """Store a request as `insert` does, in one transaction with others that come at the same time.
+
+    One with an idempotency key must not be among them: it may have to wait. Raises UnknownConveyancer.
+    """
+    request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
+    with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+        stored = await group.execute(_arguments(request, traceparent, None))
+    if request.id not in stored:
+        raise UnknownConveyancer
+    return request
 
 
 def _new(submission: Submission, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
@@ -213,53 +262,21 @@ def _new(submission: Submission, *, conveyancer_id: str, keys: SecretKeyRing) ->
     )
 
 
-async def _store(
-    connection: Connection,
-    request: CalculationRequest,
-    *,
-    traceparent: str | None,
-    idempotency: Idempotency | None,
-) -> bool:
-    """Store the row and its event, unless the conveyancer is unknown or has used the key before.
-
-    Whoever is using the key is waited for, until the lock_timeout of this one statement: a setting of the
-    session would not work behind a transaction pooler.
-    """
+def _arguments(
+    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
+) -> tuple[Any, ...]:
+    """Return the arguments of INSERT."""
     created = events.RequestCreated(**request.facts(sequence=request.sequence))
-    with tracing.span("INSERT calculation_request", "client", lambda: _INSERT):
-        stored = await connection.fetchval(
-            """
-            WITH stored AS (
-                INSERT INTO calculation_request (
-                       id, conveyancer_id, created_at, updated_at,
-                       customer_email, customer_phone, customer_first_name, customer_last_name,
-                       sender_email, sender_organization_name, sender_first_name, sender_last_name,
-                       case_ref, request_type, property_value, notes, external_id, meta_data,
-                       calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-                       secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
-                SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-                       $18, $19, $20, $21, $22, $23, $24, $29, $30
-                  FROM conveyancer
-                 WHERE conveyancer.id = $2
-                   AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
-                ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-                RETURNING id
-            )
-            INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-            SELECT $25, stored.id, $26, $24, $27, $28
-              FROM stored
-            RETURNING request_id
-            """,
-            *msgspec.structs.astuple(request),
-            outbox.lane_of(request.id),
-            created.type,
-            traceparent,
-            events.encode(created, time=request.created_at, traceparent=traceparent),
-            idempotency and idempotency.key,
-            idempotency and idempotency.sha256,
-            idempotency and idempotency.lock_timeout,
-        )
-    return stored is not None
+    return (
+        *msgspec.structs.astuple(request),
+        outbox.lane_of(request.id),
+        created.type,
+        traceparent,
+        events.encode(created, time=request.created_at, traceparent=traceparent),
+        idempotency and idempotency.key,
+        idempotency and idempotency.sha256,
+        idempotency and idempotency.lock_timeout,
+    )
 
 
 async def _find_first(

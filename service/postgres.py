@@ -48,7 +48,8 @@ class PostgresUnavailable(Exception):
     """Postgres did not answer in time."""
 
 
-def _unavailable() -> PostgresUnavailable:
+def unavailable() -> PostgresUnavailable:
+    """Return the exception, counted."""
     metrics.postgres_unavailable.inc()
     return PostgresUnavailable()
 
@@ -91,12 +92,21 @@ class Pool:
     def check_not_full(self) -> None:
         """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
         if self._free.locked() and self._waiting >= self._queue_size:
-            raise _unavailable()
+            raise unavailable()
+
+    def take_place(self) -> None:
+        """Count one more in the queue. Raises PostgresUnavailable when no place is left."""
+        self.check_not_full()
+        self._waiting += 1
+
+    def leave_places(self, count: int) -> None:
+        """Count some less in the queue."""
+        self._waiting -= count
 
     def check_not_away(self) -> None:
         """Raise PostgresUnavailable when there is no connection, and Postgres refused one a moment ago."""
         if not self._opened and self._is_away:
-            raise _unavailable()
+            raise unavailable()
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection to a caller that has a deadline and gives it back.
@@ -131,13 +141,12 @@ class Pool:
         await asyncio.gather(*(_close(each, seconds=seconds) for each in self._opened))
 
     async def _wait_in_queue(self, seconds: float) -> None:
-        self.check_not_full()
+        self.take_place()
         began = time.monotonic()
-        self._waiting += 1
         try:
             await self._free.acquire()
         finally:
-            self._waiting -= 1
+            self.leave_places(1)
         if time.monotonic() - began > seconds:
             self._free.release()
             raise TimeoutError
@@ -155,7 +164,7 @@ class Pool:
 
     async def _open(self) -> Connection:
         if self._is_away:
-            raise _unavailable()
+            raise unavailable()
         try:
             connection = await self._connect()
         except Exception:
@@ -228,7 +237,7 @@ def unavailability() -> Iterator[None]:
     except UNAVAILABLE as error:
         if not _means_unavailable(error):
             raise
-        raise _unavailable() from error
+        raise unavailable() from error
 
 
 def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
@@ -273,7 +282,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
             with unavailability():
                 await self._deadline.__aexit__(kind, error, traceback)
         if _means_unavailable(error):
-            raise _unavailable() from error
+            raise unavailable() from error
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """What the endpoints ask of Postgres: counts, which are the same on every machine."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -56,6 +57,20 @@ async def test_create_is_one_statement_in_one_round_trip(
     assert all("INSERT INTO calculation_request" in each and "INSERT INTO outbox" in each for each in stored)
     assert statements.round_trips == len(statements.executed)
     assert len(statements.executed) <= 2 * _CALLS
+
+
+async def test_creates_at_the_same_time_share_round_trips(
+    watched_client: httpx.AsyncClient, statements: StatementLog, database: Connection
+) -> None:
+    await asyncio.gather(*(watched_client.post("/v1/request", json=A_REQUEST) for _ in range(_CALLS)))
+    statements.clear()
+
+    for _ in range(_CALLS):
+        await asyncio.gather(*(watched_client.post("/v1/request", json=A_REQUEST) for _ in range(_CALLS)))
+
+    assert len(of_requests(statements)) == _CALLS * _CALLS
+    assert statements.round_trips <= _CALLS * _CALLS / 2
+    assert await database.fetchval("SELECT count(*) FROM outbox") == (_CALLS + 1) * _CALLS
 
 
 async def test_retrieve_is_one_statement_in_one_round_trip(

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from service.identifiers import parse_uuid
+from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer, api_client
@@ -475,3 +475,31 @@ async def test_times_are_in_utc_and_recent(client: httpx.AsyncClient) -> None:
 
     created_at = datetime.fromisoformat(response.json()["data"]["created_at"])
     assert abs((datetime.now(UTC) - created_at).total_seconds()) < 60
+
+
+async def test_everybody_who_comes_at_the_same_time_gets_an_own_answer(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+) -> None:
+    tenants = [CONVEYANCER, FREE_CONVEYANCER, "stranger"] * 10
+    responses = await asyncio.gather(
+        *(
+            client.post(
+                "/v1/request",
+                json={**A_REQUEST, "case_ref": f"case {number}"},
+                headers={"Authorization": f"Bearer {issuer.token(tenant)}"},
+            )
+            for number, tenant in enumerate(tenants)
+        )
+    )
+
+    answered = {}
+    for number, (tenant, response) in enumerate(zip(tenants, responses, strict=True)):
+        if tenant == "stranger":
+            assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
+        else:
+            assert response.json()["data"]["case_ref"] == f"case {number}"
+            answered[response.json()["data"]["uuid"]] = (tenant, f"case {number}")
+    rows = await database.fetch("SELECT id, conveyancer_id, case_ref FROM calculation_request")
+    assert {uuid_of(row["id"]): (row["conveyancer_id"], row["case_ref"]) for row in rows} == answered
+    assert len(answered) == 20
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 20
