@@ -102,7 +102,8 @@ async def create_request(request: ApiRequest) -> Answer:
             )
     if not is_repeat:
         resources.relay.wake()
-    return Answer.ok(resources.record(stored), {idempotency.REPLAYED: "true"} if is_repeat else None)
+    headers = [(idempotency.REPLAYED.lower().encode(), b"true")] if is_repeat else []
+    return Answer.ok(resources.record(stored), *headers)
 
 
 @get("/v1/request", before_request=auth.requires(auth.READ))
@@ -141,10 +142,11 @@ async def questionnaire_structure(request: ApiRequest) -> Answer:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag
-    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}  # Kept by the caller, asked for each time.
+    # Callers keep the questions, and ask each time whether they are current.
+    headers = [(b"etag", etag.encode()), (b"cache-control", b"private, no-cache")]
     if _is_current(etag, request.headers.getall("if-none-match", [])):
         return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return Answer.ok(resources.questionnaire, headers)
+    return Answer.ok(resources.questionnaire, *headers)
 
 
 def _is_current(etag: str, if_none_match: list[str]) -> bool:

@@ -1,6 +1,8 @@
 """Calculation requests: the record the interface returns, and the SQL of its table."""
 
+import time
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -52,7 +54,7 @@ class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     calculation_fee_exempt_reason: str | None
 
 
-class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A row of calculation_request."""
 
     id: UUID
@@ -80,7 +82,7 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     secret_key_id: str
     sequence: int
 
-    @property
+    @cached_property
     def uuid(self) -> str:
         """The identifier as the outside sees it."""
         return uuid_of(self.id)
@@ -95,10 +97,9 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, keys: SecretKeyRing, app_url: str) -> CalculationRequestRecord:
         """Return what the interface shows of this request."""
-        uuid = self.uuid
         secret = self.secret(keys)
         return CalculationRequestRecord(
-            uuid=uuid,
+            uuid=self.uuid,
             created_at=self.created_at,
             updated_at=self.updated_at,
             customer_email=self.customer_email,
@@ -115,7 +116,7 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
             notes=self.notes,
             calculation_id=self.calculation_id,
             secret=secret,
-            request_url=request_secrets.request_url(app_url, uuid, secret),
+            request_url=request_secrets.request_url(app_url, self.uuid, secret),
             external_id=self.external_id,
             meta_data=None if self.meta_data is None else msgspec.json.decode(self.meta_data),
             calculation_fee_exempt=self.calculation_fee_exempt,
@@ -158,7 +159,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def now() -> datetime:
     """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
-    return datetime.now(UTC).replace(microsecond=0)
+    return datetime.fromtimestamp(int(time.time()), UTC)
 
 
 _SPAN = {

@@ -1,9 +1,8 @@
 """The response envelope of every endpoint, and every error as one."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -23,6 +22,7 @@ from service.signing_keys import SigningKeysUnavailable
 RETRY_AFTER_SECONDS = 1
 
 Data = TypeVar("Data")
+Header: TypeAlias = tuple[bytes, bytes]  # a name in lower case, and a value
 
 _log = structlog.get_logger()
 
@@ -65,6 +65,7 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 _HUNG_UP = "client disconnected prematurely"  # Litestar's words
 
 _encoder = msgspec.json.Encoder()
+_JSON: Header = (b"content-type", MediaType.JSON.value.encode())
 _OK = Status(HTTPStatus.OK, HTTPStatus.OK.phrase)
 
 
@@ -76,20 +77,20 @@ def succeed(data: Data) -> Envelope[Data]:
 class Answer:
     """A response as it goes out: Litestar takes an ASGI application as it is, and its own cost more."""
 
-    def __init__(self, status: HTTPStatus, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, status: HTTPStatus, headers: list[Header], body: bytes) -> None:
         self._start: HTTPResponseStartEvent = {
             "type": "http.response.start",
             "status": status,
-            "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+            "headers": headers,
         }
         self._body: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": False}
 
     @classmethod
-    def ok(cls, data: object, headers: Mapping[str, str] | None = None) -> "Answer":
+    def ok(cls, data: object, *headers: Header) -> "Answer":
         """Return *data* in its envelope."""
         body = _encoder.encode(succeed(data))
-        always = {"content-type": MediaType.JSON.value, "content-length": str(len(body))}
-        return cls(HTTPStatus.OK, always | dict(headers or {}), body)
+        length = (b"content-length", b"%d" % len(body))
+        return cls(HTTPStatus.OK, [_JSON, length, *headers], body)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
