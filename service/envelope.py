@@ -80,7 +80,7 @@ class Answer:
     def __init__(self, status: HTTPStatus, headers: list[Header], body: bytes) -> None:
         self._start: HTTPResponseStartEvent = {
             "type": "http.response.start",
-            "status": status,
+            "status": int(status),
             "headers": headers,
         }
         self._body: HTTPResponseBodyEvent = {"type": "http.response.body", "body": body, "more_body": False}
