@@ -226,7 +226,7 @@ async def insert(
 
 
 async def insert_in_group(
-    group: GroupCommit,
+    group_commit: GroupCommit,
     submission: Submission,
     *,
     conveyancer_id: str,
@@ -235,11 +235,12 @@ async def insert_in_group(
 ) -> CalculationRequest:
     """Store a request as `insert` does, in one transaction with others that come at the same time.
 
-    One with an idempotency key must not be among them: it may have to wait. Raises UnknownConveyancer.
+    There is no idempotency key: who has one may have to wait, and would keep the others waiting. Raises
+    UnknownConveyancer.
     """
     request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
     with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-        stored = await group.execute(_arguments(request, traceparent, None))
+        stored = await group_commit.execute(_arguments(request, traceparent, None))
     if request.id not in stored:
         raise UnknownConveyancer
     return request

@@ -9,10 +9,13 @@ from service import postgres
 from service.postgres import Connection, Pool, PostgresUnavailable
 
 LARGEST_GROUP = 32
-SLOW_SHARE = 1 / 8  # of the time for the database: after a group that took longer, the next are smaller
+# Shares of the time for the database.
+GATHERING_SHARE = 1 / 4  # for which others may join a leader who waits: what it hears, they hear
+SLOW_SHARE = 1 / 4  # after a group that took longer, the next are smaller
 
 Arguments: TypeAlias = Sequence[Any]
 Ids: TypeAlias = set[Any]
+Answer: TypeAlias = Ids | Exception | None  # what was returned or raised; None when Postgres did not answer
 
 
 class GroupCommit:
@@ -26,90 +29,119 @@ class GroupCommit:
         self._pool = pool
         self._statement = statement
         self._seconds = seconds
-        self._most = LARGEST_GROUP
+        self._largest_now = LARGEST_GROUP
         self._latest: _Group | None = None
 
     async def execute(self, arguments: Arguments) -> Ids:
-        """Run the statement with *arguments*, and return the ids that it returned for the whole group.
+        """Run the statement with *arguments*; return the ids that it returned for all who shared it.
 
         Raises PostgresUnavailable; and whatever the statement raises for these arguments, of which the others
         hear nothing.
         """
         group = self._latest
-        if group is not None and group.is_gathering and len(group) < self._most:
-            ids = await group.join(arguments)
+        if group is not None and self._may_grow(group):
+            self._pool.take_place()
+            outcome = group.add(arguments)
         else:
-            group = self._latest = _Group(self._pool)
-            ids = await self._lead(group, arguments)
-        return await self._execute_alone(arguments) if ids is None else ids
+            group = self._latest = _Group()
+            outcome = group.add(arguments)
+            await self._lead(group)
+        answer = await outcome
+        if answer is None:
+            raise postgres.unavailable()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    async def _lead(self, group: "_Group", arguments: Arguments) -> Ids | None:
-        """Run the statement for a group. None when somebody's arguments were refused: each tries alone."""
+    def _may_grow(self, group: "_Group") -> bool:
+        return (
+            group.is_gathering
+            and len(group.members) < self._largest_now
+            and time.monotonic() - group.began < self._seconds * GATHERING_SHARE
+        )
+
+    async def _lead(self, group: "_Group") -> None:
         try:
             async with postgres.connection(self._pool, seconds=self._seconds) as connection:
                 await asyncio.sleep(0)  # Who came in the same turn of the event loop comes along.
-                ids = await self._execute_all(connection, [arguments, *group.depart()])
-            group.tell(ids)
+                self._close(group)
+                present = [member for member in group.members if not member.outcome.done()]
+                await self._serve(connection, present, until=group.began + self._seconds)
         except PostgresUnavailable:
-            raise
-        except Exception:
-            if len(group) == 1:
+            if not group.members[0].outcome.done():
                 raise
-            group.tell(None)
-            return None
         finally:
-            group.depart()
-            group.turn_away()  # those who have heard nothing
-        return ids
+            self._close(group)
+            for member in group.members:
+                member.tell(None)  # unless it has heard already
 
-    async def _execute_alone(self, arguments: Arguments) -> Ids:
-        async with postgres.connection(self._pool, seconds=self._seconds) as connection:
-            return await self._execute_all(connection, [arguments])
+    def _close(self, group: "_Group") -> None:
+        """Let nobody join any more, and give up the followers' places in the queue."""
+        if group.is_gathering:
+            group.is_gathering = False
+            self._pool.leave_places(len(group.members) - 1)
 
-    async def _execute_all(self, connection: Connection, group: Sequence[Arguments]) -> Ids:
+    async def _serve(self, connection: Connection, members: Sequence["_Member"], *, until: float) -> None:
+        """Run the statement for all, or for each alone when somebody's arguments are refused."""
+        try:
+            ids = await self._run(connection, [member.arguments for member in members], until=until)
+        except Exception as error:
+            if len(members) == 1 or postgres.means_unavailable(error):
+                raise
+            await self._serve_each(connection, members, until=until)
+        else:
+            for member in members:
+                member.tell(ids)
+
+    async def _serve_each(
+        self, connection: Connection, members: Sequence["_Member"], *, until: float
+    ) -> None:
+        for member in members:
+            try:
+                answer: Answer = await self._run(connection, [member.arguments], until=until)
+            except Exception as error:
+                if postgres.means_unavailable(error):
+                    raise
+                answer = error
+            member.tell(answer)
+        connection.terminate()  # A transaction may be open: see postgres._INTERRUPTIONS.
+
+    async def _run(self, connection: Connection, group: Sequence[Arguments], *, until: float) -> Ids:
         began = time.monotonic()
         try:
             # While Postgres takes in no more, a cancellation would not end this; asyncpg's own timeout does.
-            rows = await connection.fetchmany(self._statement, group, timeout=self._seconds)
+            rows = await connection.fetchmany(self._statement, group, timeout=until - began)
         finally:
-            is_slow = time.monotonic() - began > self._seconds * SLOW_SHARE
-            self._most = max(1, len(group) // 2) if is_slow else min(self._most + 1, LARGEST_GROUP)
+            if time.monotonic() - began < self._seconds * SLOW_SHARE:
+                self._largest_now = min(self._largest_now + 1, LARGEST_GROUP)
+            elif len(group) > 1:
+                self._largest_now = len(group) // 2
         return {row[0] for row in rows}
 
 
+class _Member:
+    """A caller: the arguments it came with, and what it waits for."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        # An error is a result, too: as an exception, asyncio would log it, values and all, if nobody asked.
+        self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def tell(self, answer: Answer) -> None:
+        """Give the answer; the first one counts."""
+        if not self.outcome.done():
+            self.outcome.set_result(answer)
+
+
 class _Group:
-    """A leader, who is not listed, and its followers: each with its arguments and what it waits for."""
+    """A leader, who is the first, and its followers."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self) -> None:
+        self.began = time.monotonic()
         self.is_gathering = True
-        self._pool = pool
-        self._followers: list[tuple[Arguments, asyncio.Future[Ids | None]]] = []
+        self.members: list[_Member] = []
 
-    def __len__(self) -> int:
-        return 1 + len(self._followers)
-
-    async def join(self, arguments: Arguments) -> Ids | None:
-        """Wait for what the leader tells. Raises PostgresUnavailable, also when too many wait already."""
-        self._pool.take_place()
-        outcome: asyncio.Future[Ids | None] = asyncio.get_running_loop().create_future()
-        self._followers.append((arguments, outcome))
-        return await outcome
-
-    def depart(self) -> list[Arguments]:
-        """Take nobody in any more, and return the followers' arguments."""
-        if self.is_gathering:
-            self.is_gathering = False
-            self._pool.leave_places(len(self._followers))
-        return [arguments for arguments, outcome in self._followers if not outcome.done()]
-
-    def tell(self, ids: Ids | None) -> None:
-        """Tell the followers what the statement returned, or that they have to try alone."""
-        for _, outcome in self._followers:
-            if not outcome.done():
-                outcome.set_result(ids)
-
-    def turn_away(self) -> None:
-        """Tell the followers that Postgres cannot be had."""
-        for _, outcome in self._followers:
-            if not outcome.done():
-                outcome.set_exception(postgres.unavailable())
+    def add(self, arguments: Arguments) -> "asyncio.Future[Answer]":
+        """Add a member, and return what it has to wait for."""
+        self.members.append(_Member(arguments))
+        return self.members[-1].outcome

@@ -40,8 +40,9 @@ UNAVAILABLE = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
-# After these a statement may still be under way.
-_INTERRUPTIONS = (asyncio.CancelledError, TimeoutError, asyncpg.InterfaceError)
+# After these a statement may still be under way, or a transaction open: when asyncpg keeps no statements and
+# cannot encode an argument, it leaves one behind. It calls that a DataError.
+_INTERRUPTIONS = (asyncio.CancelledError, TimeoutError, asyncpg.InterfaceError, asyncpg.DataError)
 
 
 class PostgresUnavailable(Exception):
@@ -100,7 +101,7 @@ class Pool:
         self._waiting += 1
 
     def leave_places(self, count: int) -> None:
-        """Count some less in the queue."""
+        """Count fewer in the queue."""
         self._waiting -= count
 
     def check_not_away(self) -> None:
@@ -224,7 +225,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
         await asyncio.gather(pool.close(seconds=seconds), reserve.close(seconds=seconds))
 
 
-def _means_unavailable(error: BaseException | None) -> bool:
+def means_unavailable(error: BaseException | None) -> bool:
     """Whether waiting may mend it. It does not mend a bad argument or DSN: asyncpg's ValueErrors."""
     return isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError)
 
@@ -235,7 +236,7 @@ def unavailability() -> Iterator[None]:
     try:
         yield
     except UNAVAILABLE as error:
-        if not _means_unavailable(error):
+        if not means_unavailable(error):
             raise
         raise unavailable() from error
 
@@ -281,7 +282,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
             self._pool.give_back(self._lent)
             with unavailability():
                 await self._deadline.__aexit__(kind, error, traceback)
-        if _means_unavailable(error):
+        if means_unavailable(error):
             raise unavailable() from error
 
 

@@ -1,7 +1,9 @@
 """Group commit: who shares a transaction, and what the others hear when something fails."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterable
 
 import asyncpg
@@ -16,7 +18,8 @@ from tests.conftest import eventually
 from tests.statement_log import StatementLog
 from tests.worker.forwarder import Forwarder
 
-SECONDS = 1.0
+SECONDS = 5.0
+FEW_SECONDS = 1.0
 QUEUE_SIZE = 40
 INSERT = """
     INSERT INTO stored (id, note)
@@ -62,10 +65,16 @@ async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncItera
 @pytest.fixture
 async def group_commit(pool: Pool, statements: StatementLog) -> GroupCommit:
     """A group commit whose statement is prepared."""
-    group_commit = GroupCommit(pool, INSERT, seconds=SECONDS)
-    await group_commit.execute((0, ""))
+    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
     statements.clear()
-    return group_commit
+    return GroupCommit(pool, INSERT, seconds=SECONDS)
+
+
+@pytest.fixture
+async def impatient(pool: Pool) -> GroupCommit:
+    """The same, with less time."""
+    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
+    return GroupCommit(pool, INSERT, seconds=FEW_SECONDS)
 
 
 async def store(group_commit: GroupCommit, notes: Iterable[str]) -> list[Ids | BaseException]:
@@ -129,7 +138,12 @@ async def test_what_the_statement_does_not_take_is_not_among_the_ids(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
 async def test_what_is_refused_fails_for_its_own_caller_alone(
-    group_commit: GroupCommit, database: Connection, place: int, note: str, error: type[Exception]
+    group_commit: GroupCommit,
+    pool: Pool,
+    database: Connection,
+    place: int,
+    note: str,
+    error: type[Exception],
 ) -> None:
     notes = ["a"] * 5
     notes[place] = note
@@ -139,33 +153,96 @@ async def test_what_is_refused_fails_for_its_own_caller_alone(
     assert isinstance(outcomes[place], error)
     assert [outcomes[number - 1] for number in others] == [{number} for number in others]
     assert await stored(database) == others
+    assert pool.open_size == pool.idle_size
+
+
+@pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
+@pytest.mark.usefixtures("link")
+async def test_what_cannot_be_encoded_leaves_no_transaction_open(
+    service_settings: ServiceSettings, database: Connection, notes: list[str]
+) -> None:
+    """Without remembered statements asyncpg has asked for something by then, and not ended it."""
+    settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
+    async with postgres.open_pool(settings) as forgetful:
+        outcomes = await store(GroupCommit(forgetful, INSERT, seconds=SECONDS), notes)
+
+        async def nothing_is_open() -> bool:
+            left: int = await database.fetchval(
+                """
+                SELECT count(*)
+                  FROM pg_stat_activity
+                 WHERE datname = current_database()
+                   AND pid <> pg_backend_pid()
+                   AND xact_start IS NOT NULL
+                """
+            )
+            return left == 0
+
+        await eventually(nothing_is_open, seconds=3)
+
+    assert isinstance(outcomes[-1], asyncpg.DataError)
 
 
 async def test_everybody_hears_in_time_that_postgres_does_not_answer(
-    group_commit: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: Forwarder
 ) -> None:
     link.hold()
     began = time.monotonic()
-    outcomes = await store(group_commit, ["a"] * 5)
+    outcomes = await store(impatient, ["a"] * 5)
     link.resume()
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
-    assert time.monotonic() - began < 2.5 * SECONDS
-    assert await group_commit.execute((6, "a")) == {6}
+    assert time.monotonic() - began < 2.5 * FEW_SECONDS
+    assert await impatient.execute((6, "a")) == {6}
 
 
 async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
-    group_commit: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: Forwarder
 ) -> None:
     link.hold()
     began = time.monotonic()
-    outcomes = await store(group_commit, ["a" * 2_000_000] * LARGEST_GROUP)
+    outcomes = await store(impatient, ["a" * 2_000_000] * LARGEST_GROUP)
     link.resume()
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * LARGEST_GROUP
-    assert time.monotonic() - began < 3.5 * SECONDS
+    assert time.monotonic() - began < 3.0 * FEW_SECONDS
     await link.cut()
-    assert await group_commit.execute((LARGEST_GROUP + 1, "a")) == {LARGEST_GROUP + 1}
+    assert await impatient.execute((LARGEST_GROUP + 1, "a")) == {LARGEST_GROUP + 1}
+
+
+async def test_those_who_come_late_do_not_join_who_has_waited_long(
+    impatient: GroupCommit, pool: Pool, database: Connection
+) -> None:
+    async with postgres.connection(pool, seconds=SECONDS):
+        leader = asyncio.create_task(impatient.execute((1, "a")))
+        await asyncio.sleep(0.45 * FEW_SECONDS)
+        late = [asyncio.create_task(impatient.execute((number, "a"))) for number in (2, 3)]
+        await asyncio.sleep(0.1 * FEW_SECONDS)
+
+    with pytest.raises(PostgresUnavailable):
+        await leader
+    assert await asyncio.gather(*late) == [{2, 3}, {2, 3}]
+    assert await stored(database) == [2, 3]
+
+
+async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
+    await link.refuse()
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await _turned_away_follower(group_commit))() is None
+    finally:
+        gc.enable()
+        link.admit()
+
+
+async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
+    leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+    await asyncio.wait([leader, follower])
+    assert isinstance(leader.exception(), PostgresUnavailable)
+    error = follower.exception()
+    assert isinstance(error, PostgresUnavailable)
+    return weakref.ref(error)
 
 
 async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, link: Forwarder) -> None:
@@ -219,6 +296,23 @@ async def test_followers_of_a_cancelled_leader_may_ask_again(
     assert leader.cancelled()
     assert await group_commit.execute((2, "a")) == {2}
     assert await stored(database) == [2]
+
+
+async def test_leader_cancelled_during_the_statement_tells_the_others_and_gives_all_back(
+    group_commit: GroupCommit, pool: Pool, database: Connection, statements: StatementLog
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE stored")
+        leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+        await eventually(lambda: statements.round_trips == 1)
+        leader.cancel()
+        with pytest.raises(PostgresUnavailable):
+            await follower
+
+    assert leader.cancelled()
+    assert await group_commit.execute((3, "a")) == {3}
+    assert await stored(database) == [3]
+    assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
 async def test_groups_are_small_while_postgres_is_slow_and_grow_again(

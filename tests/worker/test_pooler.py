@@ -161,6 +161,25 @@ async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
     assert len(listed) == await database.fetchval("SELECT count(*) FROM outbox") == 3
 
 
+async def test_creates_go_together_through_a_transaction_pooler(
+    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str, database: Connection
+) -> None:
+    settings = msgspec.structs.replace(
+        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
+    )
+    async with api_client(settings, issuer.token()) as client:
+        for _ in range(5):
+            responses = await asyncio.gather(
+                *(client.post("/v1/request", json=A_REQUEST | {"notes": "x" * 9_000}) for _ in range(60))
+            )
+            assert {response.status_code for response in responses} == {200}
+
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 300
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 300
+    transactions = await database.fetchval("SELECT count(DISTINCT xmin::text) FROM outbox")
+    assert transactions < 300
+
+
 async def test_doctor_finds_that_a_notify_is_lost_in_the_pooler_and_heard_around_it(
     worker_settings: WorkerSettings, database_url: str, pooler_url: str
 ) -> None:
