@@ -276,12 +276,14 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, _INTERRUPTIONS):
-                await _close(self._lent, seconds=self._seconds)
-        finally:
-            self._pool.give_back(self._lent)
             with unavailability():
-                await self._deadline.__aexit__(kind, error, traceback)
+                await self._deadline.__aexit__(kind, error, traceback)  # It must not pass while we close.
+        finally:
+            try:
+                if isinstance(error, _INTERRUPTIONS):
+                    await _close(self._lent, seconds=self._seconds)
+            finally:
+                self._pool.give_back(self._lent)
         if means_unavailable(error):
             raise unavailable() from error
 

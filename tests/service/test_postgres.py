@@ -5,7 +5,9 @@ import gc
 import time
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -134,6 +136,23 @@ async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
+    link.resume()
+
+    assert await backend(pool)
+
+
+async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
+    pool: Pool, link: Forwarder
+) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=0.3) as connection:
+            link.hold()
+            with suppress(TimeoutError):
+                await connection.execute("SELECT 1", timeout=0.1)
+            raise asyncpg.InterfaceError("broken")  # To close it now takes longer than the rest of the time.
+
+    with pytest.raises(PostgresUnavailable):
+        await work()
     link.resume()
 
     assert await backend(pool)
