@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -156,6 +157,15 @@ async def test_table_is_for_people_and_json_for_scripts(
     assert (people.status, people.errors, scripts.status, scripts.errors) == (0, "", 0, "")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let the processes that a test starts heed SIGINT, which a shell has those in its background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
     database_url: str, database: Connection
 ) -> None:
