@@ -83,6 +83,14 @@ async def store(group_commit: GroupCommit, notes: Iterable[str]) -> list[Ids | B
     return await asyncio.gather(*storing, return_exceptions=True)
 
 
+def leader_and_follower(group_commit: GroupCommit) -> tuple[asyncio.Task[Ids], asyncio.Task[Ids]]:
+    """Let two callers store the ids 1 and 2, from the next turn of the event loop on."""
+    return (
+        asyncio.create_task(group_commit.execute((1, "a"))),
+        asyncio.create_task(group_commit.execute((2, "a"))),
+    )
+
+
 async def stored(database: Connection) -> list[int]:
     return [row["id"] for row in await database.fetch("SELECT id FROM stored WHERE id > 0 ORDER BY id")]
 
@@ -237,7 +245,7 @@ async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit,
 
 
 async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
-    leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+    leader, follower = leader_and_follower(group_commit)
     await asyncio.wait([leader, follower])
     assert isinstance(leader.exception(), PostgresUnavailable)
     error = follower.exception()
@@ -274,7 +282,7 @@ async def test_cancelled_follower_takes_no_part(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with postgres.connection(pool, seconds=SECONDS):
-        leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+        leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         follower.cancel()
 
@@ -287,7 +295,7 @@ async def test_followers_of_a_cancelled_leader_may_ask_again(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with postgres.connection(pool, seconds=SECONDS):
-        leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+        leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         leader.cancel()
         with pytest.raises(PostgresUnavailable):
@@ -303,7 +311,7 @@ async def test_leader_cancelled_during_the_statement_tells_the_others_and_gives_
 ) -> None:
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
-        leader, follower = (asyncio.create_task(group_commit.execute((number, "a"))) for number in (1, 2))
+        leader, follower = leader_and_follower(group_commit)
         await eventually(lambda: statements.round_trips == 1)
         leader.cancel()
         with pytest.raises(PostgresUnavailable):

@@ -3,11 +3,12 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import aio_pika
+import httpx
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
@@ -142,19 +143,27 @@ async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
     assert len(mail_server.accepted) == 50
 
 
-async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
-    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str, database: Connection
-) -> None:
+@pytest.fixture
+async def pooled_client(
+    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API behind the pooler."""
     settings = msgspec.structs.replace(
         service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
     )
     async with api_client(settings, issuer.token()) as client:
-        sent = [
-            client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 3}"})
-            for number in range(60)
-        ]
-        responses = await asyncio.gather(*sent)
-        listed = (await client.get("/v1/request")).json()["data"]["requests"]
+        yield client
+
+
+async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
+    pooled_client: httpx.AsyncClient, database: Connection
+) -> None:
+    sent = [
+        pooled_client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 3}"})
+        for number in range(60)
+    ]
+    responses = await asyncio.gather(*sent)
+    listed = (await pooled_client.get("/v1/request")).json()["data"]["requests"]
 
     assert {response.status_code for response in responses} == {200}
     assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 3
@@ -162,17 +171,12 @@ async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
 
 
 async def test_creates_go_together_through_a_transaction_pooler(
-    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str, database: Connection
+    pooled_client: httpx.AsyncClient, database: Connection
 ) -> None:
-    settings = msgspec.structs.replace(
-        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
-    )
-    async with api_client(settings, issuer.token()) as client:
-        for _ in range(5):
-            responses = await asyncio.gather(
-                *(client.post("/v1/request", json=A_REQUEST | {"notes": "x" * 9_000}) for _ in range(60))
-            )
-            assert {response.status_code for response in responses} == {200}
+    body = A_REQUEST | {"notes": "x" * 9_000}
+    for _ in range(5):
+        responses = await asyncio.gather(*(pooled_client.post("/v1/request", json=body) for _ in range(60)))
+        assert {response.status_code for response in responses} == {200}
 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 300
     assert await database.fetchval("SELECT count(*) FROM outbox") == 300
