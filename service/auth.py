@@ -114,8 +114,8 @@ class Authenticator:
             key = await self._keys.find(header["kid"])
             claims = jwt.decode(
                 token,
-                key,
-                algorithms=[key.algorithm_name],
+                key.key,
+                algorithms=key.algorithms,
                 issuer=self._settings.auth_issuer,
                 audience=self._settings.auth_audience,
                 leeway=self._settings.auth_leeway_seconds,
