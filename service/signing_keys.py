@@ -79,7 +79,7 @@ class SigningKeys:
             await asyncio.wait([self._fetch()], timeout=_PATIENCE_SECONDS)
         if key_id in self._keys:
             return self._keys[key_id]
-        if self._is_current:
+        if self._is_current and not self._is_fetching:
             raise UnknownSigningKey
         raise SigningKeysUnavailable from self._failure
 
@@ -100,9 +100,12 @@ class SigningKeys:
             if self._fetching is not None:
                 self._fetching.cancel()
 
+    @property
+    def _is_fetching(self) -> bool:
+        return self._fetching is not None and not self._fetching.done()
+
     def _may_ask(self) -> bool:
-        is_fetching = self._fetching is not None and not self._fetching.done()
-        return is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
+        return self._is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
 
     def _fetch(self) -> asyncio.Task[None]:
         """Begin a fetch unless one is under way: there is one at a time, however many wait for it."""
