@@ -52,8 +52,8 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies what stands in an Authorization header, and remembers access tokens it has verified.
 
-    Before that it turns callers away while too many wait for Postgres, or it is away: to refuse them once
-    their token and body have been read costs nearly as much as to serve.
+    Callers of what needs Postgres are turned away before that while too many wait for it, or it is away: to
+    refuse them once their token and body have been read costs nearly as much as to serve.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class Authenticator:
         return caller
 
     async def api_key_or_token(self, authorization: str | None) -> None:
-        """Let any valid API key or access token pass. Raises as `access_token` does."""
-        self._pool.check_not_full()
+        """Let any valid API key or access token pass. Raises as `access_token` does.
+
+        Only a key is looked up in Postgres, whose queue then turns callers away.
+        """
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):
             await self._verify(token)

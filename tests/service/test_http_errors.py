@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from service import api_keys
 from service.app import LARGEST_BODY
 from service.http_server import LARGEST_HEAD
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually, someone_waits
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
 from tests.metrics import rises, value
 
 REQUEST_ID = "case-17.a_B"
@@ -333,9 +334,9 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await eventually(lambda: someone_waits(database))
         with (
             rises("postgres_unavailable_total"),
-            rises("http_request_duration_seconds_count", method="GET", route=STRUCTURE, status="503"),
+            rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
         ):
-            refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
+            refused = await client.get("/v1/request", headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
 
         assert refused.status_code == 503
@@ -344,6 +345,23 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         assert refused.json()["errors"][0]["code"] == "unavailable"
         assert refused.elapsed.total_seconds() < 0.3
         assert ready.status_code == 200
+        assert (await waiting).status_code == 503
+
+
+async def test_questionnaire_needs_postgres_for_an_api_key_only(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_queue_size=0)
+    async with api_client(settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+
+        with_token = await client.get(STRUCTURE)
+        with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})
+
+        assert (with_token.status_code, with_key.status_code) == (200, 503)
         assert (await waiting).status_code == 503
 
 
