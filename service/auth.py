@@ -1,5 +1,6 @@
 """From the Authorization header to a caller: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ WRITE = "request:write"
 
 _LARGEST_TOKEN = 8 * 1024
 _TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})  # RFC 9068, section 4
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # in a text, by Postgres: NUL, and lone surrogates
 _LONGEST_MEMORY_SECONDS = 300.0  # a token signed with a withdrawn key is trusted no longer than this
 
 
@@ -123,6 +125,7 @@ class Authenticator:
                 leeway=self._settings.auth_leeway_seconds,
                 options={"require": ["exp", "iss", "aud"]},
             )
+            return self._caller(claims)
         except jwt.ExpiredSignatureError:
             raise Unauthenticated("The access token expired") from None
         except jwt.InvalidAudienceError:
@@ -131,13 +134,14 @@ class Authenticator:
             raise Unauthenticated("The access token is of another issuer") from None
         except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
             raise Unauthenticated("The access token is not valid") from None
-        return self._caller(claims)
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         conveyancer_id = claims.get(self._settings.auth_tenant_claim)
-        scope = claims.get("scope", "")
-        if not isinstance(conveyancer_id, str) or not isinstance(scope, str):
+        if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
             raise Unauthenticated("The access token names no client")
+        scope = claims.get("scope", "")
+        if not isinstance(scope, str):  # RFC 9068, section 2.2.3
+            raise Unauthenticated("The access token's scope is not one string with spaces in it")
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT takes "1700000000", too.
             raise Unauthenticated("The access token is not valid")
