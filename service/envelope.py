@@ -119,7 +119,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
 
 # What Litestar's router and body reader raise.
 _ROUTER_CODES: dict[int, ErrorCode] = {
-    HTTPStatus.BAD_REQUEST: "malformed_body",
+    HTTPStatus.BAD_REQUEST: "malformed_request",  # a Host that is none
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",

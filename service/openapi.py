@@ -46,9 +46,10 @@ refused as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or 
 query parameter that is given twice as `repeated`.
 
 Beside what is listed here, a path that does not exist is answered with 404 `not_found`, and a method that a
-path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP is answered with 400
-`malformed_request`, and a first line and headers of more than 64 KiB with 431 `head_too_large`. Each path
-answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and `Allow`.
+path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP, or has a `Host` that
+is none, is answered with 400 `malformed_request`, and a first line and headers of more than 64 KiB with 431
+`head_too_large`. Each path answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and
+`Allow`.
 
 New fields may be added to answers within this version: ignore those you do not know."""
 
@@ -111,6 +112,7 @@ _RECORD = CalculationRequestRecord(
 )
 
 _ANY_FAILURE: Mapping[str, Exception] = {
+    "bad_host": HTTPException(status_code=HTTPStatus.BAD_REQUEST),
     "no_token": Unauthenticated(),
     "expired_token": Unauthenticated("The access token expired"),
     "unforeseen": Exception(),

@@ -161,6 +161,19 @@ async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sen
     assert [line["status"] for line in served(logs)] == [400]
 
 
+@pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
+async def test_host_that_is_none_is_no_fault_of_a_body(connect: Connect, host: bytes) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+        answer = await connection.answer()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+    assert [line["status"] for line in served(logs)] == [400]
+
+
 async def test_head_without_end_is_refused(connect: Connect) -> None:
     connection = await connect()
     connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")

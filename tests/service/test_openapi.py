@@ -124,6 +124,8 @@ class Provocations:
     async def provoke(self, path: str, method: str, name: str) -> httpx.Response:
         """Call an operation so that it fails as the example says."""
         headers = {"Authorization": self._authorization(name)}
+        if name == "bad_host":
+            headers["Host"] = "a/b"
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
             query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
