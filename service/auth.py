@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import jwt
@@ -43,6 +43,10 @@ class Unauthenticated(Exception):
         self.reason = reason  # None when no credentials were sent: RFC 6750 then wants no error code
 
 
+class RepeatedCredentials(Exception):
+    """There is more than one Authorization header: send one token."""
+
+
 class InsufficientScope(Exception):
     """The token does not carry the scope that this endpoint needs."""
 
@@ -69,10 +73,11 @@ class Authenticator:
             maxsize=settings.auth_remembered_tokens, ttu=_forget_at, timer=time.time
         )
 
-    async def access_token(self, authorization: str | None, *, scope: str) -> Caller:
+    async def access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:
         """Return the caller behind an access token that carries *scope*.
 
-        Raises PostgresUnavailable, Unauthenticated, InsufficientScope or SigningKeysUnavailable.
+        Raises PostgresUnavailable, Unauthenticated, RepeatedCredentials, InsufficientScope or
+        SigningKeysUnavailable.
         """
         self._pool.check_not_full()
         self._pool.check_not_away()
@@ -84,7 +89,7 @@ class Authenticator:
             raise InsufficientScope(scope)
         return caller
 
-    async def api_key_or_token(self, authorization: str | None) -> None:
+    async def api_key_or_token(self, authorization: Sequence[str]) -> None:
         """Let any valid API key or access token pass. Raises as `access_token` does.
 
         Only a key is looked up in Postgres, whose queue then turns callers away.
@@ -158,7 +163,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     async def authenticate(request: AnyRequest) -> None:
         authenticator: Authenticator = request.app.state.authenticator
         request.scope["user"] = await authenticator.access_token(
-            request.headers.get("authorization"), scope=scope
+            request.headers.getall("authorization", []), scope=scope
         )
 
     return authenticate
@@ -167,13 +172,14 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 async def requires_api_key_or_token(request: AnyRequest) -> None:
     """Let in callers with an API key or any valid access token: another `before_request`."""
     authenticator: Authenticator = request.app.state.authenticator
-    await authenticator.api_key_or_token(request.headers.get("authorization"))
+    await authenticator.api_key_or_token(request.headers.getall("authorization", []))
 
 
-def _bearer_token(authorization: str | None) -> str:
-    if authorization is None:
-        raise Unauthenticated
-    scheme, _, token = authorization.partition(" ")
+def _bearer_token(authorization: Sequence[str]) -> str:
+    """Return the token. A second header is refused (RFC 6750, section 3.1): others may go by that one."""
+    if len(authorization) > 1:
+        raise RepeatedCredentials
+    scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
     if scheme.lower() != "bearer" or not token.strip():
         raise Unauthenticated
     return token.strip()

@@ -11,7 +11,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from service import telemetry
-from service.auth import InsufficientScope, Unauthenticated
+from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
@@ -92,6 +92,12 @@ class Answer:
         length = (b"content-length", b"%d" % len(body))
         return cls(HTTPStatus.OK, [_JSON, length, *headers], body)
 
+    @classmethod
+    def failed(cls, status: HTTPStatus, code: ErrorCode, message: str) -> "Answer":
+        """Return a failure that needs no header of its own."""
+        body = encode_failure(status, code, message)
+        return cls(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
+
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
         await send(self._start)
@@ -105,6 +111,7 @@ def _meta() -> Meta:
 # Every fact that the code raises, with the status and code that callers see. Its docstring is the message.
 _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     MalformedBody: (HTTPStatus.BAD_REQUEST, "malformed_body"),
+    RepeatedCredentials: (HTTPStatus.BAD_REQUEST, "malformed_request"),
     MalformedIdempotencyKey: (HTTPStatus.BAD_REQUEST, "invalid_idempotency_key"),
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
     InsufficientScope: (HTTPStatus.FORBIDDEN, "insufficient_scope"),
@@ -170,6 +177,11 @@ def _headers(error: Exception) -> dict[str, str]:
             return {
                 "WWW-Authenticate": 'Bearer realm="calculation-requests", error="invalid_token", '
                 f'error_description="{reason}"'
+            }
+        case RepeatedCredentials():
+            return {
+                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="invalid_request", '
+                f'error_description="{RepeatedCredentials.__doc__}"'
             }
         case InsufficientScope(scope=scope):
             return {

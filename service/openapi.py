@@ -14,7 +14,7 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from service import api, auth, idempotency, listings, questionnaire
-from service.auth import InsufficientScope, Unauthenticated
+from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
@@ -45,11 +45,11 @@ every failing field at once. Tell errors apart by `code`. Beside what the exampl
 refused as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`, and a
 query parameter that is given twice as `repeated`.
 
-Beside what is listed here, a path that does not exist is answered with 404 `not_found`, and a method that a
-path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP, or has a `Host` that
-is none, is answered with 400 `malformed_request`, and a first line and headers of more than 64 KiB with 431
-`head_too_large`. Each path answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and
-`Allow`.
+Beside what is listed here, a path that does not exist, or is spelt otherwise (with a doubled slash, one at
+the end, or percent-encoded), is answered with 404 `not_found`, and a method that a path does not have with
+405 `method_not_allowed` and the header `Allow`. What is not HTTP, or has a `Host` that is none, is answered
+with 400 `malformed_request`, and a first line and headers of more than 64 KiB with 431 `head_too_large`. Each
+path answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore those you do not know."""
 
@@ -113,6 +113,7 @@ _RECORD = CalculationRequestRecord(
 
 _ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": HTTPException(status_code=HTTPStatus.BAD_REQUEST),
+    "two_tokens": RepeatedCredentials(),
     "no_token": Unauthenticated(),
     "expired_token": Unauthenticated("The access token expired"),
     "unforeseen": Exception(),

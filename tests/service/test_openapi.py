@@ -126,6 +126,8 @@ class Provocations:
         headers = {"Authorization": self._authorization(name)}
         if name == "bad_host":
             headers["Host"] = "a/b"
+        if name == "two_tokens":
+            headers["authorization"] = headers["Authorization"]  # httpx sends both
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
             query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
