@@ -14,7 +14,7 @@ from service import telemetry
 from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
-from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.errors import BodyOverdue, ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.signing_keys import SigningKeysUnavailable
@@ -117,6 +117,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     InsufficientScope: (HTTPStatus.FORBIDDEN, "insufficient_scope"),
     UnknownConveyancer: (HTTPStatus.FORBIDDEN, "unknown_conveyancer"),
     RequestNotFound: (HTTPStatus.NOT_FOUND, "not_found"),
+    BodyOverdue: (HTTPStatus.REQUEST_TIMEOUT, "request_timeout"),
     IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight"),
     UnsupportedMediaType: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),

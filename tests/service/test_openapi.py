@@ -162,7 +162,10 @@ class Provocations:
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
 OUR_FAULTS = {"unforeseen", "database_away", "keys_away"}
-ELSEWHERE = {"key_in_flight"}  # in test_idempotency.py: it takes two callers
+ELSEWHERE = {
+    "key_in_flight",  # in test_idempotency.py: it takes two callers
+    "too_slow",  # in test_http_errors.py: it takes its time
+}
 
 
 @pytest.mark.parametrize(
