@@ -93,10 +93,16 @@ class Answer:
         return cls(HTTPStatus.OK, [_JSON, length, *headers], body)
 
     @classmethod
-    def failed(cls, status: HTTPStatus, code: ErrorCode, message: str) -> "Answer":
-        """Return a failure that needs no header of its own."""
+    def failed(cls, status: HTTPStatus, code: ErrorCode, message: str, *headers: Header) -> "Answer":
+        """Return a failure that is not an exception of the application."""
         body = encode_failure(status, code, message)
-        return cls(status, [_JSON, (b"content-length", b"%d" % len(body))], body)
+        return cls(status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body)
+
+    @classmethod
+    def cut_off(cls) -> "Answer":
+        """Return what is left to say of a request when the time for shutdown is over."""
+        status, message = HTTPStatus.SERVICE_UNAVAILABLE, "The service stopped before it had an answer."
+        return cls.failed(status, "unavailable", message, (b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""

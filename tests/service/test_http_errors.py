@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service import api_keys
-from service.app import LARGEST_BODY
-from service.http_server import LARGEST_HEAD
+from service import api_keys, http_server
+from service.app import LARGEST_BODY, create_app
+from service.http_server import LARGEST_HEAD, listen
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
@@ -93,8 +93,11 @@ async def connect(client: httpx.AsyncClient) -> AsyncIterator[Connect]:
 
 def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
     """Return the head of a request with the client's token."""
-    authorization = f"Authorization: {client.headers['Authorization']}"
-    usual = ["Host: api", authorization, "Content-Type: application/json"]
+    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
+
+
+def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
     return "\r\n".join([line, *usual, *headers, "", ""]).encode()
 
 
@@ -541,6 +544,32 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
 
         assert (with_token.status_code, with_key.status_code) == (200, 503)
         assert (await waiting).status_code == 503
+
+
+async def test_request_that_is_cut_off_at_the_end_is_answered_and_counted_as_503(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    stop = asyncio.Event()
+    api = create_app(service_settings)
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
+        connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
+        with (
+            capture_logs() as logs,
+            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+        ):
+            connection.send(head_with(issuer.token(), "Content-Length: 500", f"X-Request-Id: {REQUEST_ID}"))
+            await eventually(lambda: value("http_requests_in_progress") == 1)
+            stop.set()
+            answer = await connection.answer()
+            await serving
+        assert await connection.is_closed()
+        connection.hang_up()
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.headers["x-request-id"] == REQUEST_ID.lower()
+    assert json.loads(answer.body)["errors"][0]["code"] == "unavailable"
+    assert [line["status"] for line in served(logs)] == [503]
 
 
 async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Connection) -> None:
