@@ -11,6 +11,7 @@ from typing import Literal
 
 import structlog
 import uvicorn
+from litestar.enums import HttpMethod
 from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send, WebSocketReceiveMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -114,6 +115,9 @@ def _ending_overdue_bodies(app: ASGIApp) -> ASGIApp:
     """Wrap *app* so that its wait for a body ends when the connection has waited long enough."""
 
     def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope.get("method") == HttpMethod.GET:
+            return app(scope, receive, send)  # It reads no body, and need not pay for one.
+
         async def receive_in_time() -> HTTPReceiveMessage | WebSocketReceiveMessage:
             message = await receive()
             if _OVERDUE in scope["state"]:
@@ -200,23 +204,29 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Expect the next request, unless it is there already, or the rest of this one."""
-        if self._part == "gap" and self.cycle.response_complete:
+        """Go on as uvicorn does, but without a timer for the pause that follows: `end_if_overdue` ends it."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._part == "gap":
             self._waits_since = self.loop.time()
-        super().on_response_complete()
 
     def end_if_overdue(self, now: float, *, head_seconds: float, body_seconds: float) -> None:
         """Give up a caller that has taken too long to send what comes next.
 
         As long as reading is paused it is not the caller's fault.
         """
-        seconds = body_seconds if self._part == "body" else head_seconds
-        if self._waits_since is None or now - self._waits_since < seconds or self.flow.read_paused:
+        if self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
             return
-        self._waits_since = now
-        if self.transport.is_closing():
-            self.transport.abort()  # The answer has not been read, either.
-        elif self._part == "head":
+        seconds = {"head": head_seconds, "body": body_seconds, "gap": self.timeout_keep_alive}[self._part]
+        if self._latest is None:
+            seconds = head_seconds  # of the first request, which has not begun, or has not gone far
+        if now - self._waits_since < seconds:
+            return
+        if self._part == "head":
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", "The head did not arrive in time.")
         elif self._part == "gap" or self.cycle.response_complete:
             self.transport.close()
