@@ -42,6 +42,7 @@ class Synchronous(Part):
     method: Literal["any", "first"]
     number: Positive
     data_durability: Literal["required", "preferred"]
+    failover_quorum: bool
 
 
 class PostgresConfiguration(Part):
@@ -72,6 +73,15 @@ class PostgresAffinity(Part):
     pod_anti_affinity_type: Literal["preferred", "required"]
 
 
+class Spread(Part):
+    """How pods are spread over hosts or zones."""
+
+    topology_key: str
+    max_skew: Positive
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+    label_selector: dict[Literal["matchLabels"], Texts]
+
+
 class Plugin(Part):
     """A plugin of CloudNativePG."""
 
@@ -91,6 +101,7 @@ class Cluster(Part):
     primary_update_method: Literal["switchover", "restart"]
     enable_pdb: bool = msgspec.field(name="enablePDB")
     affinity: PostgresAffinity
+    topology_spread_constraints: list[Spread]
     storage: Storage
     wal_storage: Storage
     resources: dict[Literal["requests", "limits"], Texts]
@@ -165,6 +176,19 @@ class RabbitmqConfiguration(Part):
     additional_config: str
 
 
+class ApartTerm(Part):
+    """Which pods must not share a host."""
+
+    topology_key: str
+    label_selector: dict[Literal["matchLabels"], Texts]
+
+
+class PodAntiAffinity(Part):
+    """Which pods keep apart."""
+
+    required: list[ApartTerm] = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
 class RabbitmqCluster(Part):
     """A RabbitMQ of several nodes."""
 
@@ -173,6 +197,7 @@ class RabbitmqCluster(Part):
     persistence: Persistence
     resources: dict[Literal["requests", "limits"], Texts]
     rabbitmq: RabbitmqConfiguration
+    affinity: dict[Literal["podAntiAffinity"], PodAntiAffinity]
     override: dict[Literal["statefulSet", "service"], Any]
 
 
