@@ -48,7 +48,7 @@ def the_one(overlay: str, kind: str, name: str) -> Manifest:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the pod's specification of a Deployment, StatefulSet or Job."""
+    """Return the pod's specification of a Deployment or StatefulSet."""
     specification: Manifest = workload["spec"]["template"]["spec"]
     return specification
 
@@ -60,9 +60,16 @@ def container_of(workload: Manifest) -> Manifest:
     return specification
 
 
+def schema_container_of(overlay: str) -> Manifest:
+    """Return the container that brings the schema up to date before an API starts."""
+    (container,) = pod_of(workloads(overlay)["api"])["initContainers"]
+    specification: Manifest = container
+    return specification
+
+
 def workloads(overlay: str) -> dict[str, Manifest]:
     """Return everything that makes pods, by name; not what operators make of their own objects."""
-    return of_kind(overlay, "Deployment", "StatefulSet", "Job")
+    return of_kind(overlay, "Deployment", "StatefulSet")
 
 
 def grace_seconds() -> float:

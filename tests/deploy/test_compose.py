@@ -9,11 +9,18 @@ import pytest
 
 from service.settings import ServiceSettings
 from tests.conftest import ROOT
-from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, pod_of, workloads
+from tests.deploy.manifests import (
+    PROCESSES,
+    WORKERS,
+    Manifest,
+    container_of,
+    pod_of,
+    schema_container_of,
+    workloads,
+)
 from worker.settings import WorkerSettings
 
 FILE = ROOT / "deploy" / "compose.yaml"
-OURS = {*PROCESSES, "schema"}
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +53,14 @@ def _compose() -> list[str]:
 def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
     deployed = workloads("dev")
 
-    for name in OURS:
-        assert services[name]["command"] == container_of(deployed[name])["args"]
+    user = pod_of(deployed["api"])["securityContext"]
+    commands = {name: container_of(deployed[name])["args"] for name in PROCESSES}
+    commands["schema"] = schema_container_of("dev")["args"]
+
+    for name, command in commands.items():
+        assert services[name]["command"] == command
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
-        user = pod_of(deployed[name])["securityContext"]
         assert services[name]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
     for name in PROCESSES:
         seconds = pod_of(deployed[name])["terminationGracePeriodSeconds"]

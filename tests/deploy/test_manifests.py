@@ -17,6 +17,7 @@ from tests.deploy.manifests import (
     of_kind,
     pod_of,
     rendered,
+    schema_container_of,
     secrets_of,
     setting,
     the_one,
@@ -56,7 +57,7 @@ def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
             validator.validate(manifest, KUBERNETES_VERSION, strict=True)
             checked.add(manifest["kind"])
 
-    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
+    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
 
 
 @each_overlay
@@ -107,10 +108,11 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay: str) -> None:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        if is_ours(workload):
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for one in (container, *pod.get("initContainers", [])):
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            if is_ours(workload):
+                assert one["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_pods_run_as_the_user_of_the_image() -> None:
@@ -168,11 +170,11 @@ def test_budgets_and_spread_concern_the_pods_of_their_process(overlay: str) -> N
 def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) -> None:
     ours = {name: one for name, one in workloads(overlay).items() if is_ours(one)}
     commands = {name: container_of(one)["args"] for name, one in ours.items()}
+    images = {container_of(one)["image"] for one in ours.values()}
 
-    assert len({container_of(one)["image"] for one in ours.values()}) == 1
+    assert images == {schema_container_of(overlay)["image"]}
     assert commands == {
         "api": ["service", "serve"],
-        "schema": ["service", "schema", "apply"],
         **{name: ["worker", name] for name in WORKERS},
     }
 
@@ -323,7 +325,8 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
 
     clients = sum((count + surge) * connections_of("production", name) for name, count in replicas.items())
     listening = replicas["relay"] + surge
-    keda, schema, operators, engine = len(of_kind("production", "ScaledObject")), 1, 5, 15
+    keda, operators, engine = len(of_kind("production", "ScaledObject")), 5, 15
+    schema = replicas["api"] + surge  # each before it starts
     servers = pooler["instances"] * int(parameters["default_pool_size"])
 
     # One PgBouncer may be left with all of them.
@@ -369,17 +372,23 @@ def wave(manifest: Manifest) -> int:
 
 
 @each_overlay
-def test_schema_job_may_run_again_and_comes_between_what_it_needs_and_the_processes(
-    overlay: str,
-) -> None:
-    job = the_one(overlay, "Job", "schema")
-    needed = of_kind(
-        overlay, "Namespace", "ServiceAccount", "ConfigMap", "Secret", "Cluster", "Pooler", "StatefulSet"
-    )
+def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay: str) -> None:
+    assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
+    assert of_kind(overlay, "Job", "CronJob") == {}
+    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
 
-    assert "ttlSecondsAfterFinished" in job["spec"]
-    assert job["metadata"]["annotations"]["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
-    assert len(needed) >= 4
-    waves = [wave(one) for one in needed.values() if one["metadata"]["name"] != "dashboard"]  # Grafana's
-    assert max(waves) < wave(job)
-    assert wave(job) < min(wave(one) for one in of_kind(overlay, "Deployment").values())
+
+def test_schema_is_applied_around_the_pooler() -> None:
+    (database,) = schema_container_of("production")["env"]
+
+    assert database["valueFrom"]["secretKeyRef"] == {"name": "postgres-app", "key": "uri"}
+
+
+@each_overlay
+def test_engines_come_after_their_namespace_and_before_the_processes(overlay: str) -> None:
+    (namespace,) = of_kind(overlay, "Namespace").values()
+    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
+
+    assert {wave(one) for one in engines} == {-2}
+    assert wave(namespace) < -2
+    assert {wave(one) for one in of_kind(overlay, "Deployment").values()} == {0}

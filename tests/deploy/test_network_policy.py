@@ -38,12 +38,12 @@ OUTSIDE = Peer("", {}, "203.0.113.7")
 NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus": 15692}
 
 ALLOWED = {
-    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in (*PROCESSES, "schema")},
+    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in PROCESSES},
     **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in PROCESSES},
     **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5672) for name in WORKERS},
     **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
     "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
-    "schema → Postgres": (ours("schema"), POSTGRES, 5432),
+    "API → Postgres, to apply the schema": (ours("api"), POSTGRES, 5432),
     "pooler → Postgres": (POOLER, POSTGRES, 5432),
     "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
     "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
@@ -59,7 +59,7 @@ ALLOWED = {
 }
 DENIED = {
     "API → RabbitMQ": (ours("api"), RABBITMQ, 5672),
-    "API → Postgres around the pooler": (ours("api"), POSTGRES, 5432),
+    "notifications → Postgres around the pooler": (ours("notifications"), POSTGRES, 5432),
     "API → mail server": (ours("api"), OUTSIDE, 587),
     "relay → mail server": (ours("relay"), OUTSIDE, 587),
     "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
@@ -69,8 +69,6 @@ DENIED = {
     "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5672),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
     "neighbour → pooler": (NEIGHBOUR, POOLER, 5432),
-    "schema → collector of traces": (ours("schema"), COLLECTOR, 4318),
-    "schema → RabbitMQ": (ours("schema"), RABBITMQ, 5672),
 }
 
 
@@ -89,7 +87,7 @@ def test_default_is_to_deny_every_pod_of_ours_both_ways() -> None:
 
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert not policy.keys() & {"ingress", "egress"}
-    assert all(_selects(policy["podSelector"], ours(name).labels) for name in (*PROCESSES, "schema"))
+    assert all(_selects(policy["podSelector"], ours(name).labels) for name in PROCESSES)
 
 
 def test_names_of_ports_are_those_of_the_containers() -> None:
