@@ -67,6 +67,15 @@ def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
         assert services[name]["stop_grace_period"] == f"{seconds}s"
 
 
+def test_image_is_built_once_and_pulled_by_nobody(services: dict[str, Manifest]) -> None:
+    """Docker refuses a second build that ends at the same time with the same name."""
+    ours = {name: one for name, one in services.items() if one["image"] == "calculation-requests"}
+
+    assert ours.keys() == {*PROCESSES, "schema", "issuer"}
+    assert [name for name, one in services.items() if "build" in one] == ["schema"]
+    assert {one["pull_policy"] for one in ours.values()} == {"never"}
+
+
 def test_everybody_waits_for_what_they_need(services: dict[str, Manifest]) -> None:
     waits = {
         name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()}
