@@ -31,8 +31,8 @@ class Impaired(Exception):
 def lasting(check: Check) -> Check:
     """Return a check of Postgres that, once passed, fails no more because Postgres is away.
 
-    It is away for every API alike: were none ready, callers would get the answer of the ingress in place of our 503.
-    A login that is refused, or a schema that is too old, may be this process's own: that still fails.
+    It is away for every API alike: were none ready, callers would get the answer of the ingress instead of
+    our 503. A login that is refused, or too old a schema, may be this process's own: that still fails.
     A worker has no callers to lose: its readiness says whether it can work now.
     """
     has_passed = False

@@ -2,7 +2,8 @@
 
 Each struct holds fields that its custom resource definition names, and no more than we write: a misspelt one,
 which the API server would drop in silence, is refused here. The definitions are those of CloudNativePG, its
-Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, and the Prometheus operator.
+Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, the Prometheus operator,
+cert-manager, and the Gateway API.
 """
 
 from typing import Annotated, Any, Literal
@@ -189,12 +190,19 @@ class PodAntiAffinity(Part):
     required: list[ApartTerm] = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
+class BrokerCertificate(Part):
+    """The Secret with the certificate of RabbitMQ."""
+
+    secret_name: str
+
+
 class RabbitmqCluster(Part):
     """A RabbitMQ of several nodes."""
 
     replicas: Positive
     image: str
     persistence: Persistence
+    tls: BrokerCertificate
     resources: dict[Literal["requests", "limits"], Texts]
     rabbitmq: RabbitmqConfiguration
     affinity: dict[Literal["podAntiAffinity"], PodAntiAffinity]
@@ -359,6 +367,74 @@ class PodMonitor(Part):
     pod_target_labels: list[str] = []
 
 
+class PrivateKey(Part):
+    """The key of a certificate."""
+
+    algorithm: Literal["RSA", "ECDSA", "Ed25519"]
+    size: Positive
+
+
+class Certificate(Part):
+    """A certificate that is made, kept in a Secret and renewed."""
+
+    secret_name: str
+    issuer_ref: Reference
+    private_key: PrivateKey
+    dns_names: list[str] = []
+    is_ca: bool = msgspec.field(name="isCA", default=False)
+    common_name: str = ""
+    duration: Annotated[str, msgspec.Meta(pattern=r"\A\d+h\Z")] = "2160h"
+
+
+class FromSecret(Part):
+    """An authority, by the Secret with its certificate and key."""
+
+    secret_name: str
+
+
+class Issuer(Part):
+    """What signs certificates."""
+
+    self_signed: dict[str, str] | None = None
+    ca: FromSecret | None = None
+
+
+class ParentReference(Part):
+    """The Gateway that a route hangs on."""
+
+    name: str
+    namespace: str
+
+
+class PathMatch(Part):
+    """A part of the paths of a host."""
+
+    type: Literal["Exact", "PathPrefix", "RegularExpression"]
+    value: str
+
+
+class Backend(Part):
+    """The Service that requests go to."""
+
+    name: str
+    port: Positive
+
+
+class RouteRule(Part):
+    """Which requests go where."""
+
+    matches: list[dict[Literal["path"], PathMatch]]
+    backend_refs: list[Backend]
+
+
+class HTTPRoute(Part):
+    """What of a host goes to which Service."""
+
+    parent_refs: list[ParentReference]
+    hostnames: list[str]
+    rules: list[RouteRule]
+
+
 class AlertAnnotations(Part):
     """What is told of an alert."""
 
@@ -398,6 +474,8 @@ KINDS: dict[tuple[str, str], type[Part]] = {
         "rabbitmq.com/v1beta1": (RabbitmqCluster, Exchange, Queue, Binding, Policy, User, Permission),
         "keda.sh/v1alpha1": (TriggerAuthentication, ScaledObject),
         "monitoring.coreos.com/v1": (PodMonitor, PrometheusRule),
+        "cert-manager.io/v1": (Issuer, Certificate),
+        "gateway.networking.k8s.io/v1": (HTTPRoute,),
     }.items()
     for kind in kinds
 }

@@ -29,7 +29,7 @@ def test_only_a_standby_that_holds_every_answered_commit_is_promoted() -> None:
 
 
 def test_queue_that_was_declared_while_nodes_were_away_grows_to_all_three() -> None:
-    """A policy's `target-group-size` is heeded by the reconciliation of members only, which is off by default."""
+    """A policy's `target-group-size` is heeded only while members are reconciled, by default never."""
     policy = the_one("production", "Policy", "quorum-queues")["spec"]
 
     enabled = rabbitmq_configuration()["quorum_queue.continuous_membership_reconciliation.enabled"]
