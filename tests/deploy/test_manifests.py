@@ -359,7 +359,7 @@ def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s
 def test_monitoring_carries_the_label_that_kube_prometheus_stack_selects_by() -> None:
     heeded = [one for one in rendered("production") if one["kind"] in {"PodMonitor", "PrometheusRule"}]
 
-    assert len(heeded) == 5
+    assert len(heeded) == 6
     assert all(one["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for one in heeded)
 
 
