@@ -1,7 +1,7 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -23,8 +23,9 @@ from service import (
 from service.auth import Caller
 from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
 from service.envelope import Answer, UnsupportedMediaType
+from service.errors import InvalidSubmission
 from service.group_commit import GroupCommit
-from service.idempotency import Idempotency
+from service.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
 from service.postgres import Connection, Pool
@@ -89,12 +90,9 @@ async def create_request(request: ApiRequest) -> Answer:
     else:
         lock_seconds = resources.settings.database_timeout_seconds * _SHARE_OF_WAIT
         async with resources.connection() as connection:
-            if submission is None:
-                charges = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
-                submission = draft.validated(waiver_applies=charges)
-            stored, is_repeat = await calculation_requests.insert(
+            stored, is_repeat = await _insert_alone(
                 connection,
-                submission,
+                draft,
                 conveyancer_id=conveyancer_id,
                 keys=keys,
                 traceparent=traceparent,
@@ -104,6 +102,39 @@ async def create_request(request: ApiRequest) -> Answer:
         resources.relay.wake()
     headers = [(idempotency.REPLAYED.lower().encode(), b"true")] if is_repeat else []
     return Answer.ok(resources.record(stored), *headers)
+
+
+async def _insert_alone(
+    connection: Connection,
+    draft: Draft,
+    *,
+    conveyancer_id: str,
+    keys: SecretKeyRing,
+    traceparent: str | None,
+    idempotency: Idempotency | None,
+) -> tuple[CalculationRequest, bool]:
+    """Store a request by itself, and return whether it is a repeat. Raises as validation and `insert` do."""
+    charges = draft.asks_for_waiver and await conveyancers.charges_calculation_fee(connection, conveyancer_id)
+    try:
+        submission = draft.validated(waiver_applies=charges)
+    except InvalidSubmission:
+        if idempotency is None or draft.errors:
+            raise
+        # The waiver was ignored, if the conveyancer charged no fee when this key was first sent.
+        with suppress(IdempotencyKeyInFlight, IdempotencyKeyReused):
+            first = await calculation_requests.find_first(
+                connection, idempotency, conveyancer_id=conveyancer_id
+            )
+            return first, True
+        raise
+    return await calculation_requests.insert(
+        connection,
+        submission,
+        conveyancer_id=conveyancer_id,
+        keys=keys,
+        traceparent=traceparent,
+        idempotency=idempotency,
+    )
 
 
 @get("/v1/request", before_request=auth.requires(auth.READ))

@@ -222,7 +222,7 @@ async def insert(
         return request, False
     if idempotency is None:
         raise UnknownConveyancer
-    return await _find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
+    return await find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
 
 
 async def insert_in_group(
@@ -281,12 +281,13 @@ def _arguments(
     )
 
 
-async def _find_first(
+async def find_first(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
 
-    Raises IdempotencyKeyReused when it came with another body, and UnknownConveyancer.
+    Raises IdempotencyKeyReused when it came with another body, IdempotencyKeyInFlight when none is to be seen,
+    and UnknownConveyancer.
     """
     row = await connection.fetchrow(
         """
