@@ -286,7 +286,7 @@ async def find_first(
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
 
-    Raises IdempotencyKeyReused when it came with another body, IdempotencyKeyInFlight when none is to be seen,
+    Raises IdempotencyKeyReused when it came with another body, IdempotencyKeyInFlight when there is none,
     and UnknownConveyancer.
     """
     row = await connection.fetchrow(
