@@ -31,7 +31,7 @@ from service import (
     tracing,
 )
 from service.app import create_app
-from service.conveyancers import UnknownConveyancer
+from service.conveyancers import InvalidConveyancer, UnknownConveyancer
 from service.http_server import listen, stop_on_signals
 from service.postgres import Connection
 from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
@@ -53,7 +53,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (BreakingChange, InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
+    except (BreakingChange, InvalidConveyancer, InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")

@@ -35,6 +35,8 @@ ErrorCode = Literal[
     "unavailable",
 ]
 
+Failure = tuple[ErrorCode, str]  # and a sentence for the caller
+
 
 class MalformedBody(Exception):
     """The body is not JSON that can be read: bad syntax, not UTF-8, or nested too deeply."""

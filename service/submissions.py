@@ -10,30 +10,27 @@ from typing import Annotated, Any
 import email_validator
 import msgspec
 
+from service import lines
 from service.calculation_requests import RequestType, Submission
-from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
 
-LINE_CHARACTERS = 255
 UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a request that is stored
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
 _INT64 = range(-(2**63), 2**63)
 
-# What no single line has, as a regular expression's class: control characters, line and paragraph separators,
-# and the bidirectional controls of UAX #9, which could make a name read as something else.
-_FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
-
 # The patterns tell readers of the OpenAPI document what the checks below refuse, with codes of their own.
-LINE = {"pattern": f"^[^{_FORBIDDEN}]*$"}
-_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{_FORBIDDEN}]*[^{_FORBIDDEN}{_SPACES}][^{_FORBIDDEN}]*$"}
+LINE = {"pattern": f"^[^{lines.FORBIDDEN}]*$"}
+_SHOWN = f"[^{lines.FORBIDDEN}{lines.SPACES}{lines.INVISIBLE}]"
+_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{lines.FORBIDDEN}]*{_SHOWN}[^{lines.FORBIDDEN}]*$"}
+FILLED_TEXT = {"minLength": 1, "pattern": rf"^[^\u0000]*{_SHOWN}[^\u0000]*$"}
 _TEXT = {"pattern": r"^[^\u0000]*$"}
 
-Name = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=_FILLED_LINE)]
+Name = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE)]
 EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
 PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE)]
-ExternalId = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=LINE)]
+ExternalId = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=LINE)]
 Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
 
@@ -60,8 +57,7 @@ class CalculationRequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     calculation_fee_exempt_reason: Any = None
 
 
-Failure = tuple[ErrorCode, str]  # and a sentence for the caller
-
+_OPTIONAL_TEXTS = ("customer_phone", "notes", "external_id")
 _decoder = msgspec.json.Decoder(CalculationRequestForm)
 _fields = {field.name: field for field in msgspec.structs.fields(CalculationRequestForm)}
 
@@ -94,7 +90,8 @@ class Draft:
         if errors:
             raise InvalidSubmission(errors)
         waiver = {"calculation_fee_exempt": waiver_applies, "calculation_fee_exempt_reason": reason}
-        return Submission(**{**self.values, **waiver})
+        optional = {name: self.values[name] or None for name in _OPTIONAL_TEXTS}  # "" is as good as nothing
+        return Submission(**{**self.values, **optional, **waiver})
 
     def sha256(self) -> bytes:
         """Return the fingerprint of what was submitted, however it was written and whatever the fee."""
@@ -168,22 +165,6 @@ def _classify(problem: str) -> Failure:
     return "invalid_type", f"{plain}."
 
 
-_FORBIDDEN_IN_LINES = re.compile(f"[{_FORBIDDEN}\\ud800-\\udfff]")  # nor surrogates: they cannot be stored
-
-
-def check_line(value: str) -> Failure | None:
-    """Return why *value* cannot stand in a single-line field, if so."""
-    if _FORBIDDEN_IN_LINES.search(value):
-        return "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
-    return None
-
-
-def _check_required_line(value: str) -> Failure | None:
-    if not value.strip():
-        return "blank", "This field must not be blank."
-    return check_line(value)
-
-
 def _check_text(value: str) -> Failure | None:
     return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
@@ -195,7 +176,7 @@ _PLAIN_ADDRESS = re.compile(
 
 
 def _check_email(value: str) -> Failure | None:
-    if failure := _check_required_line(value):
+    if failure := lines.check_filled_line(value):
         return failure
     plain = _PLAIN_ADDRESS.fullmatch(value)
     is_valid = _is_valid_domain(plain[1]) if plain else _is_valid_address(value)
@@ -257,8 +238,8 @@ def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON 
         failure = "invalid_type", "Expected str."
     elif len(reason) > REASON_CHARACTERS:
         failure = "too_long", f"Expected str of length <= {REASON_CHARACTERS} characters."
-    elif not reason.strip():
-        failure = "blank", "This field must not be blank."
+    elif lines.is_blank(reason):
+        failure = lines.BLANK
     else:
         failure = _check_text(reason)
     return [_field_error("calculation_fee_exempt_reason", *failure)] if failure else []
@@ -266,15 +247,15 @@ def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON 
 
 _CHECKS: dict[str, Callable[[Any], Failure | None]] = {
     "customer_email": _check_email,
-    "customer_phone": check_line,
-    "customer_first_name": _check_required_line,
-    "customer_last_name": _check_required_line,
+    "customer_phone": lines.check_line,
+    "customer_first_name": lines.check_filled_line,
+    "customer_last_name": lines.check_filled_line,
     "sender_email": _check_email,
-    "sender_organization_name": _check_required_line,
-    "sender_first_name": _check_required_line,
-    "sender_last_name": _check_required_line,
-    "case_ref": _check_required_line,
+    "sender_organization_name": lines.check_filled_line,
+    "sender_first_name": lines.check_filled_line,
+    "sender_last_name": lines.check_filled_line,
+    "case_ref": lines.check_filled_line,
     "notes": _check_text,
-    "external_id": check_line,
+    "external_id": lines.check_line,
     "meta_data": _check_meta_data,
 }
