@@ -300,10 +300,11 @@ _SECURITY_SCHEMES = {
     },
 }
 
+_ADDRESS = ": one recipient, in ASCII before the @, and without `=?`."
 _DESCRIPTIONS = {
-    "customer_email": "E-mail address of the client who asks for the calculation: one recipient.",
+    "customer_email": f"E-mail address of the client who asks for the calculation{_ADDRESS}",
     "customer_phone": "Phone number of the client, in any form. Empty is stored as null.",
-    "sender_email": "E-mail address of the person or organization that sends the request.",
+    "sender_email": f"E-mail address of the person or organization that sends the request{_ADDRESS}",
     "case_ref": "The sender's own reference of the case.",
     "property_value": "In pounds.",
     "notes": "Internal notes; may have several lines. Empty is stored as null.",

@@ -26,9 +26,10 @@ _SHOWN = f"[^{lines.FORBIDDEN}{lines.SPACES}{lines.INVISIBLE}]"
 _FILLED_LINE = {"minLength": 1, "pattern": f"^[^{lines.FORBIDDEN}]*{_SHOWN}[^{lines.FORBIDDEN}]*$"}
 FILLED_TEXT = {"minLength": 1, "pattern": rf"^[^\u0000]*{_SHOWN}[^\u0000]*$"}
 _TEXT = {"pattern": r"^[^\u0000]*$"}
+_EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 Name = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE)]
-EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
+EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema=_EMAIL)]
 PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE)]
 ExternalId = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=LINE)]
 Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT)]
@@ -169,6 +170,10 @@ def _check_text(value: str) -> Failure | None:
     return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
 
+# So begins an encoded word (RFC 2047). An address may hold one, but programs decode it there: the mail then
+# names somebody else, or cannot be made.
+_ENCODED_WORD = "=?"
+
 # Of these the domain decides: the part before the @ is valid, and nothing gets longer when it is decoded.
 _PLAIN_ADDRESS = re.compile(
     r"[a-z0-9_+-]{1,32}(?:\.[a-z0-9_+-]{1,31})?@((?!.*xn--)[a-z0-9.-]+)", re.ASCII | re.IGNORECASE
@@ -190,9 +195,15 @@ def _is_valid_domain(domain: str) -> bool:
 
 
 def _is_valid_address(value: str) -> bool:
+    if _ENCODED_WORD in value:
+        return False
     try:
         email_validator.validate_email(
-            value, check_deliverability=False, allow_smtputf8=False, test_environment=True
+            value,
+            check_deliverability=False,
+            allow_smtputf8=False,
+            test_environment=True,
+            strict=True,  # the part before the @ too is no longer than mail servers must take
         )
     except email_validator.EmailNotValidError:
         return False
