@@ -18,6 +18,7 @@ UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a re
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
+_LARGE_BODY = 32 * 1024  # bytes
 _INT64 = range(-(2**63), 2**63)
 
 # The patterns tell readers of the OpenAPI document what the checks below refuse, with codes of their own.
@@ -69,14 +70,12 @@ class Draft:
     def __init__(self, body: bytes) -> None:
         """Read *body*. Raises MalformedBody; what is wrong with its fields is told by `validated`."""
         self.values: Mapping[str, Any]
-        try:
-            form = _decoder.decode(body)
-            self.values = msgspec.structs.asdict(form)
-            self.errors: list[FieldError] = []
-        except msgspec.ValidationError:
+        self.errors: list[FieldError] = []
+        form = _read_at_once(body)
+        if form is None:
             self.values, self.errors = _read_field_by_field(_decode_plain(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise MalformedBody from None
+        else:
+            self.values = msgspec.structs.asdict(form)
         self.errors += _failing_fields(self.values)
 
     @property
@@ -101,6 +100,21 @@ class Draft:
         # Without defaults, so that a field which a later release adds changes no fingerprint.
         submitted = {name: value for name, value in values.items() if value != _fields[name].default}
         return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
+
+
+def _read_at_once(body: bytes) -> CalculationRequestForm | None:
+    """Return all fields, None when they must be read one by one: some may be wrong, or the body is large.
+
+    A large body is read once only. Twice, a refusal would cost more than storing it.
+    """
+    if len(body) > _LARGE_BODY:
+        return None
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MalformedBody from None
 
 
 def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:

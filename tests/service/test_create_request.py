@@ -474,11 +474,48 @@ async def test_of_thousands_of_unknown_fields_the_first_are_told(client: httpx.A
     assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
 
 
-async def test_body_of_more_than_64_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
-    announced = await client.post("/v1/request", json={**A_REQUEST, "notes": "x" * 66_000})
+def escaped(value: object) -> str:
+    """Return *value* as JSON in which every character of every text is escaped: it cannot be longer."""
+    match value:
+        case str():
+            units = value.encode("utf-16-be").hex()
+            return '"' + "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)) + '"'
+        case dict():
+            return "{" + ",".join(f"{escaped(name)}:{escaped(part)}" for name, part in value.items()) + "}"
+    return msgspec.json.encode(value).decode()
+
+
+async def test_body_may_hold_the_longest_of_everything_however_it_is_escaped(
+    client: httpx.AsyncClient,
+) -> None:
+    house = "\U0001f3e0"  # two UTF-16 units, so twelve characters when escaped
+    address = "a" * 64 + "@" + ".".join(["b" * 63, "c" * 63, "d" * 57]) + ".com"
+    body = {
+        **dict.fromkeys(A_REQUEST, house * 255),
+        "customer_email": address,
+        "sender_email": address,
+        "customer_phone": house * 32,
+        "request_type": "SDLT_CALCULATION",
+        "property_value": 10**12,
+        "notes": house * 10_000,
+        "external_id": house * 255,
+        "meta_data": {"a": "b" * (16 * 1024 - len('{"a":""}'))},
+        "calculation_fee_exempt": True,
+        "calculation_fee_exempt_reason": house * 500,
+    }
+    assert len(address) == 254
+
+    response = await client.post("/v1/request", content=escaped(body), headers=JSON)
+
+    assert response.status_code == 200, response.text
+    assert {name: response.json()["data"][name] for name in body} == body
+
+
+async def test_body_of_more_than_256_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
+    announced = await client.post("/v1/request", content=b" " * (256 * 1024 + 1), headers=JSON)
 
     async def chunks() -> Any:
-        for _ in range(70):
+        for _ in range(257):
             yield b" " * 1024
 
     streamed = await client.post("/v1/request", content=chunks(), headers=JSON)
