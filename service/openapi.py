@@ -300,7 +300,7 @@ _SECURITY_SCHEMES = {
     },
 }
 
-_ADDRESS = ": one recipient, in ASCII before the @, and without `=?`."
+_ADDRESS = ": one recipient, in ASCII before the @, without encoded words (`=?…?=`)."
 _DESCRIPTIONS = {
     "customer_email": f"E-mail address of the client who asks for the calculation{_ADDRESS}",
     "customer_phone": "Phone number of the client, in any form. Empty is stored as null.",

@@ -184,9 +184,9 @@ def _check_text(value: str) -> Failure | None:
     return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
 
-# So begins an encoded word (RFC 2047). An address may hold one, but programs decode it there: the mail then
-# names somebody else, or cannot be made.
-_ENCODED_WORD = "=?"
+# An encoded word (RFC 2047) may stand in an address, but programs decode it there: the mail then names
+# somebody else, or cannot be made.
+_ENCODED_WORD = re.compile(r"=\?.*\?=")
 
 # Of these the domain decides: the part before the @ is valid, and nothing gets longer when it is decoded.
 _PLAIN_ADDRESS = re.compile(
@@ -209,7 +209,7 @@ def _is_valid_domain(domain: str) -> bool:
 
 
 def _is_valid_address(value: str) -> bool:
-    if _ENCODED_WORD in value:
+    if _ENCODED_WORD.search(value):
         return False
     try:
         email_validator.validate_email(

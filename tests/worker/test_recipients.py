@@ -57,6 +57,7 @@ def submission(**fields: str) -> Submission | None:
 @example("=?utf-8?q?a?=@example.com", "grace@firm.example.com", "Ada")
 @example("ada@customer.example.com", "=?utf-8?q?a?=@example.com", "Ada")
 @example("a" * 64 + "@" + ".".join(["x" * 61, "y" * 60, "z" * 60]) + ".com", "grace@firm.example.com", "Ada")
+@example("!#$%&'*+-/=?^_`{|}~@example.com", "=?utf-8?q?a@example.com", "Ada")
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name: str) -> None:
     accepted = submission(customer_email=customer, sender_email=sender, customer_first_name=name)
@@ -85,7 +86,12 @@ def in_ascii(address: str) -> str:
 
 @pytest.mark.parametrize(
     "address",
-    ["=?utf-8?q?a?=@example.com", "a.=?x@example.com", "a" * 65 + "@example.com", "a" * 65 + "@bücher.test"],
+    [
+        "=?utf-8?q?a?=@example.com",
+        "a.=?x?=@example.com",
+        "a" * 65 + "@example.com",
+        "a" * 65 + "@bücher.test",
+    ],
 )
 def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
     for field in ("customer_email", "sender_email"):
@@ -95,7 +101,7 @@ def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "a?b=@example.com"]
+    "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "!#$%&'*+-/=?^_`{|}~@example.com"]
 )
 def test_address_beside_the_bounds_is_accepted(address: str) -> None:
     assert submission(customer_email=address) is not None
