@@ -1,6 +1,7 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Any
@@ -17,11 +18,17 @@ from service import (
     idempotency,
     listings,
     postgres,
+    request_secrets,
     telemetry,
     tracing,
 )
 from service.auth import Caller
-from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
+from service.calculation_requests import (
+    CalculationRequest,
+    CalculationRequestRecord,
+    ListedCalculationRequest,
+    RequestNotFound,
+)
 from service.envelope import Answer, UnsupportedMediaType
 from service.errors import InvalidSubmission
 from service.group_commit import GroupCommit
@@ -30,7 +37,7 @@ from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
 from service.postgres import Connection, Pool
 from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.settings import ServiceSettings
 from service.submissions import Draft
 
@@ -55,8 +62,21 @@ class Resources(msgspec.Struct, frozen=True):
         return postgres.connection(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def record(self, stored: CalculationRequest) -> CalculationRequestRecord:
-        """Return what the interface shows of a request."""
+        """Return what the interface shows of a request. Raises SecretKeyMissing."""
         return stored.record(self.keys, self.settings.app_url)
+
+    def listed(self, found: Sequence[CalculationRequest]) -> list[ListedCalculationRequest]:
+        """Return what a page shows. A key that is missing costs one request its secret, not the page."""
+        shown: list[ListedCalculationRequest] = []
+        missing = set()
+        for stored in found:
+            try:
+                shown.append(self.record(stored))
+            except SecretKeyMissing as error:
+                missing.add(error.key_id)
+                shown.append(stored.record_without_secret())
+        request_secrets.note_missing(missing)
+        return shown
 
 
 class ApiRequest(Request[Caller, Any, State]):
@@ -145,7 +165,7 @@ async def list_requests(request: ApiRequest) -> Answer:
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    return Answer.ok(CalculationRequestPage([resources.record(each) for each in found], next_cursor))
+    return Answer.ok(CalculationRequestPage(resources.listed(found), next_cursor))
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)

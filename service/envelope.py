@@ -10,16 +10,18 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
-from service import telemetry
+from service import request_secrets, telemetry
 from service.auth import InsufficientScope, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
+from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 
 RETRY_AFTER_SECONDS = 1
+_REPAIR_SECONDS = 60  # before another attempt at what an operator has to mend
 
 Data = TypeVar("Data")
 Header: TypeAlias = tuple[bytes, bytes]  # a name in lower case, and a value
@@ -115,6 +117,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),
     PostgresUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
+    SecretKeyMissing: (HTTPStatus.SERVICE_UNAVAILABLE, "secret_unavailable"),
 }
 
 # What Litestar's router and body reader raise.
@@ -131,7 +134,9 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEn
     response = answer(error)
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
-    if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+    if isinstance(error, SecretKeyMissing):
+        request_secrets.note_missing([error.key_id])
+    elif response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", error=telemetry.summarize(error))
     return response
@@ -178,6 +183,8 @@ def _headers(error: Exception) -> dict[str, str]:
             }
         case IdempotencyKeyInFlight() | PostgresUnavailable() | SigningKeysUnavailable():
             return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+        case SecretKeyMissing():
+            return {"Retry-After": str(_REPAIR_SECONDS)}
     return {}
 
 

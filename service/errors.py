@@ -33,6 +33,7 @@ ErrorCode = Literal[
     "head_too_large",
     "internal_error",
     "unavailable",
+    "secret_unavailable",
 ]
 
 Failure = tuple[ErrorCode, str]  # and a sentence for the caller

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from service import calculation_requests, conveyancers, lines
-from service.calculation_requests import CalculationRequest, CalculationRequestRecord
+from service.calculation_requests import CalculationRequest, ListedCalculationRequest
 from service.errors import Failure, FieldError, InvalidSubmission
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
@@ -27,7 +27,7 @@ _LONGEST_INTEGER = 18  # digits: those of int64, and far from what int() refuses
 class CalculationRequestPage(msgspec.Struct, frozen=True):
     """A page of the list; `next_cursor` leads to the next one, and is null on the last."""
 
-    requests: list[CalculationRequestRecord]
+    requests: list[ListedCalculationRequest]
     next_cursor: str | None
 
 

@@ -23,6 +23,7 @@ from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, Ma
 from service.listings import CalculationRequestPage
 from service.postgres import PostgresUnavailable
 from service.questionnaire import Questionnaire
+from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 from service.submissions import (
     FILLED_TEXT,
@@ -146,6 +147,7 @@ def operations() -> list[Operation]:
                 "not_json": UnsupportedMediaType(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
+                "secret_key_missing": SecretKeyMissing("older"),
                 "refused_fields": _refusal(
                     lambda: Draft(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
                 ),
@@ -179,6 +181,7 @@ def operations() -> list[Operation]:
                 "insufficient_scope": InsufficientScope(auth.READ),
                 "unknown_conveyancer": UnknownConveyancer(),
                 "unknown_uuid": RequestNotFound(),
+                "secret_key_missing": SecretKeyMissing("older"),
             },
         ),
         Operation(

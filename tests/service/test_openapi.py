@@ -157,7 +157,7 @@ class Provocations:
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
-OUR_FAULTS = {"unforeseen", "database_away", "keys_away"}
+OUR_FAULTS = {"unforeseen", "database_away", "keys_away", "secret_key_missing"}
 ELSEWHERE = {"key_in_flight"}  # in test_idempotency.py: it takes two callers
 
 
@@ -188,12 +188,15 @@ async def test_our_faults_are_answered_as_shown(
     nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    await database.execute("ALTER TABLE calculation_request ADD CHECK (false)")
+    stored = await client.post("/v1/request", json=openapi.SMALLEST_REQUEST)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
         answers = {
             "unforeseen": await client.post("/v1/request", json=openapi.SMALLEST_REQUEST),
             "database_away": await adrift.get("/v1/questionnaire/structure"),
             "keys_away": await locked.get("/v1/questionnaire/structure"),
+            "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
         }
 
     assert answers.keys() == OUR_FAULTS
