@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
 
 from service import events
 from service.calculation_requests import CalculationRequest, RequestNotFound
@@ -20,7 +21,7 @@ from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
 from tests.mail_server import MailServer
-from tests.metrics import value
+from tests.metrics import rises, value
 from tests.worker.conftest import (
     created_body,
     created_event,
@@ -787,3 +788,29 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
     assert await states(database) == {"sent": 1}
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_email_whose_secret_has_lost_its_key_is_put_off_and_others_are_sent(
+    database: Connection, pool: Pool, postman: Postman
+) -> None:
+    lost, _ = await intend_for_new_requests(database, pool, 2)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
+
+    with (
+        capture_logs() as logs,
+        rises("emails_total", outcome="put_off"),
+        rises("request_secret_keys_missing_total"),
+    ):
+        async with running(postman.run):
+            await eventually(lambda: each_was_tried(database))
+
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+    assert await states(database) == {"sent": 1, "pending": 1}
+
+
+async def each_was_tried(database: Connection) -> bool:
+    """Whether an attempt at every e-mail has been recorded."""
+    tried: bool = await database.fetchval(
+        "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
+    )
+    return tried
