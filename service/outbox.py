@@ -8,7 +8,7 @@ import msgspec
 
 from service.events import event_id
 from service.identifiers import uuid_of
-from service.postgres import Connection
+from service.postgres import Connection, unavailable
 
 LANES = 16
 CHANNEL = "outbox"  # of LISTEN and NOTIFY
@@ -137,13 +137,15 @@ async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]
 async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
     """Take those of *lanes* that no other relay has, until the transaction ends.
 
-    A statement of its own: the next one then sees all that the last holders have settled.
+    A statement of its own: the next one then sees all that the last holders have settled. Raises
+    PostgresUnavailable where nothing could be settled: a server that takes no writes grants locks all the same.
     """
     (row,) = await connection.fetch(
         """
         SELECT ARRAY (SELECT lane
                         FROM unnest($2::smallint[]) AS lane
                        WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
+               current_setting('transaction_read_only')::boolean AS is_read_only,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot
@@ -151,6 +153,8 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
         _LANE_LOCKS,
         lanes,
     )
+    if row["is_read_only"]:
+        raise unavailable()
     return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
 
 

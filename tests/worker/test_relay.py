@@ -573,6 +573,24 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     assert await waiting_events(database) == 0
 
 
+async def test_nothing_is_published_from_a_postgres_that_takes_no_writes(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    tap: AbstractQueue,
+    stored_request: CalculationRequest,
+) -> None:
+    """Nothing could be settled there, and every pass would publish the same events again."""
+    name = await database.fetchval("SELECT quote_ident(current_database())")
+    await database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+
+    with pytest.raises(PostgresUnavailable):
+        await relay.relay_due(publisher, NEVER)
+
+    assert await take_ids(tap) == []
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
 async def test_window_whose_commit_fails_is_published_again(
     relay: Relay,
     publisher: Publisher,
@@ -708,6 +726,23 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
 
     assert not await is_found()
     await eventually(is_found)
+
+
+async def test_events_are_read_although_ids_were_set_back_without_an_error(
+    relay: Relay, publisher: Publisher, database: Connection
+) -> None:
+    """As after a failover that lost the last commits and that a pooler has hidden."""
+    for _ in range(3):
+        await store(database)
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    assert relay.low_water_marks == [4] * outbox.LANES
+    await database.execute("ALTER SEQUENCE outbox_id_seq RESTART")
+    await store(database)
+
+    moved = [await relay.relay_due(publisher, NEVER) for _ in range(2)]
+
+    assert sum(moved) == 1
 
 
 async def outbox_id(database: Connection, request: CalculationRequest) -> int:
