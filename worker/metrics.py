@@ -34,6 +34,9 @@ delivery_seconds = Histogram(
 )
 wakeups = Counter("relay_wakeups_total", "What ended a rest of the relay.", ["source"])
 outages = Counter("relay_outages_total", "How often the relay lost what it depends on.", ["dependency"])
+lanes_passed_over = Counter(
+    "relay_lanes_passed_over_total", "Lanes in which an event was found before the low-water mark."
+)
 broker_blocked = Gauge("broker_blocked", "1 while the broker's alarm keeps the relay from publishing.")
 broker_connected = Gauge(
     "broker_connected", "1 while the connection of this name to RabbitMQ is open.", ["connection"]

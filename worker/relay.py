@@ -133,6 +133,7 @@ class Relay:
             return
         if passed:
             _log.error("events_passed_over", lanes=passed)
+            metrics.lanes_passed_over.inc(len(passed))
             self._marks.forget(passed)
 
     async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int], *, with_held: bool = True) -> int:

@@ -10,9 +10,10 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 from service import outbox, outbox_operations
 from service.calculation_requests import CalculationRequest
 from service.outbox_operations import EventKey
-from service.postgres import Connection
+from service.postgres import UNAVAILABLE, Connection, PostgresUnavailable
 from tests.conftest import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
+from tests.worker.forwarder import Forwarder
 from tests.worker.test_operate import command
 from worker import operate_outbox, topology
 from worker.operate_outbox import LaneBusy
@@ -302,6 +303,32 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
         assert not parking.done()
 
     assert (await parking).data == {event_id(stored_request): "parked"}
+
+
+async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: Forwarder,
+    stored_request: CalculationRequest,
+) -> None:
+    """With the machine, say: TCP would notice after two hours."""
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(b"UPDATE outbox_held")
+    parking = asyncio.create_task(command(away, "outbox", "park", event_id(stored_request)))
+    await postgres_link.marker_reached.wait()
+
+    async def lane_is_free() -> bool:
+        async with database.transaction():
+            return bool((await outbox.lock_lanes(database, [outbox.lane_of(stored_request.id)])).lanes)
+
+    was_free = await lane_is_free()
+    await eventually(lane_is_free)
+
+    assert not was_free
+    await postgres_link.cut()
+    with pytest.raises((*UNAVAILABLE, PostgresUnavailable)):
+        await parking
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
 
 
 async def test_commands_need_nothing_but_the_database(
