@@ -104,7 +104,7 @@ class Stand:
             url = str(URL(self._servers.postgres.url).with_path(f"/{name}"))
             if with_schema:
                 async with self.connected(url) as connection:
-                    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
+                    await schema.apply(connection)
                     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
             self._databases[name] = url
         return self._databases[name]
