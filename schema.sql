@@ -108,7 +108,7 @@ CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked_at IS NULL;
 
 -- Every event that has not left for RabbitMQ, and why. pending: in the outbox; failing: refused, to be tried again;
--- waiting: behind a failing or parked event of its own request; parked: refused too often, or put aside by an
+-- waiting: behind a failing or parked event of its own request; parked: cannot be encoded, or put aside by an
 -- operator.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,

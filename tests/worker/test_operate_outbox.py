@@ -82,7 +82,7 @@ async def refused(routes: Routes, database: Connection, deliver: Deliver) -> Cal
 
 
 async def park_all(database: Connection) -> None:
-    """Park whatever is failing, as the relay does at the limit."""
+    """Park whatever is failing."""
     await database.execute("UPDATE outbox_held SET parked_at = now(), attempts = 10 WHERE attempts > 0")
 
 
@@ -197,7 +197,7 @@ async def test_retry_of_all_parked_leaves_the_failing_ones_alone(
     assert rows == [(10, None, True), (0, None, False)]
 
 
-async def test_retried_event_keeps_its_attempts_so_the_next_refusal_parks_it_again(
+async def test_retried_event_keeps_its_attempts_and_is_not_parked_by_another_refusal(
     worker_settings: WorkerSettings,
     database: Connection,
     routes: Routes,
@@ -210,8 +210,8 @@ async def test_retried_event_keeps_its_attempts_so_the_next_refusal_parks_it_aga
     await command(worker_settings, "outbox", "retry", event_id(refused))
     await deliver()
 
-    [parked, _] = await listed(worker_settings)
-    assert (parked.state, parked.attempts) == ("parked", 11)
+    [failing, _] = await listed(worker_settings)
+    assert (failing.state, failing.attempts) == ("failing", 11)
 
 
 async def test_retry_wakes_the_relay(

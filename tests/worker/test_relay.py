@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from aio_pika import DeliveryMode
+from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service import calculation_requests, events, outbox, postgres
@@ -23,6 +23,7 @@ from tests.worker.conftest import (
     ANY_EVENT,
     TRACEPARENT,
     announce_next,
+    bind_tap,
     created_event,
     open_publisher,
     passes,
@@ -70,6 +71,30 @@ async def unroute(channel: AbstractChannel) -> None:
 async def route(channel: AbstractChannel) -> None:
     """Give request.created its queue back."""
     await topology.declare(channel)
+
+
+class RefusingQueue(msgspec.Struct):
+    """A queue of another team that takes no request.created, and a tap that does."""
+
+    full: AbstractQueue
+    tap: AbstractQueue
+
+    async def mend(self) -> None:
+        """Let request.created be taken again."""
+        await self.full.delete(if_empty=False)
+
+
+@pytest.fixture
+async def refusing(channel: AbstractChannel, tap: AbstractQueue) -> RefusingQueue:
+    """A queue that refuses request.created, though ours and the tap take it."""
+    return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
+
+
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
+    """Have the broker refuse the events with this key; every other queue still gets them."""
+    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await channel.default_exchange.publish(Message(b""), full.name)
+    return full
 
 
 async def waiting_events(database: Connection) -> int:
@@ -338,11 +363,11 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     channel: AbstractChannel,
     stored_request: CalculationRequest,
 ) -> None:
-    relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
     await unroute(channel)
     pauses = []
 
     for _ in range(4):
+        relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
         await make_due(database)
         await relay.relay_lanes(publisher, [outbox.lane_of(stored_request.id)])
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
@@ -351,29 +376,134 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     assert pauses == [100, 200, 300, 300]
 
 
-async def test_event_is_parked_after_the_last_attempt_and_the_later_ones_wait(
+async def test_refused_event_is_never_parked(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """The fault may be another team's queue, and concern every event."""
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+
+    for _ in range(30):
+        await relay.relay_due(publisher, NEVER)
+    held = await database.fetchrow("SELECT attempts > 10 AS many, parked_at FROM outbox_held")
+    await refusing.mend()
+    await eventually(lambda: relay.relay_due(publisher, NEVER))
+
+    assert held == (True, None)
+    assert set(await take_ids(refusing.tap)) == {event_id(request)}
+    assert await waiting_events(database) == 0
+
+
+async def test_one_refused_event_is_tried_at_a_time_while_refusals_go_on_and_new_ones_at_once(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """Each try is one more copy in every queue that takes the event."""
+    relay = relay_with(relay_retry_seconds=3600.0, relay_longest_retry_seconds=3600.0)
+    requests = [await store(database) for _ in range(5)]
+    while await relay.relay_due(publisher, NEVER):
+        pass
+    copies_at_first = await take_ids(refusing.tap)
+
+    await make_due(database)
+    new = await store(database)
+    for _ in range(5):
+        await relay.relay_due(publisher, NEVER)
+    copies = await take_ids(refusing.tap)
+
+    assert set(copies_at_first) == {event_id(request) for request in requests}
+    assert len(copies_at_first) == 5
+    assert copies.count(event_id(new)) == 1
+    assert len(copies) == 2
+
+
+async def test_refused_events_are_tried_in_turn(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    requests = [await store(database) for _ in range(3)]
+    await into_one_lane(database)
+
+    for _ in range(1 + 3 * 2):
+        await relay.relay_lanes(publisher, [LANE])
+
+    copies = await take_ids(refusing.tap)
+    assert copies[:3] == [event_id(request) for request in requests]
+    assert copies[3:] == [event_id(request) for request in requests] * 2
+
+
+async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=20)
+    for _ in range(30):
+        await store(database)
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    await refusing.mend()
+    await make_due(database)
+
+    moved = [await relay.relay_lanes(publisher, [LANE]) for _ in range(4)]
+
+    assert moved == [1, 20, 9, 0]
+
+
+async def test_relay_that_starts_while_refusals_go_on_tries_one_event_first(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    for _ in range(5):
+        await store(database)
+    await into_one_lane(database)
+    await relay_with().relay_lanes(publisher, [LANE])
+    await make_due(database)
+
+    await relay_with().relay_lanes(publisher, [LANE])
+
+    assert len(await take_ids(refusing.tap)) == 5 + 1
+
+
+async def test_queue_that_refuses_other_events_does_not_keep_request_created_waiting(
     relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
     channel: AbstractChannel,
     tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    await bind_full_queue(channel, "request.email_sent")
+    for _ in range(40):
+        request = await store(database)
+        await database.execute(
+            "UPDATE outbox SET type = 'request.email_sent' WHERE request_id = $1", request.id
+        )
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    full = await bind_full_queue(channel, "request.created")
+    created = [await store(database) for _ in range(10)]
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    await full.delete(if_empty=False)
+    await take_all(tap)
+
+    for _ in range(4):
+        await relay.relay_lanes(publisher, [LANE])
+
+    assert {event_id(request) for request in created} < set(await take_ids(tap))
+    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
+
+
+async def test_event_that_cannot_be_encoded_is_parked_at_once_and_the_later_ones_wait(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
     request = await store(database)
-    relay = relay_with(relay_attempt_limit=2)
-    await tap.unbind(topology.REQUESTS, ANY_EVENT)
-    await unroute(channel)
     await announce_next(database, request.id)
+    await database.execute("UPDATE outbox SET type = repeat('x', 300) WHERE sequence = 1")
 
     for _ in range(3):
         await make_due(database)
         await relay.relay_due(publisher, NEVER)
-    await route(channel)
-    await tap.bind(topology.REQUESTS, ANY_EVENT)
-    await make_due(database)
-    await relay.relay_due(publisher, NEVER)
 
     held = await database.fetch("SELECT attempts, parked_at IS NOT NULL FROM outbox_held ORDER BY id")
-    assert held == [(2, True), (0, False)]
+    assert held == [(1, True), (0, False)]
     assert await take_ids(tap) == []
 
 
@@ -400,9 +530,10 @@ async def test_event_that_cannot_be_encoded_fails_by_itself(
     await relay.relay_lanes(publisher, [LANE])
 
     assert await take_ids(tap) == [event_id(before), event_id(after)]
-    held = await database.fetchrow("SELECT request_id, attempts, last_error FROM outbox_held")
+    held = await database.fetchrow("SELECT request_id, attempts, last_error, parked_at FROM outbox_held")
     assert held is not None
     assert (held["request_id"], held["attempts"]) == (broken.id, 1)
+    assert held["parked_at"] is not None
     assert held["last_error"].startswith("unencodable")
 
 
@@ -419,8 +550,9 @@ async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_
     await route(channel)
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
-    await make_due(database)
-    await relay.relay_lanes(publisher, [LANE])
+    for _ in range(2):  # One first, to see whether refusals go on.
+        await make_due(database)
+        await relay.relay_lanes(publisher, [LANE])
 
     assert sorted(await take_ids(tap), key=str) == sorted(event_id(request) for request in requests[1::2])
     left = await database.fetch("SELECT request_id FROM outbox_held ORDER BY id")
