@@ -262,7 +262,10 @@ async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> No
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
-    """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once."""
+    """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once.
+
+    A trigger lets them wait, and another one wakes the next when one is settled.
+    """
     if not events:
         return
     await connection.execute(

@@ -22,12 +22,12 @@ class Retries:
     confirmed lifts that. New events are published at once all the same.
 
     request.created takes turns with the others, and is lifted by itself: a queue of another team that refuses
-    their kind must not delay e-mails. A process begins with one attempt, for it knows nothing of refusals.
+    their kind must not delay e-mails.
     """
 
     def __init__(self, *, pause_seconds: float) -> None:
         self._pause_seconds = pause_seconds
-        self._refused = {True, False}  # by is_created: nothing held has been confirmed since the last refusal
+        self._refused = set[bool]()  # is_created of those of which none held was confirmed since a refusal
         self._last_tried = False
         self._next_at = -math.inf
 

@@ -52,7 +52,7 @@ class RelayModel(RuleBasedStateMachine):
         self.resources = AsyncExitStack()
         self.requests: list[UUID] = []
         self.written: dict[UUID, list[str]] = {}
-        self.refused = {True, False}
+        self.refused = set[bool]()
 
     def run(self, coroutine: Any) -> Any:
         """Run one step in the model's own event loop, with a bound."""

@@ -273,6 +273,22 @@ async def test_later_event_that_is_parked_lets_the_earlier_one_go(
     assert (parked.state, parked.last_error) == ("parked", "parked by an operator")
 
 
+async def test_later_event_that_is_retried_still_waits_for_the_earlier_one(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await announce_next(database, stored_request.id)
+    later = event_id(stored_request, "request.email_sent", 2)
+    await command(worker_settings, "outbox", "park", later)
+
+    answer = await command(worker_settings, "outbox", "retry", later)
+
+    assert answer.data == {later: "due now"}
+    assert await deliver() == [event_id(stored_request), later]
+
+
 async def test_parking_again_changes_nothing(
     worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
 ) -> None:

@@ -17,7 +17,7 @@ from service import calculation_requests, events, outbox, postgres
 from service.calculation_requests import CalculationRequest
 from service.outbox import LaneLost
 from service.postgres import Connection, Pool, PostgresUnavailable
-from tests.conftest import CONVEYANCER, eventually, running
+from tests.conftest import CONVEYANCER, eventually, running, someone_waits
 from tests.metrics import rises
 from tests.worker.conftest import (
     ANY_EVENT,
@@ -260,6 +260,36 @@ async def test_event_whose_commit_takes_long_while_nothing_else_happens_is_not_p
     assert await relay.relay_due(publisher, NEVER) == 1
 
 
+async def test_event_whose_id_was_given_out_before_anything_was_written_is_not_passed_over(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    database_url: str,
+    stored_request: CalculationRequest,
+) -> None:
+    """Until it writes, Postgres gives a transaction no id by which relays would know that it is under way."""
+    await database.execute("SELECT pg_advisory_lock(1)")
+    late_connection = await asyncpg.connect(database_url)
+    writing = asyncio.create_task(
+        late_connection.execute(
+            """
+            INSERT INTO outbox (lane, request_id, type, sequence, payload)
+            VALUES (0, $1, 'request.calculated', 2, convert_to(pg_advisory_xact_lock(1)::text, 'UTF8'))
+            """,
+            stored_request.id,
+        )
+    )
+    await eventually(lambda: someone_waits(database))
+
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    await database.execute("SELECT pg_advisory_unlock(1)")
+    await writing
+    await late_connection.close()
+
+    assert await relay.relay_due(publisher, NEVER) == 1
+
+
 async def test_lane_that_another_relay_holds_is_left_alone(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
@@ -295,8 +325,13 @@ async def test_returned_event_is_held_with_its_error_and_a_time_for_the_next_att
 
 
 async def test_later_events_of_a_request_wait_behind_the_held_one(
-    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=60.0)
     request = await store(database)
     await tap.unbind(topology.REQUESTS, ANY_EVENT)
     await unroute(channel)
@@ -316,8 +351,13 @@ async def test_later_events_of_a_request_wait_behind_the_held_one(
 
 
 async def test_other_requests_of_the_lane_go_on_while_one_is_held(
-    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=60.0)
     request = await store(database)
     await tap.unbind(topology.REQUESTS, ANY_EVENT)
     await unroute(channel)
@@ -354,6 +394,43 @@ async def test_held_events_are_delivered_in_order_when_they_are_due_and_the_queu
     await eventually(delivered)
 
     assert in_order(await take_all(tap)) == {request.uuid: [1, 2, 3]}
+
+
+async def test_event_behind_a_refused_one_is_due_once_that_is_delivered(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+    for _ in range(3):
+        await announce_next(database, request.id)
+        await relay.relay_due(publisher, NEVER)
+    waits = "SELECT count(*) FROM outbox_held WHERE next_attempt_at = 'infinity'"
+    assert await database.fetchval(waits) == 3
+
+    await refusing.mend()
+    for _ in range(4):
+        assert await relay.relay_due(publisher, NEVER) == 1
+
+    assert list(dict.fromkeys(await take_ids(refusing.tap))) == [
+        event_id(request),
+        *(event_id(request, "request.email_sent", sequence) for sequence in (2, 3, 4)),
+    ]
+
+
+async def test_event_that_comes_while_the_refused_one_before_it_is_delivered_does_not_wait_for_ever(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """It is held in the pass that delivers what it was to wait for."""
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+    await relay.relay_due(publisher, NEVER)
+    await refusing.mend()
+    await announce_next(database, request.id)
+
+    moved = [await relay.relay_due(publisher, NEVER) for _ in range(3)]
+
+    assert moved == [2, 1, 0]
+    assert await waiting_events(database) == 0
 
 
 async def test_pauses_between_attempts_double_up_to_the_longest(
@@ -445,20 +522,6 @@ async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
     moved = [await relay.relay_lanes(publisher, [LANE]) for _ in range(4)]
 
     assert moved == [1, 20, 9, 0]
-
-
-async def test_relay_that_starts_while_refusals_go_on_tries_one_event_first(
-    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
-) -> None:
-    for _ in range(5):
-        await store(database)
-    await into_one_lane(database)
-    await relay_with().relay_lanes(publisher, [LANE])
-    await make_due(database)
-
-    await relay_with().relay_lanes(publisher, [LANE])
-
-    assert len(await take_ids(refusing.tap)) == 5 + 1
 
 
 async def test_queue_that_refuses_other_events_does_not_keep_request_created_waiting(
