@@ -60,7 +60,8 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Malformed from None
-    if event.type != RequestCreated.type:
+    # The ledger knows an e-mail by its event: another sequence would be another e-mail to the same customer.
+    if event.type != RequestCreated.type or event.data.sequence != 1:
         raise Malformed
     return event
 

@@ -186,6 +186,19 @@ def test_event_of_another_type_is_malformed() -> None:
         notifications.decode(body)
 
 
+@pytest.mark.parametrize("sequence", [2, 7, 2**31, 2**63])
+async def test_request_created_that_is_not_the_first_event_of_its_request_is_malformed(
+    pool: Pool, database: Connection, stored_request: CalculationRequest, sequence: int
+) -> None:
+    event = msgspec.structs.replace(created_event(stored_request), sequence=sequence)
+    body = events.encode(event, time=stored_request.created_at, traceparent=None)
+
+    with pytest.raises(Malformed):
+        await intend_email(notifications.decode(body).data, pool=pool, seconds=5.0)
+
+    assert await states(database) == {}
+
+
 async def test_customer_is_mailed_once_when_the_event_comes_twice(
     pool: Pool,
     postman: Postman,
