@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service import calculation_requests, events, postgres, schema, telemetry, tracing
+from service import calculation_requests, conveyancers, events, postgres, schema, telemetry, tracing
 from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
@@ -178,8 +178,10 @@ class Postman:
         """Return the mail server's reply on acceptance."""
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             request = await calculation_requests.read(connection, email.request_id)
+            firm = await conveyancers.name_of(connection, request.conveyancer_id)
         message = mailer.compose(
             request,
+            firm=firm,
             request_url=request.request_url(self._keys, self._settings.app_url),
             event_id=email.event_id,
             date=email.created_at,
@@ -187,7 +189,7 @@ class Postman:
         )
         with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
             return await self._mailer.send(
-                message, sender=self._sender.address, recipient=mailer.recipient_of(request)
+                message.as_bytes(), sender=self._sender.address, recipient=mailer.recipient_of(request)
             )
 
     async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:

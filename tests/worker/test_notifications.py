@@ -269,7 +269,7 @@ async def test_email_is_addressed_to_the_customer_and_answers_go_to_the_sender(
     assert mail.message["To"] == "Ada Lovelace <ada@customer.example.com>"
     assert mail.message["From"] == "Calculations <calculations@service.example.com>"
     assert mail.message["Reply-To"] == "Grace Hopper <grace@firm.example.com>"
-    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Hopper & Partners"
+    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Acme"
     assert mail.message["Auto-Submitted"] == "auto-generated"
     assert mail.message["Message-ID"] == f"<{intended.uuid}.request.created.1@service.example.com>"
 
@@ -557,10 +557,9 @@ async def was_claimed_and_released(database: Connection) -> bool:
         ("greeting", b"421 Going down"),
         ("greeting", b"554 No service for you"),
         ("EHLO", None),
+        ("MAIL", None),
         ("MAIL", b"421 Going down"),
-        ("RCPT", None),
-        ("RCPT", b"421 Going down"),
-        ("DATA", b"421 Going down"),
+        ("MAIL", b"550 No mail of yours"),
     ],
 )
 async def test_mail_server_that_breaks_off_charges_no_attempt(
@@ -586,6 +585,37 @@ async def test_mail_server_that_breaks_off_charges_no_attempt(
     assert charged == 0
     assert len(rude_server.contents) == 1
     assert intended.uuid.encode() in rude_server.contents[0]
+
+
+@pytest.mark.parametrize("answer", [None, b"421 Not for this one"])
+async def test_email_at_whose_recipient_the_mail_server_always_breaks_off_is_given_up_and_stops_nobody(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    pool: Pool,
+    database: Connection,
+    answer: bytes | None,
+) -> None:
+    rude_server.replies["RCPT"] = answer
+    settings = settings_with(
+        worker_settings, smtp_url=rude_server.url, email_give_up_seconds=3600.0, email_poll_seconds=60.0
+    )
+    await intend_for_new_requests(database, pool, 1)
+
+    async with open_postman(settings) as postman:
+        async with running(postman.run):
+            await eventually(lambda: attempts(database))
+        meanwhile = await states(database)
+        await database.execute(
+            "UPDATE email SET created_at = now() - interval '2 hours', next_attempt_at = now()"
+        )
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "failed"))
+
+    assert meanwhile == {"pending": 1}
+    assert rude_server.contents == []
+    event_type, _, payload = (await announced(database))[-1]
+    assert event_type == "request.email_failed"
+    assert msgspec.json.decode(payload)["data"]["smtp_code"] == (421 if answer else 0)
 
 
 async def test_mail_server_that_hangs_up_before_its_answer_gets_the_same_message_id_again(
