@@ -94,20 +94,22 @@ async def claim(
 
 async def renew(
     connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
-) -> None:
-    """Extend the claims of a process on what it is still sending."""
-    await connection.execute(
+) -> set[str]:
+    """Extend the claims of a process on what it is still sending. Returns those that it still had."""
+    rows = await connection.fetch(
         """
         UPDATE email
            SET next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id = ANY($2)
            AND claimed_by = $1
            AND state = 'pending'
+        RETURNING event_id
         """,
         process_id,
         event_ids,
         seconds,
     )
+    return {row["event_id"] for row in rows}
 
 
 async def settle(
@@ -170,19 +172,19 @@ async def postpone(
     )
 
 
-async def release(connection: Connection, process_id: UUID, event_id: str) -> None:
-    """Give a claim back uncharged: the mail server was away."""
+async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
+    """Give claims back uncharged: the mail server was not given these e-mails."""
     await connection.execute(
         """
         UPDATE email
            SET claimed_by = NULL,
                next_attempt_at = now()
-         WHERE event_id = $2
+         WHERE event_id = ANY($2)
            AND claimed_by = $1
            AND state = 'pending'
         """,
         process_id,
-        event_id,
+        event_ids,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import html
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from email.headerregistry import Address
@@ -91,6 +92,13 @@ class Sender(msgspec.Struct, frozen=True):
         return self.address.rpartition("@")[2]
 
 
+class Envelope(msgspec.Struct, frozen=True):
+    """The addresses that the mail server goes by."""
+
+    sender: str
+    recipient: str
+
+
 class Mailer:
     """Sends mail over a few connections, each used by one e-mail at a time and kept for the next."""
 
@@ -113,29 +121,36 @@ class Mailer:
             "server.port": self._port,
         }
 
-    async def send(self, content: bytes, *, sender: str, recipient: str) -> str:
+    async def send(self, envelope: Envelope, content: bytes, *, before_content: Callable[[], None]) -> str:
         """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable.
+
+        *before_content* is called when only the content is left to be sent. It may raise to keep that back.
 
         A server that breaks off may be going down, or have had enough of a connection. So it is asked once
         more, on a new one. If it opens that, and breaks off at this recipient again, the e-mail is at fault.
         """
         connection = await self._reuse() or await self._open()
         try:
-            return await self._send_over(connection, content, sender, recipient)
+            return await self._send_over(connection, envelope, content, before_content)
         except _BrokenOff:
             connection = await self._open()
         try:
-            return await self._send_over(connection, content, sender, recipient)
+            return await self._send_over(connection, envelope, content, before_content)
         except _BrokenOff as error:
             raise error.verdict from error.__cause__
 
     async def _send_over(
-        self, connection: aiosmtplib.SMTP, content: bytes, sender: str, recipient: str
+        self,
+        connection: aiosmtplib.SMTP,
+        envelope: Envelope,
+        content: bytes,
+        before_content: Callable[[], None],
     ) -> str:
         """Send over a connection, and keep it unless more went wrong on it than the fate of this e-mail."""
         kept = False
         try:
-            await self._address(connection, sender, recipient)
+            await self._address(connection, envelope)
+            before_content()
             reply = await self._send_content(connection, content)
             kept = True
         except EmailRefused:
@@ -148,14 +163,14 @@ class Mailer:
                 connection.close()
         return _storable(reply)
 
-    async def _address(self, connection: aiosmtplib.SMTP, sender: str, recipient: str) -> None:
+    async def _address(self, connection: aiosmtplib.SMTP, envelope: Envelope) -> None:
         """Say who it is from, the same for every e-mail, and who it is for."""
         try:
-            await connection.mail(sender)
+            await connection.mail(envelope.sender)
         except (SMTPException, OSError) as error:
             raise _BrokenOff(MailServerUnavailable()) from error
         try:
-            await connection.rcpt(recipient)
+            await connection.rcpt(envelope.recipient)
         except (SMTPException, OSError) as error:
             refusal = _refusal(error, without_reply="the mail server broke off at the recipient")
             if isinstance(error, SMTPRecipientRefused) and error.code != _SERVICE_NOT_AVAILABLE:

@@ -1,6 +1,8 @@
 """request.created → an e-mail to the customer: the intent is written first, then sent from the ledger."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,7 +24,7 @@ from service.request_secrets import SecretKeyRing
 from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
-from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.mailer import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
 from worker.outages import Pauses, rest
 from worker.settings import WorkerSettings
 from worker.topology import NOTIFICATIONS
@@ -79,12 +81,36 @@ async def intend_email(
             raise RequestNotFound
 
 
+class ClaimLost(Exception):
+    """The claim on an e-mail ran out before the mail server was given the content."""
+
+
+class _Sending:
+    """An e-mail that is being sent: until when the claim on it holds, by the clock of this machine."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, claimed_until: float) -> None:
+        self.claimed_until = claimed_until
+        self.content_begun = False
+
+    def begin_content(self) -> None:
+        """Note that the mail server is given the content now.
+
+        Raises ClaimLost when another process may have taken the e-mail over: this one was paused too long.
+        """
+        if time.monotonic() >= self.claimed_until:
+            raise ClaimLost
+        self.content_begun = True
+
+
 class Postman:
     """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
 
     An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind. To
     the others a process that died looks like one that lost Postgres with the mail server's answer in hand. So
-    they wait until its claim has run out, which is longer than networks are usually away.
+    they wait until its claim has run out, which is longer than networks are usually away. A process that was
+    itself paused for so long finds its claim run out, and keeps the content back.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -97,7 +123,7 @@ class Postman:
         self._mailer = Mailer(settings)
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, _Sending] = {}
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
         self._outage: Exception | None = None
 
@@ -107,14 +133,23 @@ class Postman:
             try:
                 while not stop.is_set():
                     await self._start_or_rest(stop)
-                if self._under_way:
-                    await asyncio.wait(self._under_way.values(), timeout=self._settings.finish_seconds)
+                if tasks := [sending.task for sending in self._under_way.values()]:
+                    await asyncio.wait(tasks, timeout=self._settings.finish_seconds)
             finally:
-                sending = list(self._under_way.values())
-                for task in sending:
-                    task.cancel()
-                await asyncio.gather(*sending, return_exceptions=True)
+                await self._let_go()
                 await self._mailer.close()
+
+    async def _let_go(self) -> None:
+        """Stop sending. What the mail server was not given is free for another process at once."""
+        under_way = dict(self._under_way)
+        for sending in under_way.values():
+            sending.task.cancel()
+        await asyncio.gather(*(sending.task for sending in under_way.values()), return_exceptions=True)
+        unsent = [event_id for event_id, sending in under_way.items() if not sending.content_begun]
+        if unsent:
+            with suppress(PostgresUnavailable):
+                async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+                    await emails.release(connection, self._process_id, unsent)
 
     async def _start_or_rest(self, stop: asyncio.Event) -> None:
         self._due.clear()
@@ -134,6 +169,7 @@ class Postman:
         room = self._settings.email_concurrency - len(self._under_way)
         if room == 0:
             return 0
+        claimed_until = self._claimed_until()
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await emails.claim(
                 connection,
@@ -143,22 +179,29 @@ class Postman:
                 seconds=self._settings.email_claim_seconds,
             )
         for email in claimed:
-            sending = asyncio.create_task(self._send(email))
-            self._under_way[email.event_id] = sending
-            sending.add_done_callback(partial(self._free, email.event_id))
+            sending = self._under_way[email.event_id] = _Sending(claimed_until)
+            sending.task = asyncio.create_task(self._send(email, sending))
+            sending.task.add_done_callback(partial(self._free, email.event_id))
         return len(claimed)
+
+    def _claimed_until(self) -> float:
+        """Return when a claim made now ends at the earliest: its time begins when Postgres gets it."""
+        return time.monotonic() + self._settings.email_claim_seconds
 
     def _free(self, event_id: str, _: object) -> None:
         del self._under_way[event_id]
         self._due.set()  # There is room for another.
 
-    async def _send(self, email: Email) -> None:
+    async def _send(self, email: Email, sending: _Sending) -> None:
         """Send one e-mail and record what became of it."""
         with bound_contextvars(event_id=email.event_id):
             try:
-                reply = await self._hand_over(email)
+                reply = await self._hand_over(email, sending)
             except EmailRefused as refusal:
                 record = partial(self._record_refusal, email=email, refusal=refusal)
+            except ClaimLost:
+                _log.warning("email_claim_lost")
+                record = partial(self._give_back, email=email)
             except (MailServerUnavailable, PostgresUnavailable) as error:
                 self._outage = error
                 record = partial(self._give_back, email=email)
@@ -174,7 +217,7 @@ class Postman:
             metrics.emails.labels(outcome.partition(" (")[0].replace(" ", "_")).inc()
             _log.info("email_handled", outcome=outcome, attempts=email.attempts + 1)
 
-    async def _hand_over(self, email: Email) -> str:
+    async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             request = await calculation_requests.read(connection, email.request_id)
@@ -189,7 +232,9 @@ class Postman:
         )
         with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
             return await self._mailer.send(
-                message.as_bytes(), sender=self._sender.address, recipient=mailer.recipient_of(request)
+                Envelope(self._sender.address, mailer.recipient_of(request)),
+                message.as_bytes(),
+                before_content=sending.begin_content,
             )
 
     async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
@@ -265,7 +310,7 @@ class Postman:
         return "put off"
 
     async def _give_back(self, connection: Connection, *, email: Email) -> str:
-        await emails.release(connection, self._process_id, email.event_id)
+        await emails.release(connection, self._process_id, [email.event_id])
         return "given back"
 
     async def _renew_claims(self) -> None:
@@ -275,9 +320,13 @@ class Postman:
             if self._under_way:
                 with suppress(PostgresUnavailable):
                     async with postgres.connection(self._pool, seconds=self._seconds) as connection:
-                        await emails.renew(
-                            connection,
-                            self._process_id,
-                            list(self._under_way),
-                            seconds=self._settings.email_claim_seconds,
-                        )
+                        await self._renew(connection)
+
+    async def _renew(self, connection: Connection) -> None:
+        under_way = dict(self._under_way)
+        claimed_until = self._claimed_until()
+        renewed = await emails.renew(
+            connection, self._process_id, list(under_way), seconds=self._settings.email_claim_seconds
+        )
+        for event_id, sending in under_way.items():
+            sending.claimed_until = claimed_until if event_id in renewed else -math.inf

@@ -27,7 +27,7 @@ from tests.conftest import A_REQUEST, SECRET_KEYS
 from tests.mail_server import MailServer
 from tests.worker.rude_mail_server import RudeMailServer
 from worker import mailer
-from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.mailer import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
 from worker.settings import WorkerSettings
 
 SENDER = Sender("Calculations", "calculations@service.example.com")
@@ -439,9 +439,8 @@ async def rude_mailer(rude_server: RudeMailServer) -> AsyncIterator[Mailer]:
 
 async def send(with_mailer: Mailer) -> str:
     """Send an e-mail; return the reply."""
-    return await with_mailer.send(
-        compose().as_bytes(), sender=SENDER.address, recipient="ada@customer.example.com"
-    )
+    envelope = Envelope(SENDER.address, "ada@customer.example.com")
+    return await with_mailer.send(envelope, compose().as_bytes(), before_content=lambda: None)
 
 
 async def test_reply_of_the_mail_server_is_returned(

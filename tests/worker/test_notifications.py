@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -19,6 +20,7 @@ from service.events import RequestEmailFailed, RequestEmailSent
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
+from tests.end_to_end.processes import started, worker_process
 from tests.mail_server import MailServer
 from tests.worker.conftest import (
     created_body,
@@ -800,3 +802,62 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
     assert await states(database) == {"sent": 1}
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_stopping_postman_frees_the_email_that_the_mail_server_was_not_given(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"RCPT")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    email = await database.fetchrow("SELECT *, next_attempt_at <= now() AS is_due FROM email")
+    assert email is not None
+    assert (email["request_id"], email["state"], email["attempts"]) == (intended.id, "pending", 0)
+    assert (email["claimed_by"], email["is_due"]) == (None, True)
+
+
+async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    assert await is_claimed(database)
+    assert await database.fetchval("SELECT request_id FROM email") == intended.id
+
+
+async def test_process_that_was_frozen_for_longer_than_its_claim_does_not_send_what_another_has_sent(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    tmp_path: Path,
+    intended: CalculationRequest,
+) -> None:
+    settings = settings_with(worker_settings, email_claim_seconds=2.0, smtp_timeout_seconds=60.0)
+    process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
+    mail_link.hold_before(b"RCPT")
+
+    async with started(process):
+        await eventually(mail_link.marker_reached.is_set)
+        process.freeze()
+        async with open_postman(settings) as another, running(another.run):
+            await eventually(lambda: all_are(database, "sent"))
+        mail_link.resume()
+        process.thaw()
+        await eventually(lambda: "email_handled" in process.output)
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert "email_claim_lost" in process.output
