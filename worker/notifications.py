@@ -16,7 +16,7 @@ from structlog.contextvars import bound_contextvars
 from service import calculation_requests, conveyancers, events, postgres, schema, telemetry, tracing
 from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
-from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
+from service.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
@@ -24,11 +24,12 @@ from service.request_secrets import SecretKeyRing
 from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
-from worker.mailer import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
+from worker.mailer import EmailNotComposable, EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
 from worker.outages import Pauses, rest
 from worker.settings import WorkerSettings
 from worker.topology import NOTIFICATIONS
 
+_NOT_COMPOSABLE = "the mail server was not asked: no e-mail can be made of these addresses and names"
 _OWN_FAULT = "the mail server was not asked: a fault of ours, see the logs"
 
 _log = structlog.get_logger()
@@ -199,6 +200,11 @@ class Postman:
                 reply = await self._hand_over(email, sending)
             except EmailRefused as refusal:
                 record = partial(self._record_refusal, email=email, refusal=refusal)
+            except EmailNotComposable as error:
+                _log.error("email_not_composable", **telemetry.describe(error))
+                record = partial(
+                    self._record_failure, email=email, reason="not_composable", reply=_NOT_COMPOSABLE
+                )
             except ClaimLost:
                 _log.warning("email_claim_lost")
                 record = partial(self._give_back, email=email)
@@ -222,20 +228,26 @@ class Postman:
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             request = await calculation_requests.read(connection, email.request_id)
             firm = await conveyancers.name_of(connection, request.conveyancer_id)
-        message = mailer.compose(
-            request,
+        envelope, content = self._compose(email, request, firm)
+        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
+            return await self._mailer.send(envelope, content, before_content=sending.begin_content)
+
+    def _compose(self, email: Email, request: CalculationRequest, firm: str) -> tuple[Envelope, bytes]:
+        """Return what the mail server is given. Raises EmailNotComposable, or whatever is a fault of ours."""
+        compose = partial(
+            mailer.compose,
             firm=firm,
             request_url=request.request_url(self._keys, self._settings.app_url),
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,
         )
-        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
-            return await self._mailer.send(
-                Envelope(self._sender.address, mailer.recipient_of(request)),
-                message.as_bytes(),
-                before_content=sending.begin_content,
-            )
+        try:
+            content = compose(request).as_bytes()
+            return Envelope(self._sender.address, mailer.recipient_of(request)), content
+        except Exception as error:
+            compose(mailer.with_plain_words(request)).as_bytes()  # or no e-mail at all can be made
+            raise EmailNotComposable from error
 
     async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
         """Record an answer of the mail server, whatever gets in the way: it is known to nobody else."""
@@ -260,6 +272,15 @@ class Postman:
         await self._settle(connection, email, request, event, reply=reply)
         return "sent"
 
+    async def _record_failure(
+        self, connection: Connection, *, email: Email, reason: Reason, reply: str, code: int = mailer.NO_REPLY
+    ) -> str:
+        request = await calculation_requests.lock(connection, email.request_id)
+        facts = request.facts(sequence=request.sequence + 1)
+        event = RequestEmailFailed(**facts, reason=reason, smtp_code=code)
+        await self._settle(connection, email, request, event, reply=reply)
+        return f"failed ({code or reason})"
+
     async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> str:
         age = (datetime.now(UTC) - email.created_at).total_seconds()
         if not refusal.is_final and age < self._settings.email_give_up_seconds:
@@ -271,10 +292,10 @@ class Postman:
                 connection, self._process_id, email.event_id, server_reply=refusal.reply, seconds=seconds
             )
             return f"postponed ({refusal.code})"
-        request = await calculation_requests.lock(connection, email.request_id)
-        event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
-        await self._settle(connection, email, request, event, reply=refusal.reply, smtp_code=event.smtp_code)
-        return f"failed ({refusal.code})"
+        reason: Reason = "refused" if refusal.is_final else "gave_up"
+        return await self._record_failure(
+            connection, email=email, reason=reason, reply=refusal.reply, code=refusal.code
+        )
 
     async def _settle(
         self,
@@ -284,19 +305,10 @@ class Postman:
         event: RequestEmailSent | RequestEmailFailed,
         *,
         reply: str,
-        smtp_code: int | None = None,
     ) -> None:
         """Record the end of an e-mail and announce it, unless it had ended before."""
         settled_at = calculation_requests.now()
-        if await emails.settle(
-            connection,
-            email.event_id,
-            state="sent" if smtp_code is None else "failed",
-            server_reply=reply,
-            settled_at=settled_at,
-            event_sequence=event.sequence,
-            smtp_code=smtp_code,
-        ):
+        if await emails.settle(connection, email.event_id, event, server_reply=reply, settled_at=settled_at):
             await calculation_requests.announce(
                 connection, request, event, time=settled_at, traceparent=email.traceparent
             )

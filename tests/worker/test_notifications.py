@@ -388,7 +388,7 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
 
     ((event_type, sequence, payload),) = await announced(database)
     assert (event_type, sequence) == ("request.email_failed", 2)
-    failed = RequestEmailFailed(**intended.facts(sequence=2), smtp_code=550)
+    failed = RequestEmailFailed(**intended.facts(sequence=2), reason="refused", smtp_code=550)
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(failed)
     assert b"customer.example.com" not in payload
     assert mail_server.accepted == []
@@ -425,6 +425,7 @@ async def test_email_refused_for_now_for_too_long_has_failed(
     ((event_type, _, payload),) = await announced(database)
     assert event_type == "request.email_failed"
     assert msgspec.json.decode(payload)["data"]["smtp_code"] == 450
+    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
     assert msgspec.json.decode(payload)["subject"] == intended.uuid
 
 
@@ -484,7 +485,33 @@ async def settled(database: Connection) -> bool:
     return "pending" not in await states(database)
 
 
-async def test_email_that_cannot_be_made_is_postponed_and_the_others_are_sent(
+@pytest.mark.parametrize("field", ["customer_email", "sender_email"])
+@pytest.mark.parametrize("address", ["=?utf-8?q?a?=@example.com", "adé@example.com", "no address"])
+async def test_email_of_which_the_addresses_make_none_has_failed_and_is_announced(
+    postman: Postman,
+    pool: Pool,
+    mail_server: MailServer,
+    database: Connection,
+    *,
+    field: str,
+    address: str,
+) -> None:
+    await intend_for_new_requests(database, pool, 1)
+    await database.execute(f"UPDATE calculation_request SET {field} = $1", address)  # noqa: S608 - one of two
+    await intend_for_new_requests(database, pool, 1)
+
+    async with running(postman.run):
+        await eventually(lambda: settled(database))
+        assert await postman.start_due() == 0
+
+    assert await states(database) == {"failed": 1, "sent": 1}
+    assert len(mail_server.accepted) == 1
+    [payload] = [payload for kind, _, payload in await announced(database) if kind == RequestEmailFailed.type]
+    data = msgspec.json.decode(payload)["data"]
+    assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
+
+
+async def test_email_that_cannot_be_made_for_a_fault_of_ours_is_postponed_and_the_others_are_sent(
     postman: Postman, pool: Pool, mail_server: MailServer, database: Connection, intended: CalculationRequest
 ) -> None:
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", intended.id)
@@ -617,6 +644,7 @@ async def test_email_at_whose_recipient_the_mail_server_always_breaks_off_is_giv
     assert rude_server.contents == []
     event_type, _, payload = (await announced(database))[-1]
     assert event_type == "request.email_failed"
+    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
     assert msgspec.json.decode(payload)["data"]["smtp_code"] == (421 if answer else 0)
 
 
