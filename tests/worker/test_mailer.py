@@ -11,6 +11,7 @@ from email import message_from_bytes
 from email.headerregistry import AddressHeader
 from email.message import EmailMessage
 from email.policy import default
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -23,8 +24,9 @@ from linkify_it.tlds import TLDS
 
 from service.calculation_requests import CalculationRequest
 from service.identifiers import new_request_id
+from tests.certificates import Authority
 from tests.conftest import A_REQUEST, SECRET_KEYS
-from tests.mail_server import MailServer
+from tests.mail_server import Login, MailServer
 from tests.worker.rude_mail_server import RudeMailServer
 from worker import mailer
 from worker.mailer import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
@@ -619,3 +621,52 @@ async def test_password_is_given_to_nobody_who_does_not_ask(rude_server: RudeMai
         await send(Mailer(mail_settings(url)))
 
     assert rude_server.contents == []
+
+
+# Over TLS
+
+ENCRYPTED = ["smtp+starttls", "smtps"]
+LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+async def test_email_is_sent_encrypted_after_a_login(scheme: str, authority: Authority) -> None:
+    async with MailServer(scheme, authority.server_context(), LOGIN) as server:
+        with_mailer = Mailer(mail_settings(server.url))
+
+        await send(with_mailer)
+        await send(with_mailer)
+
+        await with_mailer.close()
+    assert [mail.recipients for mail in server.accepted] == [["ada@customer.example.com"]] * 2
+    assert server.logins == 1
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+@pytest.mark.parametrize("login", [None, Login(LOGIN.name, "hunter2")], ids=["none", "wrong"])
+async def test_mail_server_that_refuses_the_login_is_unavailable(
+    scheme: str, login: Login | None, authority: Authority
+) -> None:
+    async with MailServer(scheme, authority.server_context(), LOGIN) as server:
+        with pytest.raises(MailServerUnavailable):
+            await send(Mailer(mail_settings(server.url_for(login))))
+
+    assert server.accepted == []
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+@pytest.mark.parametrize("fault", ["expired", "of another host", "of another authority"])
+async def test_mail_server_with_a_bad_certificate_is_given_neither_login_nor_email(
+    scheme: str, fault: str, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "another").mkdir()
+    context = {
+        "expired": lambda: authority.server_context(days=-1),
+        "of another host": lambda: authority.server_context(address="127.0.0.2"),
+        "of another authority": lambda: Authority(tmp_path / "another").server_context(),
+    }[fault]()
+    async with MailServer(scheme, context, LOGIN) as server:
+        with pytest.raises(MailServerUnavailable):
+            await send(Mailer(mail_settings(server.url)))
+
+    assert (server.logins, server.accepted) == (0, [])
