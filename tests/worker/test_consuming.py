@@ -350,6 +350,21 @@ async def test_message_whose_headers_cannot_be_written_again_is_buried_all_the_s
         await eventually(lambda: work.done == [1])
 
 
+async def test_message_is_buried_nowhere_but_among_the_dead_letters_of_its_queue(
+    consumer: Consumer[int], channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await theirs.bind(topology.DEAD_LETTERS, theirs.name)
+    headers: FieldTable = {"CC": [theirs.name], "cc": "kept"}
+    await publish(channel, NOTIFICATIONS, b"bad", headers=headers)
+
+    async with running(consumer.run):
+        dead = await dead_letter(channel)
+
+    assert (dead.body, dead.headers["cc"]) == (b"bad", "kept")
+    assert await take(theirs) is None
+
+
 class NotText(str):
     """A header's value that goes over the wire in another encoding than UTF-8, as AMQP allows."""
 

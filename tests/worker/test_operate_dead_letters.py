@@ -265,6 +265,19 @@ async def test_other_teams_get_nothing_of_a_redrive(
     assert await take(theirs) is None
 
 
+async def test_redriven_message_goes_to_no_queue_of_its_senders_choice(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await bury(channel, NOTIFICATIONS, b"body", headers={"CC": [theirs.name], "cc": "kept"})
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    back = await eventually(lambda: take_unsettled_from(channel))
+    assert {name: back.headers.get(name) for name in ("CC", "cc")} == {"CC": None, "cc": "kept"}
+    assert await take(theirs) is None
+
+
 async def test_nothing_is_lost_when_the_live_queue_is_gone(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
