@@ -196,6 +196,40 @@ async def test_no_more_than_the_limit_is_redriven_from_the_head(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 20) == ids[40:]
 
 
+async def test_bodies_in_memory_have_a_bound_and_what_is_beyond_it_is_left_for_the_next_redrive(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LARGEST_BYTES", 2_500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, b"x" * 1_000, message_id=message_id)
+
+    first = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+    left = await listing_of(worker_settings)
+    second = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert first.data == Redriven(QUEUE, ["a", "b"], [], 1)
+    assert [letter.message_id for letter in left.letters] == ["c"]
+    assert second.data == Redriven(QUEUE, ["c"], [], 0)
+    assert await ids_in(channel, QUEUE, 3) == ["a", "b", "c"]
+
+
+async def test_bodies_that_nobody_asked_for_are_not_kept(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LARGEST_BYTES", 500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, message_id.encode() * 1_000, message_id=message_id)
+
+    listing = await listing_of(worker_settings)
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c")
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b")
+
+    assert [letter.message_id for letter in listing.letters] == ["a", "b", "c"]
+    assert isinstance(shown.data, Opened)
+    assert shown.data.body == "c" * 1_000
+    assert answer.data == Redriven(QUEUE, ["b"], [], 2)
+
+
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
