@@ -23,6 +23,8 @@ QUEUES = {queue.name: queue for queue in (NOTIFICATIONS, CALCULATION_RESULTS)}
 _ANSWER_SECONDS = 10.0  # for the broker's answer to any one thing
 _ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
 _LARGEST_BYTES = 64 * 2**20  # of the messages in memory; the body of one may be larger
+_LOCK_SECONDS = 5.0  # for the end of another command
+_LOCK_LOOK_SECONDS = 0.1
 _LOCK = "calculation-requests.operator."  # of an exclusive queue: one operator at a time
 
 # Headers that tell how a message died. They are told anew if it dies again.
@@ -142,10 +144,10 @@ async def held(
     """
     arrivals = _Arrivals(wanted)
     async with asyncio.timeout(_ANSWER_SECONDS):
-        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        dead_letters, count = await _find(channel, queue)
+        channel, dead_letters = await _find(connection, queue)
         await channel.set_qos(prefetch_count=limit)
         await dead_letters.consume(arrivals.take)
+    count = dead_letters.declaration_result.message_count or 0
     messages = await arrivals.first(min(limit, count))
     try:
         yield Held(channel, count, messages)
@@ -191,16 +193,29 @@ class _Arrivals:
         return self._messages
 
 
-async def _find(channel: AbstractChannel, queue: Queue) -> tuple[AbstractQueue, int]:
-    """Return the queue of the dead letters, for this connection alone, and their number."""
+async def _find(connection: AbstractConnection, queue: Queue) -> tuple[AbstractChannel, AbstractQueue]:
+    """Return the queue of the dead letters, for this connection alone, and a channel to read it on."""
+    channel = await _lock(connection, queue)
     try:
-        await channel.declare_queue(_LOCK + queue.name, exclusive=True)
-        dead_letters = await channel.declare_queue(queue.dead_letters, passive=True)
+        return channel, await channel.declare_queue(queue.dead_letters, passive=True)
     except ChannelNotFoundEntity:
         raise QueueMissing(f"{queue.dead_letters}: {QueueMissing.__doc__}") from None
-    except ChannelLockedResource:
-        raise DeadLettersInUse from None
-    return dead_letters, dead_letters.declaration_result.message_count or 0
+
+
+async def _lock(connection: AbstractConnection, queue: Queue) -> AbstractChannel:
+    """Return a channel once no other connection has the lock; RabbitMQ frees one a moment after its end."""
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + _LOCK_SECONDS
+    while True:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        try:
+            await channel.declare_queue(_LOCK + queue.name, exclusive=True)
+        except ChannelLockedResource:
+            if clock.time() >= deadline:
+                raise DeadLettersInUse from None
+            await asyncio.sleep(_LOCK_LOOK_SECONDS)
+        else:
+            return channel
 
 
 async def list_letters(connection: AbstractConnection, queue: Queue, *, limit: int) -> Listing:

@@ -377,9 +377,28 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
             await command(settings, "dead-letters", "redrive", QUEUE)
 
 
-async def test_two_operators_do_not_read_the_same_dead_letters(
+async def test_command_waits_for_the_end_of_the_one_before(
     worker_settings: WorkerSettings, channel: AbstractChannel, connection: AbstractConnection
 ) -> None:
+    await bury_many(channel, 1)
+
+    async with dead_letters.held(connection, NOTIFICATIONS, limit=1):
+        waiting = asyncio.create_task(listing_of(worker_settings))
+        await asyncio.wait([waiting], timeout=0.5)
+        was_waiting = not waiting.done()
+        await connection.close()  # RabbitMQ 4.3 deletes its exclusive queues a moment later.
+
+    assert was_waiting
+    assert [letter.message_id for letter in (await waiting).letters] == ["message-0"]
+
+
+async def test_two_operators_do_not_read_the_same_dead_letters(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    connection: AbstractConnection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LOCK_SECONDS", 0.2)
     await bury_many(channel, 3)
 
     async with dead_letters.held(connection, NOTIFICATIONS, limit=10):
