@@ -16,7 +16,7 @@ from service.health import NotReady
 from service.postgres import PostgresUnavailable
 from service.schema import SchemaOutdated
 from worker import broker, metrics, topology
-from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.broker import BROKER_ERRORS, BrokerUnavailable, TopologyDiffers
 from worker.copying import copy_of
 from worker.outages import Pauses, first_of, rest
 from worker.settings import WorkerSettings
@@ -70,6 +70,7 @@ class Consumer(Generic[Content]):
         self._deliveries: set[asyncio.Task[None]] = set()
         self._leaving = asyncio.Event()  # nothing more may be handled on the present channel
         self._consuming = False
+        self._obstacle = ""
         for outcome in ("handled", "dead_lettered", "returned"):
             metrics.consumer_messages.labels(queue.name, outcome)
         metrics.consumer_reading.labels(queue.name).set_function(lambda: self._consuming)
@@ -77,17 +78,20 @@ class Consumer(Generic[Content]):
     async def check(self) -> None:
         """Raise NotReady unless the queue is being read."""
         if not self._consuming:
-            raise NotReady(f"not reading {self._queue.name}")
+            raise NotReady(self._obstacle or f"not reading {self._queue.name}")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until *stop*, through every outage of RabbitMQ and Postgres."""
         pauses = Pauses("consumer_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        name = self._queue.name
+        needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
         while not stop.is_set():
             try:
                 await self._dependency()
-                async with broker.open_channel(self._settings, name=self._queue.name) as channel:
+                async with broker.open_role(self._settings, name=name, needs=needs) as channel:
                     await self._consume(channel, pauses, stop)
             except _OUTAGES as error:
+                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
                 await pauses.after(error, stop)
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
