@@ -18,6 +18,7 @@ from tests.conftest import eventually
 from tests.worker.forwarder import Forwarder
 
 SIZE = 2
+TAKE_NO_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
@@ -165,6 +166,73 @@ async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
             raise LookupError
 
     assert await backend(pool) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO conveyancer (id, name) VALUES (NULL, '')",
+        "SELECT 1 / 0",
+        "SELECT * FROM missing",
+        "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
+    ],
+)
+async def test_statement_that_postgres_refused_costs_no_connection(
+    pool: Pool, database: Connection, statement: str
+) -> None:
+    before = await backend(pool)
+    async with database.transaction():
+        await database.execute("LOCK TABLE outbox")
+        with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
+            async with postgres.connection(pool, seconds=5.0) as connection:
+                await connection.execute(statement)
+
+    assert await backend(pool) == before
+
+
+async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_opened_before(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as demoted, postgres.connection(pool, seconds=5.0):
+        await demoted.execute(TAKE_NO_WRITES)
+    assert pool.idle_size == SIZE
+    with pytest.raises(PostgresUnavailable):
+        await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent_again(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0):
+        async with postgres.connection(pool, seconds=5.0) as demoted:
+            await demoted.execute(TAKE_NO_WRITES)
+        with pytest.raises(PostgresUnavailable):
+            await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def write(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        await connection.execute("CREATE TABLE written ()")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+        asyncpg.InternalServerError("cache lookup failed"),
+        asyncpg.InvalidSQLStatementNameError("prepared statement does not exist"),
+        PostgresUnavailable(),
+    ],
+)
+async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) -> None:
+    before = await backend(pool)
+    with suppress(type(error), PostgresUnavailable):
+        async with postgres.connection(pool, seconds=5.0):
+            raise error
+
+    assert await backend(pool) != before
 
 
 async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
