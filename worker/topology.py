@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aiormq.exceptions import ChannelClosed
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed
 from pamqp.common import FieldValue
 
 from service import events
@@ -91,8 +91,23 @@ async def _find_differences(connection: AbstractConnection) -> dict[str, str]:
             async with connection.channel() as channel:
                 await declare_part(channel)
         except ChannelClosed as error:
-            differences[name] = str(error)
+            if not (isinstance(error, ChannelAccessRefused) and await _is_there(connection, name)):
+                differences[name] = str(error)
     return differences
+
+
+async def _is_there(connection: AbstractConnection, name: str) -> bool:
+    """Whether a part that we may not declare was made by others, for whom its properties and bindings are."""
+    names = [each for queue in QUEUES if queue.name == name for each in (queue.name, queue.dead_letters)]
+    try:
+        async with connection.channel() as channel:
+            if name in EXCHANGES:
+                await channel.get_exchange(name)
+            for each in names:
+                await channel.get_queue(each)
+    except ChannelClosed:
+        return False
+    return True
 
 
 async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import aio_pika
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
@@ -11,6 +12,7 @@ from service.health import NotReady
 from service.postgres import Pool
 from service.relay_waker import RelayWaker
 from tests.conftest import eventually, running
+from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, count, passes, publish, take
 from worker import broker, calculations, notifications, topology
 from worker.relay import Relay
@@ -121,3 +123,16 @@ async def test_binding_that_is_lost_is_made_again(
         await eventually(lambda: passes(relay.check))
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
+
+
+async def test_topology_that_others_have_made_is_enough_for_a_user_who_may_not_declare() -> None:
+    async with ScriptedBroker() as scripted:
+        scripted.may_declare = False
+        async with await aio_pika.connect(scripted.url) as connection:
+            when_all_is_there = await topology.ensure(connection)
+            scripted.missing = {CALCULATION_RESULTS.dead_letters}
+            when_one_is_missing = await topology.ensure(connection)
+
+    assert when_all_is_there == {}
+    assert list(when_one_is_missing) == [CALCULATION_RESULTS.name]
+    assert "ACCESS_REFUSED" in when_one_is_missing[CALCULATION_RESULTS.name]
