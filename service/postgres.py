@@ -80,9 +80,11 @@ class Pool:
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
         self._waiting = 0
+        self._opening = 0
         self._opened: set[Connection] = set()
         self._idle: deque[tuple[Connection, float]] = deque()  # and since when; the last is lent first
         self._doubted: set[Connection] = set()  # not to be lent again
+        self._returned = asyncio.Event()  # set for a moment
         self._away_until = -math.inf
         self._is_closed = False
 
@@ -127,9 +129,9 @@ class Pool:
         else:
             await self._free.acquire()  # at once
         try:
-            return self._take_idle() or await self._open()
+            return self._take_idle() or await self._open_or_wait(queue_seconds)
         except BaseException:
-            self._free.release()
+            self._leave()
             raise
 
     def give_back(self, connection: Connection) -> None:
@@ -138,7 +140,7 @@ class Pool:
             self._forget(connection)
         else:
             self._idle.append((connection, time.monotonic()))
-        self._free.release()
+        self._leave()
 
     def doubt_all(self) -> None:
         """Lend none of the present connections again: their server may be the wrong one by now."""
@@ -173,14 +175,38 @@ class Pool:
             self._forget(connection)
         return None
 
+    async def _open_or_wait(self, seconds: float) -> Connection:
+        """Open a connection; or, while Postgres grants no more than are in use, wait for one of those."""
+        until = time.monotonic() + seconds
+        while True:
+            if not self._is_away:
+                try:
+                    return await self._open()
+                except Exception:
+                    if not self._idle and not self._is_any_in_use:
+                        raise
+            if connection := await self._wait_for_return(until):
+                return connection
+            if self._is_away:
+                raise unavailable()
+
+    async def _wait_for_return(self, until: float) -> "Connection | None":
+        """Return a connection that was given back, or None once none is in use."""
+        while (connection := self._take_idle()) is None and self._is_any_in_use:
+            await self._returned.wait()
+            if time.monotonic() > until:
+                raise TimeoutError
+        return connection
+
     async def _open(self) -> Connection:
-        if self._is_away:
-            raise unavailable()
+        self._opening += 1
         try:
             connection = await self._connect()
         except Exception:
             self._away_until = time.monotonic() + AWAY_SECONDS
             raise
+        finally:
+            self._opening -= 1
         self._away_until = -math.inf
         self._opened.add(connection)
         if self._is_closed:
@@ -192,6 +218,17 @@ class Pool:
         self._opened.remove(connection)
         self._doubted.discard(connection)
         connection.terminate()  # also one that the other side has closed: asyncpg may not know all of it yet
+
+    def _leave(self) -> None:
+        """Let another have its turn: one that waits for a connection before those in the queue."""
+        self._returned.set()
+        self._returned.clear()
+        self._free.release()
+
+    @property
+    def _is_any_in_use(self) -> bool:
+        """Whether somebody has a connection, or may have one in a moment."""
+        return self._opening > 0 or len(self._opened) > len(self._idle)
 
     @property
     def _is_away(self) -> bool:

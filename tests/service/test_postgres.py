@@ -10,11 +10,13 @@ from contextlib import suppress
 import asyncpg
 import msgspec
 import pytest
+from yarl import URL
 
 from service import postgres
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.settings import ServiceSettings
 from tests.conftest import eventually
+from tests.metrics import rises
 from tests.worker.forwarder import Forwarder
 
 SIZE = 2
@@ -273,6 +275,83 @@ async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link
     await asyncio.sleep(postgres.AWAY_SECONDS)
     pool.check_not_away()
     assert await backend(pool)
+
+
+@pytest.fixture
+async def granting_two(
+    service_settings: ServiceSettings, administrator: Connection
+) -> AsyncIterator[tuple[Pool, str]]:
+    """A pool that may open ten connections, as a user to whom Postgres grants two; and that user."""
+    user = f"limited_{time.time_ns()}"
+    await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
+    url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
+    settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
+    async with postgres.open_pool(settings) as opened:
+        yield opened, user
+    await eventually(lambda: is_unused(administrator, user))
+    await administrator.execute(f"DROP ROLE {user}")
+
+
+async def is_unused(database: Connection, user: str) -> bool:
+    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
+
+
+async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+
+    async def work() -> int:
+        async with postgres.connection(pool, seconds=10.0) as connection:
+            process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
+        return process
+
+    with rises("postgres_unavailable_total", by=0):
+        served = await asyncio.gather(*(work() for _ in range(20)))
+
+    assert len(set(served)) == 2
+    assert (pool.open_size, pool.idle_size) == (2, 2)
+
+
+async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+    async with postgres.connection(pool, seconds=10.0), postgres.connection(pool, seconds=10.0):
+        began = time.monotonic()
+        with pytest.raises(PostgresUnavailable):
+            await _lend(pool, seconds=0.5)
+        assert 0.2 < time.monotonic() - began < 2.0
+
+    assert await backend(pool)
+
+
+async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
+    granting_two: tuple[Pool, str], administrator: Connection
+) -> None:
+    pool, user = granting_two
+    async with postgres.connection(pool, seconds=30.0) as one:
+        async with postgres.connection(pool, seconds=30.0) as other:
+            waiting = [asyncio.create_task(_lend(pool, seconds=30.0)) for _ in range(3)]
+            await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
+            other.terminate()
+        assert not any(task.done() for task in waiting)
+        one.terminate()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
+
+
+async def test_connection_given_back_while_no_other_can_be_opened_is_used(
+    pool: Pool, link: Forwarder
+) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        link.hold()
+        waiting = asyncio.create_task(backend(pool))
+        await eventually(lambda: link.connections == SIZE)
+
+    assert await waiting == connection.get_server_pid()
+    link.resume()
 
 
 async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
