@@ -26,7 +26,7 @@ from service.background import in_background
 from service.envelope import as_envelope
 from service.exact_paths import ExactPaths
 from service.group_commit import GroupCommit
-from service.health import livez, nothing_to_read, readyz, show_metrics
+from service.health import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.http_tracing import TracedRequests
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
@@ -83,7 +83,7 @@ async def open_resources(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
-        app.state.checks = {"postgres": schema.readiness(pool, seconds=seconds)}
+        app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
         app.state.read_gauges = nothing_to_read
         app.state.registries = [REGISTRY, api_metrics.REGISTRY]
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
