@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain", type=float, default=120.0, help="seconds for what is left at the end")
     parser.add_argument("--seed", type=int, help="of every random choice")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break the worker on purpose")
+    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break our programs on purpose")
     parser.add_argument(
         "--faults",
         nargs="*",

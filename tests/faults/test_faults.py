@@ -1,4 +1,4 @@
-"""The harness itself: a short run holds every invariant, and broken workers are found."""
+"""The harness itself: a short run holds every invariant, and broken programs are found."""
 
 import asyncio
 import os
@@ -46,9 +46,10 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_in_a_minute_of
     [
         ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
         ("forgets-claims", ["mail server away"], "BREACH: e-mails sent once"),
+        ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )
-async def test_a_broken_worker_is_found(broken: str, faults: list[str], breach: str) -> None:
+async def test_a_broken_program_is_found(broken: str, faults: list[str], breach: str) -> None:
     status, output = await run_harness(
         *_SHORT, "--seconds", "5", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
     )
