@@ -30,6 +30,7 @@ _EMPTY_SECONDS = 30.0
 _KEEPALIVE_SECONDS = 30.0  # after which the network would tell Postgres; by default it takes two hours
 _REPEATED_AT_ONCE = 10  # keys
 _HELD_SECONDS = 5.0
+_HELD_AT_ONCE = 3  # of the four that a process sends side by side
 _FREEZING_SECONDS = 0.2  # from a SIGSTOP until nothing runs any more
 _LOCKED_SECONDS = 4.0
 _PASS_SECONDS = 2.0  # in which a batch that was under way is done
@@ -132,7 +133,7 @@ async def freeze_notifications(world: World) -> None:
     sender = world.chance.choice(world.of_role("notifications"))
     world.mail.hold(sender.name)
     try:
-        await until(lambda: world.mail.held_sessions > 0, seconds=_HELD_SECONDS)
+        await until(lambda: world.mail.held_sessions >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
         async with asyncio.TaskGroup() as group:
             seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
             group.create_task(sender.freeze(seconds))

@@ -14,6 +14,7 @@ from tests.faults.records import Acceptance
 
 REFUSED_RECIPIENT = b"refused-"  # addresses that begin so are refused for good
 
+_OK = b"250 OK"
 _LONGEST_MESSAGE = 1 << 20
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*<([^>]*)>", re.MULTILINE | re.IGNORECASE)
 _ADDRESS = re.compile(rb"<([^>]*)>")
@@ -140,8 +141,10 @@ class _Session:
                 case b"QUIT":
                     return await self._say(b"221 Bye")
                 case b"RCPT":
-                    await self._server.passing(self._process)
-                    await self._say(self._take_recipient(line))
+                    reply = self._take_recipient(line)
+                    if reply == _OK:
+                        await self._server.passing(self._process)
+                    await self._say(reply)
                     if self._server.hangs_up_after == b"RCPT":
                         return await self._hang_up()
                 case b"DATA":
@@ -154,7 +157,7 @@ class _Session:
                         return None
                     await self._writer.drain()
                 case _:
-                    await self._say(b"250 OK")
+                    await self._say(_OK)
         return None
 
     async def _hang_up(self) -> None:
@@ -172,7 +175,7 @@ class _Session:
         self._recipient = address[1] if address else b""
         if self._recipient.startswith(REFUSED_RECIPIENT):
             return b"550 5.1.1 no such mailbox"
-        return self._server.refusal or b"250 OK"
+        return self._server.refusal or _OK
 
     def _take(self, content: bytes) -> bool:
         """Take charge of an e-mail, or not. False when the connection broke instead of an answer."""
