@@ -207,9 +207,8 @@ def _commands(plan: Plan, mail: MailServer, issuer: Issuer) -> Iterable[Command]
         )
 
 
-# The defaults but for the schedules of retries, which would outlast the run: parking takes eight minutes.
+# The defaults but for the longest pauses between retries, which would outlast the run.
 _SOONER: Mapping[str, str] = {
-    "RELAY_RETRY_SECONDS": "0.2",
     "RELAY_LONGEST_RETRY_SECONDS": "2",
     "EMAIL_RETRY_SECONDS": "1",
     "EMAIL_LONGEST_RETRY_SECONDS": "4",
