@@ -34,6 +34,7 @@ _HELD_AT_ONCE = 3  # of the four that a process sends side by side
 _FREEZING_SECONDS = 0.2  # from a SIGSTOP until nothing runs any more
 _LOCKED_SECONDS = 4.0
 _PASS_SECONDS = 2.0  # in which a batch that was under way is done
+_RECONNECTED_SECONDS = 10.0
 _SETTLED_SECONDS = 1.0  # a connection older than this has declared what it declares
 
 
@@ -352,7 +353,7 @@ async def close_before_confirm(world: World) -> None:
 async def return_messages(world: World) -> None:
     """No queue is bound to request.created: mandatory messages come back.
 
-    Who connects declares the bindings again, so nobody may connect meanwhile. The queue of the product is
+    A process declares its bindings when it connects and each minute after, so none may do so meanwhile. The queue of the product is
     bound twice, to its exchange and to our switch, so that the switch takes the events from all at once.
     """
     async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
@@ -602,6 +603,15 @@ async def _slow(world: World, links: Sequence[Proxy]) -> None:
 
 @asynccontextmanager
 async def _no_new_connections(world: World) -> AsyncIterator[None]:
+    """Have every process connect, and then no more: none declares its bindings for a minute."""
+    for link in world.broker_links:
+        link.cut()
+    await until(
+        lambda: all(
+            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+        ),
+        seconds=_RECONNECTED_SECONDS,
+    )
     for link in world.broker_links:
         await link.refuse()
     try:
