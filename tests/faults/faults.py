@@ -353,8 +353,9 @@ async def close_before_confirm(world: World) -> None:
 async def return_messages(world: World) -> None:
     """No queue is bound to request.created: mandatory messages come back.
 
-    A process declares its bindings when it connects and each minute after, so none may do so meanwhile. The queue of the product is
-    bound twice, to its exchange and to our switch, so that the switch takes the events from all at once.
+    A process declares the bindings when it connects and each minute after, so none may do so meanwhile.
+    The queue of the product is bound twice, to its exchange and to our switch, so that the switch takes the
+    events from all at once.
     """
     async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
