@@ -34,10 +34,10 @@ from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
 from service.postgres import Connection
+from service.schema import SchemaBusy
 from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
 
 _OBJECTS_PER_COLLECTION = 10_000  # Most that requests leave behind is freed without a collection.
-_SCHEMA = Path(__file__).parent.parent / "schema.sql"
 
 
 class UnknownApiKey(Exception):
@@ -53,7 +53,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (BreakingChange, InvalidSetting, UnknownApiKey, UnknownConveyancer) as error:
+    except (BreakingChange, InvalidSetting, SchemaBusy, UnknownApiKey, UnknownConveyancer) as error:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")
@@ -107,9 +107,14 @@ def asyncapi_print(arguments: argparse.Namespace) -> None:
 
 
 def schema_apply(_: argparse.Namespace) -> None:
-    """Create what is missing of the schema."""
-    _with_connection(lambda connection: schema.apply(connection, _SCHEMA.read_text()))
-    print(f"schema version {schema.VERSION} applied")
+    """Apply the versions of the schema that the database lacks, while it is in use."""
+
+    async def apply(connection: Connection) -> None:
+        found = await schema.apply(connection)
+        newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
+        print(f"schema version {found} applied{newer}")
+
+    _with_connection(apply)
 
 
 def examine(arguments: argparse.Namespace) -> None:
