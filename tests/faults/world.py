@@ -92,5 +92,5 @@ async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
 
 
 def writable(url: str) -> str:
-    """Return the URL for sessions that write also when Postgres is told to let nobody."""
+    """Return the URL for sessions that may write while all others are read-only."""
     return f"{url}?default_transaction_read_only=off"
