@@ -13,7 +13,7 @@ import httpx
 from service import idempotency, outbox
 from service.identifiers import parse_uuid
 from tests.faults.latency import Latencies
-from tests.faults.load import body_of
+from tests.faults.load import CUT_OFF, body_of
 from tests.faults.records import Answer, Record
 from worker.outages import rest
 
@@ -87,7 +87,7 @@ class Callers:
                     headers={"Idempotency-Key": key},
                     timeout=_IMPATIENT_SECONDS if impatient else 5.0,
                 )
-            except httpx.TransportError:
+            except CUT_OFF:
                 pass
             else:
                 uuid = response.json()["data"]["uuid"] if response.is_success else None

@@ -20,6 +20,9 @@ from tests.faults.latency import Latencies
 from tests.faults.mail import REFUSED_RECIPIENT
 from tests.faults.records import Record
 
+# What a call without an answer ends with. The latter is anyio's, when the API dies as it takes a connection.
+CUT_OFF = (httpx.TransportError, AttributeError)
+
 _AT_ONCE = 32  # requests under way; with more than that the load falls behind instead
 _BEHIND_SECONDS = 1.0  # what it does not catch up on
 _COMMIT_SECONDS = 2.0
@@ -105,7 +108,7 @@ class Load:
     async def _post(self, key: str, body: dict[str, Any]) -> None:
         try:
             response = await self._chance.choice(self._apis).post("/v1/request", json=body)
-        except (httpx.TransportError, asyncio.CancelledError):
+        except (*CUT_OFF, asyncio.CancelledError):
             self._doubt(key)
             return
         self._record.statuses[response.status_code] += 1
