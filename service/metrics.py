@@ -35,6 +35,16 @@ pool_wait_seconds = Histogram(
 postgres_unavailable = Counter(
     "postgres_unavailable_total", "How often Postgres or the pool did not answer in time."
 )
+secret_keys_missing = Counter(
+    "request_secret_keys_missing_total",
+    "How often a request's secret could not be made: REQUEST_SECRET_KEYS lacks its key.",
+)
+
+background_failures = Counter(
+    "background_failures_total",
+    "Failures that nobody foresaw of work in the background, which goes on.",
+    ["work"],
+)
 
 
 def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:

@@ -13,20 +13,21 @@ from litestar import MediaType, Response
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from service import api, auth, idempotency, listings, questionnaire
-from service.auth import InsufficientScope, Unauthenticated
+from service import api, auth, idempotency, lines, listings, questionnaire
+from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
-from service.errors import InvalidSubmission, MalformedBody
+from service.errors import BodyOverdue, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.listings import CalculationRequestPage
 from service.postgres import PostgresUnavailable
 from service.questionnaire import Questionnaire
+from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 from service.submissions import (
+    FILLED_TEXT,
     LINE,
-    LINE_CHARACTERS,
     META_DATA_BYTES,
     META_DATA_DEPTH,
     REASON_CHARACTERS,
@@ -45,10 +46,12 @@ every failing field at once. Tell errors apart by `code`. Beside what the exampl
 refused as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`, and a
 query parameter that is given twice as `repeated`.
 
-Beside what is listed here, a path that does not exist is answered with 404 `not_found`, and a method that a
-path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP is answered with 400
-`malformed_request`, and a first line and headers of more than 64 KiB with 431 `head_too_large`. Each path
-answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and `Allow`.
+Beside what is listed here, a path that does not exist, or is spelt otherwise (with a doubled slash, one at
+the end, or percent-encoded), is answered with 404 `not_found`, and a method that a path does not have with
+405 `method_not_allowed` and the header `Allow`. What is not HTTP, or has a `Host` that is none, is answered
+with 400 `malformed_request`, a first line and headers of more than 64 KiB with 431 `head_too_large`, and
+those that do not arrive in time with 408 `request_timeout`. Each path answers HEAD, where it has GET, like
+GET without the body; and OPTIONS with 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore those you do not know."""
 
@@ -111,6 +114,8 @@ _RECORD = CalculationRequestRecord(
 )
 
 _ANY_FAILURE: Mapping[str, Exception] = {
+    "bad_host": HTTPException(status_code=HTTPStatus.BAD_REQUEST),
+    "two_tokens": RepeatedCredentials(),
     "no_token": Unauthenticated(),
     "expired_token": Unauthenticated("The access token expired"),
     "unforeseen": Exception(),
@@ -142,10 +147,12 @@ def operations() -> list[Operation]:
                 "malformed_key": MalformedIdempotencyKey(),
                 "insufficient_scope": InsufficientScope(auth.WRITE),
                 "unknown_conveyancer": UnknownConveyancer(),
+                "too_slow": BodyOverdue(),
                 "too_large": HTTPException(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
                 "not_json": UnsupportedMediaType(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
+                "secret_key_missing": SecretKeyMissing("older"),
                 "refused_fields": _refusal(
                     lambda: Draft(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
                 ),
@@ -179,6 +186,7 @@ def operations() -> list[Operation]:
                 "insufficient_scope": InsufficientScope(auth.READ),
                 "unknown_conveyancer": UnknownConveyancer(),
                 "unknown_uuid": RequestNotFound(),
+                "secret_key_missing": SecretKeyMissing("older"),
             },
         ),
         Operation(
@@ -206,7 +214,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "external_id": {
         "in": "query",
         "description": "Only requests with this identifier in the caller's own system.",
-        "schema": {"type": "string", "maxLength": LINE_CHARACTERS, **LINE},
+        "schema": {"type": "string", "maxLength": lines.CHARACTERS, **LINE},
     },
     "limit": {
         "in": "query",
@@ -300,14 +308,15 @@ _SECURITY_SCHEMES = {
     },
 }
 
+_ADDRESS = ": one recipient, in ASCII before the @, without encoded words (`=?…?=`)."
 _DESCRIPTIONS = {
-    "customer_email": "E-mail address of the client who asks for the calculation: one recipient.",
-    "customer_phone": "Phone number of the client.",
-    "sender_email": "E-mail address of the person or organization that sends the request.",
+    "customer_email": f"E-mail address of the client who asks for the calculation{_ADDRESS}",
+    "customer_phone": "Phone number of the client, in any form. Empty is stored as null.",
+    "sender_email": f"E-mail address of the person or organization that sends the request{_ADDRESS}",
     "case_ref": "The sender's own reference of the case.",
     "property_value": "In pounds.",
-    "notes": "Internal notes; may have several lines.",
-    "external_id": "Identifier in the caller's own system.",
+    "notes": "Internal notes; may have several lines. Empty is stored as null.",
+    "external_id": "Identifier in the caller's own system. Empty is stored as null.",
     "meta_data": f"Arbitrary data: at most {META_DATA_BYTES} bytes of JSON and {META_DATA_DEPTH} levels.",
     "calculation_fee_exempt": "Waives the conveyancer's calculation fee; only at creation. Stored as "
     "false when the conveyancer charges none.",
@@ -330,10 +339,7 @@ _JSON_VALUE = {
 }
 _META_DATA = {name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")}
 
-# What Python strips from a string; a regular expression's class for white space is another set.
-_BLANK = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-
-# And: the reason of a waiver is looked at only if there is one.
+# The reason of a waiver is looked at only if there is one.
 _WAIVER_RULE = {
     "dependentSchemas": {
         "calculation_fee_exempt": {
@@ -343,9 +349,8 @@ _WAIVER_RULE = {
                     "properties": {
                         "calculation_fee_exempt_reason": {
                             "type": "string",
-                            "minLength": 1,
                             "maxLength": REASON_CHARACTERS,
-                            "pattern": rf"^[^\u0000]*[^\u0000{_BLANK}][^\u0000]*$",
+                            **FILLED_TEXT,
                         }
                     },
                     "required": ["calculation_fee_exempt_reason"],

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
 
 from service import events
 from service.calculation_requests import CalculationRequest, RequestNotFound
@@ -20,6 +21,7 @@ from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
 from tests.mail_server import MailServer
+from tests.metrics import rises, value
 from tests.worker.conftest import (
     created_body,
     created_event,
@@ -698,6 +700,35 @@ async def test_email_under_way_is_not_claimed_again_by_the_process_that_is_sendi
     assert await all_are(database, "sent")
 
 
+@pytest.mark.usefixtures("intended")
+async def test_claim_is_renewed_after_a_renewal_that_failed(
+    worker_settings: WorkerSettings, mail_link: Forwarder, database: Connection
+) -> None:
+    def failures() -> float:
+        return value("background_failures_total", work="email_claims")
+
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(
+        worker_settings,
+        smtp_url=mail_link.url,
+        email_claim_seconds=1.0,
+        smtp_timeout_seconds=60.0,
+        smtp_answer_seconds=60.0,
+    )
+    before = failures()
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("ALTER TABLE email ADD CONSTRAINT unrenewed CHECK (false) NOT VALID")
+        await eventually(lambda: failures() > before)
+        await database.execute("ALTER TABLE email DROP CONSTRAINT unrenewed")
+        claimed_until = await database.fetchval("SELECT next_attempt_at FROM email")
+        await eventually(
+            lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
+        )
+        mail_link.resume()
+
+
 async def test_two_postmen_send_no_email_twice(
     worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
 ) -> None:
@@ -757,3 +788,29 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
     assert await states(database) == {"sent": 1}
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_email_whose_secret_has_lost_its_key_is_put_off_and_others_are_sent(
+    database: Connection, pool: Pool, postman: Postman
+) -> None:
+    lost, _ = await intend_for_new_requests(database, pool, 2)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
+
+    with (
+        capture_logs() as logs,
+        rises("emails_total", outcome="put_off"),
+        rises("request_secret_keys_missing_total"),
+    ):
+        async with running(postman.run):
+            await eventually(lambda: each_was_tried(database))
+
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+    assert await states(database) == {"sent": 1, "pending": 1}
+
+
+async def each_was_tried(database: Connection) -> bool:
+    """Whether an attempt at every e-mail has been recorded."""
+    tried: bool = await database.fetchval(
+        "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
+    )
+    return tried
