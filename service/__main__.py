@@ -35,12 +35,12 @@ from service.app import create_app
 from service.conveyancers import UnknownConveyancer
 from service.http_server import listen, stop_on_signals
 from service.postgres import Connection, PostgresUnavailable
+from service.schema import SchemaBusy
 from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
 
 Result = TypeVar("Result")
 
 _OBJECTS_PER_COLLECTION = 10_000  # Most that requests leave behind is freed without a collection.
-_SCHEMA = Path(__file__).parent.parent / "schema.sql"
 
 
 class UnknownApiKey(Exception):
@@ -56,7 +56,14 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (BreakingChange, InvalidSetting, PostgresUnavailable, UnknownApiKey, UnknownConveyancer) as error:
+    except (
+        BreakingChange,
+        InvalidSetting,
+        PostgresUnavailable,
+        SchemaBusy,
+        UnknownApiKey,
+        UnknownConveyancer,
+    ) as error:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")
@@ -110,10 +117,10 @@ def asyncapi_print(arguments: argparse.Namespace) -> None:
 
 
 def schema_apply(_: argparse.Namespace) -> None:
-    """Create what is missing of the schema."""
-    statements = _SCHEMA.read_text()
-    _with_connection(lambda connection: schema.apply(connection, statements))
-    print(f"schema version {schema.VERSION} applied")
+    """Apply the versions of the schema that the database lacks, while it is in use."""
+    found = _with_connection(schema.apply)
+    newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
+    print(f"schema version {found} applied{newer}")
 
 
 def examine(arguments: argparse.Namespace) -> None:

@@ -85,7 +85,7 @@ async def template(postgres_server: str, administrator: Connection) -> AsyncIter
     name = f"template_{time.time_ns()}"
     await administrator.execute(f'CREATE DATABASE "{name}"')
     connection = await asyncpg.connect(_with_database(postgres_server, name))
-    await schema.apply(connection, (ROOT / "schema.sql").read_text())
+    await schema.apply(connection)
     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
     await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
     await connection.close()

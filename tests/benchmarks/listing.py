@@ -44,7 +44,7 @@ async def _measure(url: str, rows: int) -> dict[str, float]:
     await administrator.execute(f"CREATE DATABASE {name}")
     connection = await asyncpg.connect(url, database=name)
     try:
-        await schema.apply(connection, (ROOT / "schema.sql").read_text())
+        await schema.apply(connection)
         await fill(connection, rows=rows)
         return await _pages(connection)
     finally:

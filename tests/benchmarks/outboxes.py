@@ -2,9 +2,11 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
+from deploy.local.folders import CHECKOUT
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from tests.benchmarks import subjects
@@ -22,9 +24,9 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     append: str = ""  # given a request and its event; it spares the peers to store the request, too
     pending: str = "SELECT count(*) FROM outbox"
 
-    async def open(self, stand: Stand) -> str:
+    async def open(self, stand: Stand, checkout: Path = CHECKOUT) -> str:
         """Return the URL of the database, with the table in it."""
-        url = await stand.database(self.database, with_schema=not self.schema)
+        url = await stand.database(self.database, with_schema=not self.schema, checkout=checkout)
         if self.schema:
             await stand.run_peer(*self.schema, DATABASE_URL=url)
         return url
@@ -88,14 +90,14 @@ FASTSTREAM = Outbox(
 )
 
 
-def our_relays(stand: Stand, processes: int = 1) -> Runs:
-    """Return what runs our relay, in as many processes."""
+def our_relays(stand: Stand, processes: int = 1, checkout: Path = CHECKOUT) -> Runs:
+    """Return what runs our relay, in as many processes of *checkout*."""
 
     @asynccontextmanager
     async def runs(url: str) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for _ in range(processes):
-                await stack.enter_async_context(stand.worker(url, "relay", ready=False))
+                await stack.enter_async_context(stand.worker(url, "relay", ready=False, checkout=checkout))
             yield
 
     return runs

@@ -70,7 +70,7 @@ async def _run(server_url: str, samples: int) -> int:
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
     connection = await asyncpg.connect(url)
-    await schema.apply(connection, (ROOT / "schema.sql").read_text())
+    await schema.apply(connection)
     for conveyancer in (CONVEYANCER, FREE_CONVEYANCER):
         await conveyancers.add(connection, conveyancer, name=conveyancer, charges_calculation_fee=True)
     await connection.close()

@@ -19,7 +19,6 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program, end_leftovers, run_command
-from service import conveyancers, schema
 from service.postgres import Connection
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues
@@ -96,18 +95,30 @@ class Stand:
         self.token = self._issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
         self._databases: dict[str, str] = {}
 
-    async def database(self, name: str, *, with_schema: bool = True) -> str:
-        """Return the URL of a database, made when it is first asked for."""
+    async def database(self, name: str, *, with_schema: bool = True, checkout: Path = CHECKOUT) -> str:
+        """Return the URL of a database, made when it is first asked for, with the schema of *checkout*."""
         if name not in self._databases:
             async with self.connected(self._servers.postgres.url) as administrator:
                 await administrator.execute(f'CREATE DATABASE "{name}"')
             url = str(URL(self._servers.postgres.url).with_path(f"/{name}"))
             if with_schema:
-                async with self.connected(url) as connection:
-                    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
-                    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+                await self._prepare(url, checkout)
             self._databases[name] = url
         return self._databases[name]
+
+    async def _prepare(self, database_url: str, checkout: Path) -> None:
+        for arguments in (
+            ("schema", "apply"),
+            ("conveyancer", "add", CONVEYANCER, "--name", "Acme", "--charges-calculation-fee"),
+        ):
+            await asyncio.to_thread(
+                run_command,
+                " ".join(arguments[:2]),
+                [sys.executable, "-m", "service", *arguments],
+                environment=self._inherited | {"DATABASE_URL": database_url},
+                folder=checkout,
+                seconds=_READY_SECONDS,
+            )
 
     @asynccontextmanager
     async def connected(self, url: str) -> AsyncIterator[Connection]:
@@ -142,8 +153,8 @@ class Stand:
         }
 
     @asynccontextmanager
-    async def api(self, database_url: str) -> AsyncIterator[Running]:
-        """Run one API process, with its usual logs."""
+    async def api(self, database_url: str, checkout: Path = CHECKOUT) -> AsyncIterator[Running]:
+        """Run one API process of *checkout*, with its usual logs."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -154,15 +165,21 @@ class Stand:
             "PORT": str(port),
             **self.auth_settings,
         }
-        async with self._running("api", [sys.executable, "-m", "service", "serve"], environment, port) as api:
+        command = [sys.executable, "-m", "service", "serve"]
+        async with self._running("api", command, environment, port, checkout) as api:
             await api.becomes_ready()
             yield api
 
     @asynccontextmanager
     async def worker(
-        self, database_url: str, *roles: str, smtp_url: str = "smtp://127.0.0.1:9", ready: bool = True
+        self,
+        database_url: str,
+        *roles: str,
+        smtp_url: str = "smtp://127.0.0.1:9",
+        ready: bool = True,
+        checkout: Path = CHECKOUT,
     ) -> AsyncIterator[Running]:
-        """Run one worker process."""
+        """Run one worker process of *checkout*."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -174,7 +191,7 @@ class Stand:
             "HEALTH_PORT": str(port),
         }
         command = [sys.executable, "-m", "worker", *roles]
-        async with self._running("worker", command, environment, port) as worker:
+        async with self._running("worker", command, environment, port, checkout) as worker:
             if ready:
                 await worker.becomes_ready()
             yield worker
@@ -221,14 +238,19 @@ class Stand:
 
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], port: int
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        port: int,
+        checkout: Path = CHECKOUT,
     ) -> AsyncIterator[Running]:
         process = Process(
             Program(
                 name=name,
                 command=command,
                 environment={**self._inherited, **environment},
-                folder=CHECKOUT,
+                folder=checkout,
                 log=self.folder / f"{name}-{port}.log",
                 pid_file=self.folder / f"{name}-{port}.pid",
             )

@@ -263,7 +263,7 @@ async def _another_database(url: str, name: str) -> str:
     await connection.close()
     another = str(URL(url).with_path(f"/{name}"))
     connection = await connect(another)
-    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
+    await schema.apply(connection)
     await connection.close()
     return another
 
@@ -396,7 +396,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with working_folder(place, "drain") as folder, private_servers(place) as servers:
         connection = await connect(servers.postgres.url)
-        await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
+        await schema.apply(connection)
         await connection.close()
         async with queues.open_channel(servers.broker.url) as channel:
             await topology.declare(channel)

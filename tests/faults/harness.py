@@ -109,7 +109,7 @@ def _logs_kept(folder: Path) -> Iterator[None]:
 
 async def _prepare(servers: Servers) -> None:
     connection = await connect(servers.postgres.url)
-    await schema.apply(connection, (CHECKOUT / "schema.sql").read_text())
+    await schema.apply(connection)
     await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
     await connection.close()
     async with queues.open_channel(servers.broker.url) as channel:

@@ -1,0 +1,190 @@
+"""Compares this tree with an earlier commit of it, in turn: `python -m tests.benchmarks.before COMMIT`."""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+import uvloop
+
+from deploy.local.errors import LocalStackError
+from deploy.local.folders import CHECKOUT
+from deploy.local.processes import run_command
+from tests.benchmarks import outboxes, report, subjects
+from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
+from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput
+from tests.benchmarks.latency import Arrivals
+from tests.benchmarks.relay import drained
+from tests.benchmarks.stand import LOCAL, Running, Sizes, Stand, stand
+
+NOW, BEFORE = "now", "before"
+
+_WORKTREE = LOCAL / "before"
+_STORED = 200
+_RATE = 100  # requests a second, for the latency
+_FASTER = Bar(side=NOW, of=BEFORE, limit=0.95)
+_SOONER = tuple(Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1 / 0.95) for each in (P50, P99))
+
+
+def main() -> int:
+    """Measure both trees, and show it. The exit status says whether this one is slower."""
+    arguments = _parser().parse_args()
+    sizes = Sizes(
+        rounds=arguments.rounds,
+        seconds=arguments.seconds,
+        events=arguments.events,
+        relay_seconds=60.0,
+        rows=[],
+    )
+    try:
+        ensure_wrk(print)
+        with _worktree(arguments.commit) as before:
+            comparisons = uvloop.run(_measure(sizes, {NOW: CHECKOUT, BEFORE: before}))
+    except LocalStackError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(report.table(comparisons))
+    return 0 if all(met for each in comparisons for _, met in each.bars_met()) else 1
+
+
+@contextmanager
+def _worktree(commit: str) -> Iterator[Path]:
+    """Check *commit* out beside this tree."""
+    _git("worktree", "remove", "--force", str(_WORKTREE), missing_is_fine=True)
+    _git("worktree", "add", "--detach", str(_WORKTREE), commit)
+    try:
+        yield _WORKTREE
+    finally:
+        _git("worktree", "remove", "--force", str(_WORKTREE))
+
+
+def _git(*arguments: str, missing_is_fine: bool = False) -> None:
+    try:
+        run_command("git", ["git", *arguments], environment=os.environ, folder=CHECKOUT, seconds=60.0)
+    except LocalStackError:
+        if not missing_is_fine:
+            raise
+
+
+async def _measure(sizes: Sizes, trees: dict[str, Path]) -> list[Comparison]:
+    async with stand(sizes, print) as opened:
+        return [
+            *await _measure_http(opened, trees),
+            await _measure_relay(opened, trees),
+            await _measure_latency(opened, trees),
+        ]
+
+
+@asynccontextmanager
+async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Running]:
+    async with stand.api(await stand.database(tree, checkout=checkout), checkout) as api:
+        yield api
+
+
+async def _measure_http(stand: Stand, trees: dict[str, Path]) -> list[Comparison]:
+    async with (
+        _api(stand, NOW, trees[NOW]) as now,
+        _api(stand, BEFORE, trees[BEFORE]) as before,
+    ):
+        apis = {NOW: now, BEFORE: before}
+        paths = {
+            api.base_url: await subjects.create_over_http(stand, api.base_url, _STORED)
+            for api in apis.values()
+        }
+
+        async def create(api: Running) -> Figures:
+            return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+
+        async def retrieve(api: Running) -> Figures:
+            return await throughput(stand, api.base_url, paths[api.base_url])
+
+        for api in apis.values():
+            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+        return [
+            await compare(
+                measure.__name__,
+                {tree: partial(measure, api) for tree, api in apis.items()},
+                (_FASTER,),
+                rounds=stand.sizes.rounds,
+                settle=stand.settle,
+            )
+            for measure in (create, retrieve)
+        ]
+
+
+async def _measure_relay(stand: Stand, trees: dict[str, Path]) -> Comparison:
+    async def relay(tree: str) -> Figures:
+        url = await stand.database(f"{tree} relay", checkout=trees[tree])
+        runs = outboxes.our_relays(stand, checkout=trees[tree])
+        async with stand.connected(url) as connection:
+            await outboxes.OURS.refill(connection, stand.sizes.events)
+            return await drained(stand, runs(url), connection, outboxes.OURS.pending)
+
+    return await compare(
+        "relay",
+        {tree: partial(relay, tree) for tree in trees},
+        (_FASTER,),
+        rounds=stand.sizes.rounds,
+        settle=stand.settle,
+    )
+
+
+async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
+    """Store requests at a steady rate; note how long after its answer each one's event is with a consumer."""
+
+    async def latency(tree: str) -> Figures:
+        url = await stand.database(f"{tree} latency", checkout=trees[tree])
+        async with (
+            Arrivals.watched(stand) as arrivals,
+            stand.worker(url, "relay", checkout=trees[tree]),
+            stand.api(url, trees[tree]) as api,
+        ):
+            await _store_steadily(stand, api, arrivals, seconds=1)
+            await arrivals.complete()
+            arrivals.forget()
+            await _store_steadily(stand, api, arrivals, seconds=stand.sizes.seconds)
+            await arrivals.complete()
+        return {name: value for name, value in arrivals.figures().items() if name in {P50, P99}}
+
+    return await compare(
+        f"answer to consumer, {_RATE} a second",
+        {tree: partial(latency, tree) for tree in trees},
+        _SOONER,
+        rounds=stand.sizes.rounds,
+        settle=stand.settle,
+    )
+
+
+async def _store_steadily(stand: Stand, api: Running, arrivals: Arrivals, *, seconds: int) -> None:
+    headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
+
+        async def store() -> None:
+            response = await client.post("/v1/request", content=subjects.JSON_BODY)
+            response.raise_for_status()
+            arrivals.committed[response.json()["data"]["uuid"]] = time.monotonic()
+
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in range(_RATE * seconds):
+                await asyncio.sleep(max(0.0, began + number / _RATE - time.monotonic()))
+                group.create_task(store())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.before", description=__doc__)
+    parser.add_argument("commit", help="the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=5, help="in which both trees are measured in turn")
+    parser.add_argument("--seconds", type=int, default=5, help="of load, a tree and round")
+    parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
