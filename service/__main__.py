@@ -58,7 +58,10 @@ def main() -> int:
         arguments.run(arguments)
     except (
         BreakingChange,
+<<<<<<< HEAD
         InvalidConveyancer,
+=======
+>>>>>>> wt-pool
         InvalidSetting,
         PostgresUnavailable,
         SchemaBusy,
