@@ -76,12 +76,12 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(postgres.open_pool(settings))
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        await stack.enter_async_context(in_background(signing_keys.run()))
-        await stack.enter_async_context(in_background(relay.run()))
+        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
+        await stack.enter_async_context(in_background("relay_waker", relay.run))
         api_key_uses = ApiKeyUses(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
-        await stack.enter_async_context(in_background(api_key_uses.run()))
+        await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
         app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
         app.state.read_gauges = nothing_to_read
         app.state.registries = [REGISTRY, api_metrics.REGISTRY]

@@ -36,6 +36,12 @@ postgres_unavailable = Counter(
     "postgres_unavailable_total", "How often Postgres or the pool did not answer in time."
 )
 
+background_failures = Counter(
+    "background_failures_total",
+    "Failures that nobody foresaw of work in the background, which goes on.",
+    ["work"],
+)
+
 
 def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:
     """Show the connections of this process's pool, whenever somebody looks."""

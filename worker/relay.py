@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 from aio_pika.abc import AbstractChannel
@@ -83,7 +84,7 @@ class Relay:
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop* or the first outage, resting only when nothing is due."""
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
-        async with in_background(self._alarm.watch(channel)):
+        async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
             await publisher.probe(self._alarm, stop)
             self._connected = True
             while not stop.is_set():

@@ -19,6 +19,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "postgres_pool_connections": frozenset({"state"}),
     "postgres_pool_max_connections": frozenset(),
     "postgres_unavailable_total": frozenset(),
+    "background_failures_total": frozenset({"work"}),
     "process_cpu_seconds_total": frozenset(),
     "process_resident_memory_bytes": frozenset(),
     "http_requests_in_progress": frozenset(),

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,12 @@ REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
 JSON = {"Content-Type": "application/json"}
 NO_BODY = {204, 304}
+END_OTHER_SESSIONS = """
+    SELECT pg_terminate_backend(pid)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND pid <> pg_backend_pid()
+"""
 
 
 class Answer(msgspec.Struct):
@@ -357,6 +363,30 @@ async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Con
     warning = next(line for line in logs if line["log_level"] == "warning")
     assert warning["event"] == "request_turned_away"
     assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
+
+
+async def test_api_recovers_by_itself_when_postgres_takes_writes_again(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+
+    async def statuses() -> tuple[int, int]:
+        created = await client.post("/v1/request", json=A_REQUEST)
+        return created.status_code, (await client.get("/readyz")).status_code
+
+    assert await statuses() == (200, 200)
+    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    await database.execute(END_OTHER_SESSIONS)
+    await eventually(lambda: until(statuses, (503, 503)))
+    assert await statuses() == (503, 503)
+    await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+
+    await eventually(lambda: until(statuses, (200, 200)))
+
+
+async def until(look: Callable[[], Awaitable[object]], expected: object) -> bool:
+    """Whether *look* returns what is expected by now."""
+    return await look() == expected
 
 
 def served(logs: list[Any]) -> list[Any]:

@@ -97,7 +97,7 @@ async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
         await keys.find("local")
 
     with capture_logs() as logs:
-        async with in_background(keys.run()):
+        async with in_background("signing_keys", keys.run):
             await eventually(lambda: len(failures(logs)) >= 3)
             assert await is_found(keys, "local")
             with pytest.raises(SigningKeysUnavailable):  # It may be a new one: nobody can say.
@@ -157,7 +157,7 @@ async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(se
         await keys.find("local")
 
     assert 0.9 < time.monotonic() - started_at < 3
-    async with in_background(keys.run()):  # which ends the fetch
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
         await asyncio.sleep(0)
 
 

@@ -32,7 +32,7 @@ async def test_rotated_key_is_found_by_the_background(own_issuer: Issuer) -> Non
         except UnknownSigningKey:
             return False
 
-    async with in_background(keys.run()):
+    async with in_background("signing_keys", keys.run):
         assert await eventually(found)
 
 
@@ -42,7 +42,7 @@ async def test_keys_are_kept_while_the_issuer_is_down(own_issuer: Issuer) -> Non
     own_issuer.jwks.unlink()
 
     with capture_logs() as logs:
-        async with in_background(keys.run()):
+        async with in_background("signing_keys", keys.run):
             await eventually(lambda: any(line["event"] == "signing_keys_not_fetched" for line in logs))
 
     assert (await keys.find("local")).key_id == "local"
