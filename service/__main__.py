@@ -93,7 +93,12 @@ def serve(_: argparse.Namespace) -> None:
 
 async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
-        create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
+        create_app(settings),
+        listening,
+        stop_on_signals(),
+        shutdown_seconds=settings.shutdown_seconds,
+        head_seconds=settings.http_head_seconds,
+        body_seconds=settings.http_body_seconds,
     )
 
 

@@ -24,6 +24,7 @@ from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
+from service.exact_paths import ExactPaths
 from service.group_commit import GroupCommit
 from service.health import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.http_tracing import TracedRequests
@@ -37,7 +38,7 @@ LARGEST_BODY = 64 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(create_api(settings))
+    logged = AccessLog(ExactPaths(create_api(settings)))
     return TracedRequests(logged) if tracing.is_on() else logged
 
 

@@ -161,6 +161,20 @@ async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(se
         await asyncio.sleep(0)
 
 
+async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url, timeout_seconds=30.0, cooldown_seconds=0.01)
+    await keys.find("local")
+    server.answer = drip
+    await asyncio.sleep(0.02)
+
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
+
+    assert await is_found(keys, "local")
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
+        await asyncio.sleep(0)
+
+
 async def test_redirect_within_https_is_followed(server: HttpsIssuer, own_issuer: Issuer) -> None:
     found = status(200, own_issuer.jwks.read_bytes())
     moved = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
