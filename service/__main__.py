@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import asyncpg
 import jwt
@@ -33,9 +34,11 @@ from service import (
 from service.app import create_app
 from service.conveyancers import InvalidConveyancer, UnknownConveyancer
 from service.http_server import listen, stop_on_signals
-from service.postgres import Connection
+from service.postgres import Connection, PostgresUnavailable
 from service.schema import SchemaBusy
 from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
+
+Result = TypeVar("Result")
 
 _OBJECTS_PER_COLLECTION = 10_000  # Most that requests leave behind is freed without a collection.
 
@@ -57,6 +60,7 @@ def main() -> int:
         BreakingChange,
         InvalidConveyancer,
         InvalidSetting,
+        PostgresUnavailable,
         SchemaBusy,
         UnknownApiKey,
         UnknownConveyancer,
@@ -64,8 +68,8 @@ def main() -> int:
         return _fail(str(error) or error.__doc__ or "")
     except asyncpg.UndefinedTableError:
         return _fail("The database has no schema: run `python -m service schema apply` first.")
-    except postgres.UNAVAILABLE as error:
-        return _fail(f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__}).")
+    except OSError as error:
+        return _fail(str(error) or type(error).__name__)
     return 0
 
 
@@ -90,7 +94,12 @@ def serve(_: argparse.Namespace) -> None:
 
 async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
-        create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
+        create_app(settings),
+        listening,
+        stop_on_signals(),
+        shutdown_seconds=settings.shutdown_seconds,
+        head_seconds=settings.http_head_seconds,
+        body_seconds=settings.http_body_seconds,
     )
 
 
@@ -115,13 +124,9 @@ def asyncapi_print(arguments: argparse.Namespace) -> None:
 
 def schema_apply(_: argparse.Namespace) -> None:
     """Apply the versions of the schema that the database lacks, while it is in use."""
-
-    async def apply(connection: Connection) -> None:
-        found = await schema.apply(connection)
-        newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
-        print(f"schema version {found} applied{newer}")
-
-    _with_connection(apply)
+    found = _with_connection(schema.apply)
+    newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
+    print(f"schema version {found} applied{newer}")
 
 
 def examine(arguments: argparse.Namespace) -> None:
@@ -152,44 +157,28 @@ def conveyancer_add(arguments: argparse.Namespace) -> None:
 
 def conveyancer_list(_: argparse.Namespace) -> None:
     """Print every conveyancer: id, name, whether it charges a calculation fee."""
-
-    async def print_all(connection: Connection) -> None:
-        for conveyancer_id, name, charges in await conveyancers.list_all(connection):
-            print(conveyancer_id, name, "charges-calculation-fee" if charges else "no-fee", sep="\t")
-
-    _with_connection(print_all)
+    for conveyancer_id, name, charges in _with_connection(conveyancers.list_all):
+        print(conveyancer_id, name, "charges-calculation-fee" if charges else "no-fee", sep="\t")
 
 
 def api_key_create(arguments: argparse.Namespace) -> None:
     """Print a new API key, which cannot be shown again."""
-
-    async def create(connection: Connection) -> None:
-        print(await api_keys.create(connection, arguments.conveyancer_id))
-
-    _with_connection(create)
+    print(_with_connection(lambda connection: api_keys.create(connection, arguments.conveyancer_id)))
 
 
 def api_key_revoke(arguments: argparse.Namespace) -> None:
     """Revoke the API key with this prefix."""
-
-    async def revoke(connection: Connection) -> None:
-        if not await api_keys.revoke(connection, arguments.prefix):
-            raise UnknownApiKey
-        print(f"{arguments.prefix} revoked")
-
-    _with_connection(revoke)
+    if not _with_connection(lambda connection: api_keys.revoke(connection, arguments.prefix)):
+        raise UnknownApiKey
+    print(f"{arguments.prefix} revoked")
 
 
 def api_key_list(_: argparse.Namespace) -> None:
     """Print every API key: prefix, conveyancer, and when it was created, last used and revoked."""
-
-    async def print_all(connection: Connection) -> None:
-        for key in await api_keys.list_all(connection):
-            times = (key.created_at, key.last_used_at, key.revoked_at)
-            shown = [f"{time:%Y-%m-%dT%H:%M:%SZ}" if time else "-" for time in times]
-            print(key.prefix, key.conveyancer_id, *shown, sep="\t")
-
-    _with_connection(print_all)
+    for key in _with_connection(api_keys.list_all):
+        times = (key.created_at, key.last_used_at, key.revoked_at)
+        shown = [f"{time:%Y-%m-%dT%H:%M:%SZ}" if time else "-" for time in times]
+        print(key.prefix, key.conveyancer_id, *shown, sep="\t")
 
 
 def token(arguments: argparse.Namespace) -> None:
@@ -214,17 +203,22 @@ def token(arguments: argparse.Namespace) -> None:
         raise InvalidSetting(f"--key {arguments.key}: cannot be read as an EC P-256 private key") from None
 
 
-def _with_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+def _with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
+    """Return what *work* returns. Raises PostgresUnavailable for what goes wrong here, and nowhere else."""
     url = load(DatabaseSettings).database_url
 
-    async def run() -> None:
+    async def run() -> Result:
         connection: Connection = await asyncpg.connect(url, timeout=10)
         try:
-            await work(connection)
+            return await work(connection)
         finally:
             await connection.close(timeout=10)
 
-    asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except postgres.UNAVAILABLE as error:
+        reason = f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__})."
+        raise PostgresUnavailable(reason) from None
 
 
 def _parser() -> argparse.ArgumentParser:

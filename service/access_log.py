@@ -1,5 +1,6 @@
 """The outermost layer of the API: X-Request-Id on every response, HEAD, each request logged and counted."""
 
+import asyncio
 import re
 import time
 
@@ -9,6 +10,7 @@ from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 from service import api_metrics
+from service.envelope import Answer
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
@@ -47,6 +49,11 @@ class AccessLog:
         api_metrics.requests_in_progress.inc()
         try:
             await self._app(asked, receive, send_with_id)
+        except asyncio.CancelledError:
+            if status:
+                raise
+            # Only the server cancels, last of all; its task ends with this, so nobody misses the exception.
+            await Answer.cut_off()(asked, receive, send_with_id)
         finally:
             duration = time.perf_counter() - started_at
             if route := asked.get("path_template"):

@@ -24,8 +24,9 @@ from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
 from service.background import in_background
 from service.envelope import as_envelope
+from service.exact_paths import ExactPaths
 from service.group_commit import GroupCommit
-from service.health import livez, nothing_to_read, readyz, show_metrics
+from service.health import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.http_tracing import TracedRequests
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyRing
@@ -37,7 +38,7 @@ LARGEST_BODY = 256 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(create_api(settings))
+    logged = AccessLog(ExactPaths(create_api(settings)))
     return TracedRequests(logged) if tracing.is_on() else logged
 
 
@@ -76,13 +77,13 @@ async def open_resources(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(postgres.open_pool(settings))
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        await stack.enter_async_context(in_background(signing_keys.run()))
-        await stack.enter_async_context(in_background(relay.run()))
+        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
+        await stack.enter_async_context(in_background("relay_waker", relay.run))
         api_key_uses = ApiKeyUses(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
-        await stack.enter_async_context(in_background(api_key_uses.run()))
-        app.state.checks = {"postgres": schema.readiness(pool, seconds=seconds)}
+        await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
+        app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
         app.state.read_gauges = nothing_to_read
         app.state.registries = [REGISTRY, api_metrics.REGISTRY]
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)

@@ -1,7 +1,8 @@
 """From the Authorization header to a caller: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
 
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 import jwt
@@ -22,6 +23,7 @@ WRITE = "request:write"
 
 _LARGEST_TOKEN = 8 * 1024
 _TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})  # RFC 9068, section 4
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # in a text, by Postgres: NUL, and lone surrogates
 _LONGEST_MEMORY_SECONDS = 300.0  # a token signed with a withdrawn key is trusted no longer than this
 
 
@@ -41,6 +43,10 @@ class Unauthenticated(Exception):
         self.reason = reason  # None when no credentials were sent: RFC 6750 then wants no error code
 
 
+class RepeatedCredentials(Exception):
+    """There is more than one Authorization header: send one token."""
+
+
 class InsufficientScope(Exception):
     """The token does not carry the scope that this endpoint needs."""
 
@@ -52,8 +58,8 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies what stands in an Authorization header, and remembers access tokens it has verified.
 
-    Before that it turns callers away while too many wait for Postgres, or it is away: to refuse them once
-    their token and body have been read costs nearly as much as to serve.
+    Callers of what needs Postgres are turned away before that while too many wait for it, or it is away: to
+    refuse them once their token and body have been read costs nearly as much as to serve.
     """
 
     def __init__(
@@ -67,10 +73,11 @@ class Authenticator:
             maxsize=settings.auth_remembered_tokens, ttu=_forget_at, timer=time.time
         )
 
-    async def access_token(self, authorization: str | None, *, scope: str) -> Caller:
+    async def access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:
         """Return the caller behind an access token that carries *scope*.
 
-        Raises PostgresUnavailable, Unauthenticated, InsufficientScope or SigningKeysUnavailable.
+        Raises PostgresUnavailable, Unauthenticated, RepeatedCredentials, InsufficientScope or
+        SigningKeysUnavailable.
         """
         self._pool.check_not_full()
         self._pool.check_not_away()
@@ -82,9 +89,11 @@ class Authenticator:
             raise InsufficientScope(scope)
         return caller
 
-    async def api_key_or_token(self, authorization: str | None) -> None:
-        """Let any valid API key or access token pass. Raises as `access_token` does."""
-        self._pool.check_not_full()
+    async def api_key_or_token(self, authorization: Sequence[str]) -> None:
+        """Let any valid API key or access token pass. Raises as `access_token` does.
+
+        Only a key is looked up in Postgres, whose queue then turns callers away.
+        """
         token = _bearer_token(authorization)
         if not api_keys.looks_like_one(token):
             await self._verify(token)
@@ -114,13 +123,14 @@ class Authenticator:
             key = await self._keys.find(header["kid"])
             claims = jwt.decode(
                 token,
-                key,
-                algorithms=[key.algorithm_name],
+                key.key,
+                algorithms=key.algorithms,
                 issuer=self._settings.auth_issuer,
                 audience=self._settings.auth_audience,
                 leeway=self._settings.auth_leeway_seconds,
                 options={"require": ["exp", "iss", "aud"]},
             )
+            return self._caller(claims)
         except jwt.ExpiredSignatureError:
             raise Unauthenticated("The access token expired") from None
         except jwt.InvalidAudienceError:
@@ -129,13 +139,14 @@ class Authenticator:
             raise Unauthenticated("The access token is of another issuer") from None
         except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
             raise Unauthenticated("The access token is not valid") from None
-        return self._caller(claims)
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         conveyancer_id = claims.get(self._settings.auth_tenant_claim)
-        scope = claims.get("scope", "")
-        if not isinstance(conveyancer_id, str) or not isinstance(scope, str):
+        if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
             raise Unauthenticated("The access token names no client")
+        scope = claims.get("scope", "")
+        if not isinstance(scope, str):  # RFC 9068, section 2.2.3
+            raise Unauthenticated("The access token's scope is not one string with spaces in it")
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT takes "1700000000", too.
             raise Unauthenticated("The access token is not valid")
@@ -152,7 +163,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     async def authenticate(request: AnyRequest) -> None:
         authenticator: Authenticator = request.app.state.authenticator
         request.scope["user"] = await authenticator.access_token(
-            request.headers.get("authorization"), scope=scope
+            request.headers.getall("authorization", []), scope=scope
         )
 
     return authenticate
@@ -161,13 +172,14 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 async def requires_api_key_or_token(request: AnyRequest) -> None:
     """Let in callers with an API key or any valid access token: another `before_request`."""
     authenticator: Authenticator = request.app.state.authenticator
-    await authenticator.api_key_or_token(request.headers.get("authorization"))
+    await authenticator.api_key_or_token(request.headers.getall("authorization", []))
 
 
-def _bearer_token(authorization: str | None) -> str:
-    if authorization is None:
-        raise Unauthenticated
-    scheme, _, token = authorization.partition(" ")
+def _bearer_token(authorization: Sequence[str]) -> str:
+    """Return the token. A second header is refused (RFC 6750, section 3.1): others may go by that one."""
+    if len(authorization) > 1:
+        raise RepeatedCredentials
+    scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
     if scheme.lower() != "bearer" or not token.strip():
         raise Unauthenticated
     return token.strip()

@@ -1,29 +1,40 @@
 """Work that goes on beside the requests for as long as a resource is open."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
-from service import telemetry
+from service import metrics, telemetry
+
+PAUSE_SECONDS = 1.0  # after a failure
 
 _log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run *work* until the block is left. Its failure is logged at once, and does not end the block."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_log_failure)
+async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run *work* until the block is left. A failure is logged and counted; after a pause it begins again."""
+    task = asyncio.create_task(_keep_running(name, work))
     try:
         yield
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+        await asyncio.wait([task])  # Not the task itself, whose cancellation would look like ours.
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("background_work_failed", **telemetry.describe(error))
+async def _keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    failures = metrics.background_failures.labels(name)
+    task = asyncio.current_task()
+    while True:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - what nobody foresaw must not end the work for good
+            failures.inc()
+            _log.error("background_work_failed", work=name, **telemetry.describe(error))
+            if task is not None and task.cancelling():
+                return
+        else:
+            return
+        await asyncio.sleep(PAUSE_SECONDS)

@@ -11,10 +11,10 @@ from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from service import request_secrets, telemetry
-from service.auth import InsufficientScope, Unauthenticated
+from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
-from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.errors import BodyOverdue, ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
 from service.request_secrets import SecretKeyMissing
@@ -94,6 +94,18 @@ class Answer:
         length = (b"content-length", b"%d" % len(body))
         return cls(HTTPStatus.OK, [_JSON, length, *headers], body)
 
+    @classmethod
+    def failed(cls, status: HTTPStatus, code: ErrorCode, message: str, *headers: Header) -> "Answer":
+        """Return a failure that is not an exception of the application."""
+        body = encode_failure(status, code, message)
+        return cls(status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body)
+
+    @classmethod
+    def cut_off(cls) -> "Answer":
+        """Return what is left to say of a request when the time for shutdown is over."""
+        status, message = HTTPStatus.SERVICE_UNAVAILABLE, "The service stopped before it had an answer."
+        return cls.failed(status, "unavailable", message, (b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
+
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
         await send(self._start)
@@ -107,11 +119,13 @@ def _meta() -> Meta:
 # Every fact that the code raises, with the status and code that callers see. Its docstring is the message.
 _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     MalformedBody: (HTTPStatus.BAD_REQUEST, "malformed_body"),
+    RepeatedCredentials: (HTTPStatus.BAD_REQUEST, "malformed_request"),
     MalformedIdempotencyKey: (HTTPStatus.BAD_REQUEST, "invalid_idempotency_key"),
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
     InsufficientScope: (HTTPStatus.FORBIDDEN, "insufficient_scope"),
     UnknownConveyancer: (HTTPStatus.FORBIDDEN, "unknown_conveyancer"),
     RequestNotFound: (HTTPStatus.NOT_FOUND, "not_found"),
+    BodyOverdue: (HTTPStatus.REQUEST_TIMEOUT, "request_timeout"),
     IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight"),
     UnsupportedMediaType: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),
@@ -122,7 +136,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
 
 # What Litestar's router and body reader raise.
 _ROUTER_CODES: dict[int, ErrorCode] = {
-    HTTPStatus.BAD_REQUEST: "malformed_body",
+    HTTPStatus.BAD_REQUEST: "malformed_request",  # a Host that is none
     HTTPStatus.NOT_FOUND: "not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "body_too_large",
@@ -169,23 +183,26 @@ def encode_failure(status: HTTPStatus, code: ErrorCode, message: str) -> bytes:
 
 def _headers(error: Exception) -> dict[str, str]:
     match error:
-        case Unauthenticated(reason=None):
-            return {"WWW-Authenticate": 'Bearer realm="calculation-requests"'}
-        case Unauthenticated(reason=reason):
-            return {
-                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="invalid_token", '
-                f'error_description="{reason}"'
-            }
-        case InsufficientScope(scope=scope):
-            return {
-                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="insufficient_scope", '
-                f'error_description="The access token does not carry the scope", scope="{scope}"'
-            }
+        case Unauthenticated() | RepeatedCredentials() | InsufficientScope():
+            return {"WWW-Authenticate": ", ".join(_challenge(error))}
         case IdempotencyKeyInFlight() | PostgresUnavailable() | SigningKeysUnavailable():
             return {"Retry-After": str(RETRY_AFTER_SECONDS)}
         case SecretKeyMissing():
             return {"Retry-After": str(_REPAIR_SECONDS)}
     return {}
+
+
+def _challenge(error: Unauthenticated | RepeatedCredentials | InsufficientScope) -> Iterator[str]:
+    """Return the parts of a challenge (RFC 6750, section 3)."""
+    yield 'Bearer realm="calculation-requests"'
+    match error:
+        case Unauthenticated(reason=str(reason)):
+            yield f'error="invalid_token", error_description="{reason}"'
+        case RepeatedCredentials():
+            yield f'error="invalid_request", error_description="{RepeatedCredentials.__doc__}"'
+        case InsufficientScope(scope=scope):
+            yield 'error="insufficient_scope", error_description="The access token does not carry the scope"'
+            yield f'scope="{scope}"'
 
 
 def _fail(status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]) -> Response[ErrorEnvelope]:

@@ -14,6 +14,7 @@ ErrorCode = Literal[
     "unknown_conveyancer",
     "not_found",
     "method_not_allowed",
+    "request_timeout",
     "idempotency_key_in_flight",
     "body_too_large",
     "unsupported_media_type",
@@ -41,6 +42,10 @@ Failure = tuple[ErrorCode, str]  # and a sentence for the caller
 
 class MalformedBody(Exception):
     """The body is not JSON that can be read: bad syntax, not UTF-8, or nested too deeply."""
+
+
+class BodyOverdue(Exception):
+    """The body did not arrive in time."""
 
 
 class FieldError(msgspec.Struct, frozen=True):

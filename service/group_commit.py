@@ -96,6 +96,7 @@ class GroupCommit:
     async def _serve_each(
         self, connection: Connection, members: Sequence["_Member"], *, until: float
     ) -> None:
+        is_fit = True
         for member in members:
             try:
                 answer: Answer = await self._run(connection, [member.arguments], until=until)
@@ -103,8 +104,10 @@ class GroupCommit:
                 if postgres.means_unavailable(error):
                     raise
                 answer = error
+                is_fit = is_fit and postgres.is_harmless(error)
             member.tell(answer)
-        connection.terminate()  # A transaction may be open: see postgres._INTERRUPTIONS.
+        if not is_fit:
+            connection.terminate()  # See postgres.is_harmless.
 
     async def _run(self, connection: Connection, group: Sequence[Arguments], *, until: float) -> Ids:
         began = time.monotonic()

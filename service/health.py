@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+import asyncpg
 from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from prometheus_client import REGISTRY
@@ -23,6 +24,32 @@ class NotReady(Exception):
     """Something this process needs for its work is missing."""
 
 
+class Impaired(Exception):
+    """Something is missing that is no reason to be given no work."""
+
+
+def lasting(check: Check) -> Check:
+    """Return a check of Postgres that, once passed, fails no more because Postgres is away.
+
+    It is away for every API alike: were none ready, callers would get the answer of the ingress instead of
+    our 503. A login that is refused, or too old a schema, may be this process's own: that still fails.
+    A worker has no callers to lose: its readiness says whether it can work now.
+    """
+    has_passed = False
+
+    async def run() -> None:
+        nonlocal has_passed
+        try:
+            await check()
+        except PostgresUnavailable as error:
+            if has_passed and not _refuses_login(error):
+                raise Impaired(_told(error)) from error
+            raise
+        has_passed = True
+
+    return run
+
+
 @get("/livez", include_in_schema=False)
 async def livez() -> dict[str, str]:
     """Say that the process answers. Depends on nothing else."""
@@ -31,11 +58,14 @@ async def livez() -> dict[str, str]:
 
 @get("/readyz", include_in_schema=False)
 async def readyz(request: Request[Any, Any, State]) -> Response[dict[str, str]]:
-    """Run every check in the application's state."""
+    """Run every check in the application's state, and name the state of each."""
     checks: Checks = request.app.state.checks
     results = {name: await _result(check) for name, check in checks.items()}
-    ready = all(result == "ok" for result in results.values())
-    return Response(results, status_code=HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+    is_ready = all(passed for passed, _ in results.values())
+    return Response(
+        {name: state for name, (_, state) in results.items()},
+        status_code=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
+    )
 
 
 @get("/metrics", include_in_schema=False)
@@ -46,12 +76,24 @@ async def show_metrics(request: Request[Any, Any, State]) -> Response[bytes]:
     return Response(metrics.exposition(request.app.state.registries), media_type=metrics.CONTENT_TYPE)
 
 
-async def _result(check: Check) -> str:
+async def _result(check: Check) -> tuple[bool, str]:
     try:
         await check()
+    except Impaired as error:
+        return True, str(error)
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
-        return (error.args and str(error)) or (error.__doc__ or "")
-    return "ok"
+        return False, _told(error)
+    return True, "ok"
+
+
+def _told(error: Exception) -> str:
+    if _refuses_login(error):
+        return "Postgres refuses the login."
+    return (error.args and str(error)) or (error.__doc__ or "")
+
+
+def _refuses_login(error: Exception) -> bool:
+    return isinstance(error.__cause__, asyncpg.InvalidAuthorizationSpecificationError)
 
 
 async def nothing_to_read() -> None:

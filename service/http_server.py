@@ -4,20 +4,24 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from typing import Literal
 
 import structlog
 import uvicorn
-from litestar.types import ASGIApp
+from litestar.enums import HttpMethod
+from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send, WebSocketReceiveMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service import access_log, envelope
-from service.errors import ErrorCode
+from service.errors import BodyOverdue, ErrorCode
 from service.settings import InvalidSetting
 
 LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
+_SPARE_FRAMING = 1024  # bytes of chunk extensions beyond as many as the body has
+_OVERDUE = "body_overdue"  # in the state of a request whose body did not come in time
 
 
 class ApplicationNotStarted(Exception):
@@ -44,11 +48,21 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def serve(
-    app: ASGIApp, listening: socket.socket, stop: asyncio.Event, *, shutdown_seconds: float
+    app: ASGIApp,
+    listening: socket.socket,
+    stop: asyncio.Event,
+    *,
+    shutdown_seconds: float,
+    head_seconds: float = 10.0,
+    body_seconds: float = 30.0,
 ) -> None:
-    """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most."""
+    """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most.
+
+    A caller has *head_seconds* to send the head of a request, and *body_seconds* more for its body.
+    """
     config = uvicorn.Config(
-        app,
+        _ending_overdue_bodies(app),
+        interface="asgi3",
         http=_Protocol,
         ws="none",
         proxy_headers=False,  # Nobody asks who the client is.
@@ -57,7 +71,7 @@ async def serve(
         server_header=False,
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
-    server = _Server(config, stop)
+    server = _Server(config, stop, head_seconds=head_seconds, body_seconds=body_seconds)
     await server.serve(sockets=[listening])
     if not server.started:
         raise ApplicationNotStarted
@@ -66,20 +80,53 @@ async def serve(
 class _Server(uvicorn.Server):
     """A server that is part of a process: it leaves the signals alone, and stops by an event."""
 
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
+    def __init__(
+        self, config: uvicorn.Config, stop: asyncio.Event, *, head_seconds: float, body_seconds: float
+    ) -> None:
         super().__init__(config)
         self._stop = stop
+        self._head_seconds = head_seconds
+        self._body_seconds = body_seconds
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def main_loop(self) -> None:
+        seconds = min(1.0, self._head_seconds, self._body_seconds)
         while not self._stop.is_set():
             await self.on_tick(0)  # Brings the date of the responses up to date.
+            self._end_overdue()
             with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(seconds):
                     await self._stop.wait()
+
+    def _end_overdue(self) -> None:
+        """Look at every connection at once: a timer for each request would cost each of them."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Protocol):
+                connection.end_if_overdue(
+                    now, head_seconds=self._head_seconds, body_seconds=self._body_seconds
+                )
+
+
+def _ending_overdue_bodies(app: ASGIApp) -> ASGIApp:
+    """Wrap *app* so that its wait for a body ends when the connection has waited long enough."""
+
+    def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope.get("method") == HttpMethod.GET:
+            return app(scope, receive, send)  # It reads no body, and need not pay for one.
+
+        async def receive_in_time() -> HTTPReceiveMessage | WebSocketReceiveMessage:
+            message = await receive()
+            if _OVERDUE in scope["state"]:
+                raise BodyOverdue
+            return message
+
+        return app(scope, receive_in_time, send)
+
+    return call
 
 
 class _HeadTooLarge(Exception):
@@ -89,23 +136,37 @@ class _HeadTooLarge(Exception):
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
 
+    _part: Literal["gap", "head", "body"] = "gap"  # what of a message is being read; or nothing, between two
+    _read_at = 0.0  # when the latest bytes came
+    _waits_since: float | None = None  # for this part; None while the caller waits for us
     _head_size = 0  # bytes of the parts of this message's head that are complete
-    _unfinished = 0  # bytes that came since the last complete part of a message
-    _has_advanced = False  # whether these bytes completed one
+    _body_size = 0  # bytes of its body
+    _unassigned = 0  # bytes that came and belong to neither: of an incomplete head, or around chunks
     _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the head of a request."""
+        super().connection_made(transport)
+        self._waits_since = self.loop.time()
+
     def data_received(self, data: bytes) -> None:
-        """Read on, as long as the head is of bearable size."""
-        self._has_advanced = False
+        """Read on, as long as the head, and what surrounds the body, are of bearable size."""
+        self._read_at = self.loop.time()
+        self._unassigned += len(data)
         super().data_received(data)
-        self._unfinished = 0 if self._has_advanced else self._unfinished + len(data)
-        if self._head_size + self._unfinished > LARGEST_HEAD:
-            self._refuse_head()
+        if self._part == "gap":
+            self._unassigned = 0
+        elif self._part == "head":
+            if self._head_size + self._unassigned > LARGEST_HEAD:
+                self._refuse_head()
+        elif self._unassigned > self._body_size + _SPARE_FRAMING:
+            self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", "The chunk extensions are too large.")
 
     def on_message_begin(self) -> None:
         """Note that the head of a request begins."""
-        self._head_size = 0
-        self._has_advanced = True
+        self._part = "head"
+        self._waits_since = self._read_at
+        self._head_size = self._body_size = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -119,14 +180,60 @@ class _Protocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Note which request is the latest."""
+        """Note which request is the latest, and that its body comes next."""
         super().on_headers_complete()
         self._latest = self.cycle
+        self._part = "body"
+        self._waits_since = self._read_at
+        self._unassigned -= len(b"GET  HTTP/1.1\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        """Count the least that a chunk has around it."""
+        self._unassigned -= len(b"1\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """Note that what came is no head."""
-        self._has_advanced = True
+        """Count a part of the body."""
+        self._body_size += len(body)
+        self._unassigned -= len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that all was read: now it is the caller who waits, or the answer was there before."""
+        self._part = "gap"
+        self._waits_since = self._read_at if self.cycle.response_complete else None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on as uvicorn does, but without a timer for the pause that follows: `end_if_overdue` ends it."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._part == "gap":
+            self._waits_since = self.loop.time()
+
+    def end_if_overdue(self, now: float, *, head_seconds: float, body_seconds: float) -> None:
+        """Give up a caller that has taken too long to send what comes next.
+
+        As long as reading is paused it is not the caller's fault.
+        """
+        if self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
+            return
+        seconds = {"head": head_seconds, "body": body_seconds, "gap": self.timeout_keep_alive}[self._part]
+        if self._latest is None:
+            seconds = head_seconds  # of the first request, which has not begun, or has not gone far
+        if now - self._waits_since < seconds:
+            return
+        if self._part == "head":
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", "The head did not arrive in time.")
+        elif self._part == "gap" or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+            self.cycle.scope["state"][_OVERDUE] = True
+            self.cycle.message_event.set()  # Whoever waits for the body looks up.
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read: it is not HTTP, or too much."""
@@ -136,7 +243,7 @@ class _Protocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", msg)
 
     def _count(self, size: int) -> None:
-        self._has_advanced = True
+        self._unassigned -= size
         self._head_size += size
         if self._head_size > LARGEST_HEAD:
             raise _HeadTooLarge  # ends the parsing, as what is not HTTP does
@@ -150,6 +257,9 @@ class _Protocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         latest = self._latest
+        if self._part == "body" and self.cycle.response_complete:
+            self.transport.close()  # Its answer did not wait for the body.
+            return
         if latest is not None and not latest.response_complete and not latest.more_body:
             latest.keep_alive = False  # It is being served, and its answer comes first: and last.
             self.flow.pause_reading()

@@ -40,6 +40,12 @@ secret_keys_missing = Counter(
     "How often a request's secret could not be made: REQUEST_SECRET_KEYS lacks its key.",
 )
 
+background_failures = Counter(
+    "background_failures_total",
+    "Failures that nobody foresaw of work in the background, which goes on.",
+    ["work"],
+)
+
 
 def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:
     """Show the connections of this process's pool, whenever somebody looks."""

@@ -14,11 +14,11 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from service import api, auth, idempotency, lines, listings, questionnaire
-from service.auth import InsufficientScope, Unauthenticated
+from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
-from service.errors import InvalidSubmission, MalformedBody
+from service.errors import BodyOverdue, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.listings import CalculationRequestPage
 from service.postgres import PostgresUnavailable
@@ -46,10 +46,12 @@ every failing field at once. Tell errors apart by `code`. Beside what the exampl
 refused as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`, and a
 query parameter that is given twice as `repeated`.
 
-Beside what is listed here, a path that does not exist is answered with 404 `not_found`, and a method that a
-path does not have with 405 `method_not_allowed` and the header `Allow`. What is not HTTP is answered with 400
-`malformed_request`, and a first line and headers of more than 64 KiB with 431 `head_too_large`. Each path
-answers HEAD, where it has GET, like GET without the body; and OPTIONS with 204 and `Allow`.
+Beside what is listed here, a path that does not exist, or is spelt otherwise (with a doubled slash, one at
+the end, or percent-encoded), is answered with 404 `not_found`, and a method that a path does not have with
+405 `method_not_allowed` and the header `Allow`. What is not HTTP, or has a `Host` that is none, is answered
+with 400 `malformed_request`, a first line and headers of more than 64 KiB with 431 `head_too_large`, and
+those that do not arrive in time with 408 `request_timeout`. Each path answers HEAD, where it has GET, like
+GET without the body; and OPTIONS with 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore those you do not know."""
 
@@ -112,6 +114,8 @@ _RECORD = CalculationRequestRecord(
 )
 
 _ANY_FAILURE: Mapping[str, Exception] = {
+    "bad_host": HTTPException(status_code=HTTPStatus.BAD_REQUEST),
+    "two_tokens": RepeatedCredentials(),
     "no_token": Unauthenticated(),
     "expired_token": Unauthenticated("The access token expired"),
     "unforeseen": Exception(),
@@ -143,6 +147,7 @@ def operations() -> list[Operation]:
                 "malformed_key": MalformedIdempotencyKey(),
                 "insufficient_scope": InsufficientScope(auth.WRITE),
                 "unknown_conveyancer": UnknownConveyancer(),
+                "too_slow": BodyOverdue(),
                 "too_large": HTTPException(status_code=HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
                 "not_json": UnsupportedMediaType(),
                 "key_in_flight": IdempotencyKeyInFlight(),

@@ -40,9 +40,14 @@ UNAVAILABLE = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
-# After these a statement may still be under way, or a transaction open: when asyncpg keeps no statements and
-# cannot encode an argument, it leaves one behind. It calls that a DataError.
-_INTERRUPTIONS = (asyncio.CancelledError, TimeoutError, asyncpg.InterfaceError, asyncpg.DataError)
+# With these Postgres refuses a statement, and nothing else of the session has changed.
+_REFUSALS = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.TransactionRollbackError,
+)
 
 
 class PostgresUnavailable(Exception):
@@ -75,8 +80,11 @@ class Pool:
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
         self._waiting = 0
+        self._opening = 0
         self._opened: set[Connection] = set()
         self._idle: deque[tuple[Connection, float]] = deque()  # and since when; the last is lent first
+        self._doubted: set[Connection] = set()  # not to be lent again
+        self._returned = asyncio.Event()  # set for a moment
         self._away_until = -math.inf
         self._is_closed = False
 
@@ -121,20 +129,24 @@ class Pool:
         else:
             await self._free.acquire()  # at once
         try:
-            return self._take_idle() or await self._open()
+            return self._take_idle() or await self._open_or_wait(queue_seconds)
         except BaseException:
-            self._free.release()
+            self._leave()
             raise
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller, if it can be used again."""
-        if not connection.is_closed() and connection.is_in_transaction():
-            connection.terminate()
-        if connection.is_closed():
+        if connection.is_closed() or connection.is_in_transaction() or connection in self._doubted:
             self._forget(connection)
         else:
             self._idle.append((connection, time.monotonic()))
-        self._free.release()
+        self._leave()
+
+    def doubt_all(self) -> None:
+        """Lend none of the present connections again: their server may be the wrong one by now."""
+        while self._idle:
+            self._forget(self._idle.pop()[0])
+        self._doubted.update(self._opened)
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, end what is under way, and open none any more."""
@@ -163,14 +175,38 @@ class Pool:
             self._forget(connection)
         return None
 
+    async def _open_or_wait(self, seconds: float) -> Connection:
+        """Open a connection; or, while Postgres grants no more than are in use, wait for one of those."""
+        until = time.monotonic() + seconds
+        while True:
+            if not self._is_away:
+                try:
+                    return await self._open()
+                except Exception:
+                    if not self._idle and not self._is_any_in_use:
+                        raise
+            if connection := await self._wait_for_return(until):
+                return connection
+            if self._is_away:
+                raise unavailable()
+
+    async def _wait_for_return(self, until: float) -> "Connection | None":
+        """Return a connection that was given back, or None once none is in use."""
+        while (connection := self._take_idle()) is None and self._is_any_in_use:
+            await self._returned.wait()
+            if time.monotonic() > until:
+                raise TimeoutError
+        return connection
+
     async def _open(self) -> Connection:
-        if self._is_away:
-            raise unavailable()
+        self._opening += 1
         try:
             connection = await self._connect()
         except Exception:
             self._away_until = time.monotonic() + AWAY_SECONDS
             raise
+        finally:
+            self._opening -= 1
         self._away_until = -math.inf
         self._opened.add(connection)
         if self._is_closed:
@@ -180,7 +216,19 @@ class Pool:
 
     def _forget(self, connection: Connection) -> None:
         self._opened.remove(connection)
+        self._doubted.discard(connection)
         connection.terminate()  # also one that the other side has closed: asyncpg may not know all of it yet
+
+    def _leave(self) -> None:
+        """Let another have its turn: one that waits for a connection before those in the queue."""
+        self._returned.set()
+        self._returned.clear()
+        self._free.release()
+
+    @property
+    def _is_any_in_use(self) -> bool:
+        """Whether somebody has a connection, or may have one in a moment."""
+        return self._opening > 0 or len(self._opened) > len(self._idle)
 
     @property
     def _is_away(self) -> bool:
@@ -228,6 +276,19 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
 def means_unavailable(error: BaseException | None) -> bool:
     """Whether waiting may mend it. It does not mend a bad argument or DSN: asyncpg's ValueErrors."""
     return isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError)
+
+
+def is_harmless(error: BaseException | None) -> bool:
+    """Whether a session is known to be as it was before this error, and so may be lent again.
+
+    After any other, a statement may be under way, a transaction open, or the server one that takes no writes.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        # asyncpg's own DataError has no severity: where it keeps no statements, it has begun a transaction.
+        return isinstance(error, _REFUSALS) and error.severity is not None
+    return error is None or (
+        isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *UNAVAILABLE))
+    )
 
 
 @contextmanager
@@ -280,7 +341,9 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
                 await self._deadline.__aexit__(kind, error, traceback)  # It must not pass while we close.
         finally:
             try:
-                if isinstance(error, _INTERRUPTIONS):
+                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                    self._pool.doubt_all()
+                if not is_harmless(error):
                     await _close(self._lent, seconds=self._seconds)
             finally:
                 self._pool.give_back(self._lent)

@@ -50,6 +50,8 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     """What the API needs. It is given no broker address: it has no use for one."""
 
     port: Port = 8000
+    http_head_seconds: Seconds = 10.0
+    http_body_seconds: Seconds = 30.0
     auth_issuer: NonBlank
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]

@@ -12,13 +12,13 @@ import httpx
 import jwt
 import msgspec
 import structlog
+from jwt.algorithms import AllowedPublicKeys
 
 from service import api_metrics
 from service.settings import ServiceSettings
 
-ALGORITHMS = (
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
-)  # fmt: skip
+_RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_REDIRECTS = 3
 _PATIENCE_SECONDS = 1.0  # how long a caller waits for a key that we have not: as long as for Postgres
@@ -44,6 +44,14 @@ class KeySet(msgspec.Struct):
     keys: list[dict[str, Any]]
 
 
+class SigningKey(msgspec.Struct, frozen=True):
+    """A public key of the issuer, and the algorithms that it may verify: of its own type only."""
+
+    key_id: str
+    key: AllowedPublicKeys
+    algorithms: tuple[str, ...]
+
+
 class SigningKeys:
     """The issuer's public keys by key id. Those once fetched are used for as long as the issuer is down."""
 
@@ -55,13 +63,13 @@ class SigningKeys:
         self._timeout_seconds = timeout_seconds
         self._cooldown_seconds = cooldown_seconds
         self._trusted = ssl.create_default_context()
-        self._keys: dict[str, jwt.PyJWK] = {}
+        self._keys: dict[str, SigningKey] = {}
         self._is_current = False  # whether the last fetch succeeded
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
         self._failure: Exception | None = None  # of the last fetch
 
-    async def find(self, key_id: str) -> jwt.PyJWK:
+    async def find(self, key_id: str) -> SigningKey:
         """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable.
 
         An unknown key id may be that of a new key, so it causes a fetch; but one in a while, or anybody could
@@ -71,7 +79,7 @@ class SigningKeys:
             await asyncio.wait([self._fetch()], timeout=_PATIENCE_SECONDS)
         if key_id in self._keys:
             return self._keys[key_id]
-        if self._is_current:
+        if self._is_current and not self._is_fetching:
             raise UnknownSigningKey
         raise SigningKeysUnavailable from self._failure
 
@@ -92,9 +100,12 @@ class SigningKeys:
             if self._fetching is not None:
                 self._fetching.cancel()
 
+    @property
+    def _is_fetching(self) -> bool:
+        return self._fetching is not None and not self._fetching.done()
+
     def _may_ask(self) -> bool:
-        is_fetching = self._fetching is not None and not self._fetching.done()
-        return is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
+        return self._is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
 
     def _fetch(self) -> asyncio.Task[None]:
         """Begin a fetch unless one is under way: there is one at a time, however many wait for it."""
@@ -108,7 +119,7 @@ class SigningKeys:
             async with asyncio.timeout(self._timeout_seconds):
                 document = await self._download()
             self._keys = _read_key_set(document)
-        except (OSError, httpx.HTTPError, httpx.InvalidURL, UnusableDocument) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a fetch ends with, the keys we have are used
             self._is_current = False
             self._failure = error
             api_metrics.jwks_not_refreshed.inc()
@@ -157,23 +168,32 @@ async def _refuse_plain_http(request: httpx.Request) -> None:
         raise UnusableDocument
 
 
-def _read_key_set(document: bytes) -> dict[str, jwt.PyJWK]:
+def _read_key_set(document: bytes) -> dict[str, SigningKey]:
     """Return the usable signing keys of a JWK set. Raises UnusableDocument when there is none."""
     try:
         entries = msgspec.json.decode(document, type=KeySet).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnusableDocument from None
-    keys = {}
-    for entry in entries:
-        # A key of a kind we do not know, or with members of the wrong type, takes nothing from the others.
-        with suppress(jwt.PyJWTError, TypeError, ValueError):
-            key = jwt.PyJWK.from_dict(entry)
-            if (
-                isinstance(key.key_id, str)
-                and key.public_key_use in (None, "sig")
-                and key.algorithm_name in ALGORITHMS
-            ):
-                keys[key.key_id] = key
+    keys = {key.key_id: key for entry in entries if (key := _read_key(entry)) is not None}
     if not keys:
         raise UnusableDocument
     return keys
+
+
+def _read_key(entry: dict[str, Any]) -> SigningKey | None:
+    """Return a key that tokens may be signed with; None for any other, which takes nothing from the rest."""
+    key_id = entry.get("kid")
+    is_to_verify = entry.get("use") in (None, "sig") and entry.get("alg") in (None, "", *ALGORITHMS)
+    is_public = "d" not in entry  # With the private half published anybody can sign.
+    if not isinstance(key_id, str) or not is_to_verify or not is_public:
+        return None
+    try:
+        jwk = jwt.PyJWK.from_dict(entry)
+    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise what they like on odd members
+        _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
+        return None
+    if jwk.algorithm_name not in ALGORITHMS:
+        return None
+    # Without `alg` PyJWT takes an RSA key for one of RS256; other types have one algorithm for each curve.
+    any_of_rsa = jwk.key_type == "RSA" and not entry.get("alg")
+    return SigningKey(key_id, jwk.key, _RSA_ALGORITHMS if any_of_rsa else (jwk.algorithm_name,))

@@ -181,11 +181,11 @@ def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp) -> AsyncIterator[str]:
+async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0))
+        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0, **limits))
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving
@@ -195,8 +195,9 @@ async def serve(app: ASGIApp) -> AsyncIterator[str]:
 async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an API with *settings*; yields a client of it that sends *token*."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits = {"head_seconds": settings.http_head_seconds, "body_seconds": settings.http_body_seconds}
     async with (
-        serve(create_app(settings)) as base_url,
+        serve(create_app(settings), **limits) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0) as client,
     ):
         yield client

@@ -83,7 +83,7 @@ async def _run_parts(
 ) -> None:
     relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
     parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
-    async with in_background(relay_waker.run()), asyncio.TaskGroup() as running:
+    async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
         running.create_task(health.serve(checks, read_gauges, probes, stop))
         await _wait_for_schema(checks["postgres"], settings, stop)
         for part in parts:

@@ -29,7 +29,7 @@ class Discrepancies:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look again and again until *stop*, which does not wait for the end of a look."""
-        async with in_background(self._keep_looking()):
+        async with in_background("reconciliation", self._keep_looking):
             await stop.wait()
 
     async def _keep_looking(self) -> None:

@@ -61,6 +61,8 @@ class Listener:
         await rest(seconds, self._heard)
         if not self._heard.is_set():
             raise NothingHeard
+        if await connection.fetchval("SHOW transaction_read_only") == "on":
+            raise PostgresUnavailable  # Those who write, and notify, may be connected to another server.
 
     def _hear(self, *_: object) -> None:
         self._heard.set()

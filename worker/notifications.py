@@ -102,7 +102,7 @@ class Postman:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
-        async with in_background(self._renew_claims()):
+        async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
                     await self._start_or_rest(stop)

@@ -26,11 +26,12 @@ def commands(env_file: str, mail_folder: str) -> str:
   . {env_file}
 
   # create a request
-  curl -sS "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
-       -H 'Content-Type: application/json' -d '{body}' | tee {env_file}.created
+  created=$(curl -sS "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
+       -H 'Content-Type: application/json' -d '{body}')
+  printf '%s\\n' "$created"
 
   # retrieve it
-  curl -sS "$BASE_URL/v1/request/$(grep -o 'req_[0-9A-Za-z]*' {env_file}.created | head -1)" \\
+  curl -sS "$BASE_URL/v1/request/$(printf '%s' "$created" | grep -o 'req_[0-9A-Za-z]*' | head -1)" \\
        -H "Authorization: Bearer $ACCESS_TOKEN"
 
   # the questionnaire

@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
+    os.umask(0o077)  # The e-mails hold the secrets of requests.
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    arguments.folder.chmod(0o700)  # One of an earlier run may be open to all.
     asyncio.run(catch_mail(arguments.folder, arguments.port))
 
 

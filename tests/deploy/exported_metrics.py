@@ -1,4 +1,4 @@
-"""The metrics that the processes export, and the metrics that a query asks for."""
+"""The metrics that the processes and the engines export, and the metrics that a query asks for."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +19,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "postgres_pool_connections": frozenset({"state"}),
     "postgres_pool_max_connections": frozenset(),
     "postgres_unavailable_total": frozenset(),
+    "background_failures_total": frozenset({"work"}),
     "process_cpu_seconds_total": frozenset(),
     "process_resident_memory_bytes": frozenset(),
     "http_requests_in_progress": frozenset(),
@@ -35,6 +36,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "relay_unconfirmed_events": frozenset(),
     "relay_wakeups_total": frozenset({"source"}),
     "relay_outages_total": frozenset({"dependency"}),
+    "relay_lanes_passed_over_total": frozenset(),
     "broker_blocked": frozenset(),
     "broker_connected": frozenset({"connection"}),
     "consumer_messages_total": frozenset({"queue", "outcome"}),
@@ -46,6 +48,18 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "reconciliation_last_success_timestamp_seconds": frozenset(),
 }
 
+# Of CloudNativePG, its Barman Cloud plugin, RabbitMQ, and the kubelet: those that we ask for.
+_OF_ENGINES: Mapping[str, frozenset[str]] = {
+    "cnpg_pg_replication_streaming_replicas": frozenset(),
+    "cnpg_pg_stat_archiver_last_failed_time": frozenset(),
+    "cnpg_pg_stat_archiver_last_archived_time": frozenset(),
+    "barman_cloud_cloudnative_pg_io_last_available_backup_timestamp": frozenset(),
+    "rabbitmq_build_info": frozenset({"rabbitmq_version", "erlang_version"}),
+    "rabbitmq_detailed_queue_info": frozenset({"vhost", "queue", "queue_type", "membership"}),
+    "kubelet_volume_stats_available_bytes": frozenset({"persistentvolumeclaim"}),
+    "kubelet_volume_stats_capacity_bytes": frozenset({"persistentvolumeclaim"}),
+}
+
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"')
 _RANGE = re.compile(r"\[[^\]]*\]|\boffset\s+\w+")
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
@@ -55,13 +69,13 @@ _OPERATORS = frozenset({"and", "or", "unless", "bool", "by", "without", "on", "i
 
 
 def exported_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series, by its name, that the two processes export between them."""
+    """Return the labels of every series, by its name, that the processes and engines export."""
     parts = {
         f"{name}_{suffix}": labels | extra
         for name, labels in _HISTOGRAMS.items()
         for suffix, extra in (("bucket", {"le"}), ("sum", frozenset[str]()), ("count", frozenset[str]()))
     }
-    return {**_COUNTERS_AND_GAUGES, **parts}
+    return {**_COUNTERS_AND_GAUGES, **parts, **_OF_ENGINES}
 
 
 def not_exported(query: str) -> set[str]:

@@ -4,6 +4,7 @@ import functools
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,21 +15,24 @@ from tests.conftest import ROOT
 Manifest: TypeAlias = dict[str, Any]
 
 K8S = ROOT / "deploy" / "k8s"
-OVERLAYS = ("dev", "production")
+OVERLAYS = ("dev", "external", "production")
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
 
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
-    """Return every object of *overlay*; skips the test where no kustomize is to be had."""
+    """Return every object of *overlay*."""
+    return render(K8S / "overlays" / overlay)
+
+
+def render(folder: Path) -> tuple[Manifest, ...]:
+    """Return every object of a kustomization; skips the test where no kustomize is installed."""
     kubectl, kustomize = shutil.which("kubectl"), shutil.which("kustomize")
     if not (kubectl or kustomize):
         pytest.skip("neither kubectl nor kustomize is installed: the manifests cannot be rendered")
     command = [kubectl, "kustomize"] if kubectl else [str(kustomize), "build"]
-    ended = subprocess.run(
-        [*command, K8S / "overlays" / overlay], capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = subprocess.run([*command, folder], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return tuple(msgspec.yaml.decode(text) for text in ended.stdout.split("\n---\n"))
 
@@ -48,7 +52,7 @@ def the_one(overlay: str, kind: str, name: str) -> Manifest:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the pod's specification of a Deployment, StatefulSet or Job."""
+    """Return the pod's specification of a Deployment or StatefulSet."""
     specification: Manifest = workload["spec"]["template"]["spec"]
     return specification
 
@@ -60,9 +64,15 @@ def container_of(workload: Manifest) -> Manifest:
     return specification
 
 
+def schema_container_of(overlay: str) -> Manifest:
+    """Return the container that brings the schema up to date before an API starts."""
+    first = pod_of(workloads(overlay)["api"])["initContainers"]
+    return next(container for container in first if container["name"] == "schema")
+
+
 def workloads(overlay: str) -> dict[str, Manifest]:
     """Return everything that makes pods, by name; not what operators make of their own objects."""
-    return of_kind(overlay, "Deployment", "StatefulSet", "Job")
+    return of_kind(overlay, "Deployment", "StatefulSet")
 
 
 def grace_seconds() -> float:

@@ -2,7 +2,8 @@
 
 Each struct holds fields that its custom resource definition names, and no more than we write: a misspelt one,
 which the API server would drop in silence, is refused here. The definitions are those of CloudNativePG, its
-Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, and the Prometheus operator.
+Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, the Prometheus operator,
+cert-manager, and the Gateway API.
 """
 
 from typing import Annotated, Any, Literal
@@ -42,6 +43,7 @@ class Synchronous(Part):
     method: Literal["any", "first"]
     number: Positive
     data_durability: Literal["required", "preferred"]
+    failover_quorum: bool
 
 
 class PostgresConfiguration(Part):
@@ -72,6 +74,15 @@ class PostgresAffinity(Part):
     pod_anti_affinity_type: Literal["preferred", "required"]
 
 
+class Spread(Part):
+    """How pods are spread over hosts or zones."""
+
+    topology_key: str
+    max_skew: Positive
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+    label_selector: dict[Literal["matchLabels"], Texts]
+
+
 class Plugin(Part):
     """A plugin of CloudNativePG."""
 
@@ -91,6 +102,7 @@ class Cluster(Part):
     primary_update_method: Literal["switchover", "restart"]
     enable_pdb: bool = msgspec.field(name="enablePDB")
     affinity: PostgresAffinity
+    topology_spread_constraints: list[Spread]
     storage: Storage
     wal_storage: Storage
     resources: dict[Literal["requests", "limits"], Texts]
@@ -165,14 +177,35 @@ class RabbitmqConfiguration(Part):
     additional_config: str
 
 
+class ApartTerm(Part):
+    """Which pods must not share a host."""
+
+    topology_key: str
+    label_selector: dict[Literal["matchLabels"], Texts]
+
+
+class PodAntiAffinity(Part):
+    """Which pods keep apart."""
+
+    required: list[ApartTerm] = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class BrokerCertificate(Part):
+    """The Secret with the certificate of RabbitMQ."""
+
+    secret_name: str
+
+
 class RabbitmqCluster(Part):
     """A RabbitMQ of several nodes."""
 
     replicas: Positive
     image: str
     persistence: Persistence
+    tls: BrokerCertificate
     resources: dict[Literal["requests", "limits"], Texts]
     rabbitmq: RabbitmqConfiguration
+    affinity: dict[Literal["podAntiAffinity"], PodAntiAffinity]
     override: dict[Literal["statefulSet", "service"], Any]
 
 
@@ -334,6 +367,74 @@ class PodMonitor(Part):
     pod_target_labels: list[str] = []
 
 
+class PrivateKey(Part):
+    """The key of a certificate."""
+
+    algorithm: Literal["RSA", "ECDSA", "Ed25519"]
+    size: Positive
+
+
+class Certificate(Part):
+    """A certificate that is made, kept in a Secret and renewed."""
+
+    secret_name: str
+    issuer_ref: Reference
+    private_key: PrivateKey
+    dns_names: list[str] = []
+    is_ca: bool = msgspec.field(name="isCA", default=False)
+    common_name: str = ""
+    duration: Annotated[str, msgspec.Meta(pattern=r"\A\d+h\Z")] = "2160h"
+
+
+class FromSecret(Part):
+    """An authority, by the Secret with its certificate and key."""
+
+    secret_name: str
+
+
+class Issuer(Part):
+    """What signs certificates."""
+
+    self_signed: dict[str, str] | None = None
+    ca: FromSecret | None = None
+
+
+class ParentReference(Part):
+    """The Gateway that a route hangs on."""
+
+    name: str
+    namespace: str
+
+
+class PathMatch(Part):
+    """A part of the paths of a host."""
+
+    type: Literal["Exact", "PathPrefix", "RegularExpression"]
+    value: str
+
+
+class Backend(Part):
+    """The Service that requests go to."""
+
+    name: str
+    port: Positive
+
+
+class RouteRule(Part):
+    """Which requests go where."""
+
+    matches: list[dict[Literal["path"], PathMatch]]
+    backend_refs: list[Backend]
+
+
+class HTTPRoute(Part):
+    """What of a host goes to which Service."""
+
+    parent_refs: list[ParentReference]
+    hostnames: list[str]
+    rules: list[RouteRule]
+
+
 class AlertAnnotations(Part):
     """What is told of an alert."""
 
@@ -373,6 +474,8 @@ KINDS: dict[tuple[str, str], type[Part]] = {
         "rabbitmq.com/v1beta1": (RabbitmqCluster, Exchange, Queue, Binding, Policy, User, Permission),
         "keda.sh/v1alpha1": (TriggerAuthentication, ScaledObject),
         "monitoring.coreos.com/v1": (PodMonitor, PrometheusRule),
+        "cert-manager.io/v1": (Issuer, Certificate),
+        "gateway.networking.k8s.io/v1": (HTTPRoute,),
     }.items()
     for kind in kinds
 }

@@ -11,9 +11,10 @@ from tests.conftest import ROOT
 from tests.deploy.exported_metrics import not_exported
 from tests.deploy.promtool import check_rules, run_test
 
-RULES = ROOT / "deploy" / "k8s" / "components" / "monitoring" / "alerts.yaml"
+COMPONENTS = ROOT / "deploy" / "k8s" / "components"
+RULES = [COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
 RUNBOOK = ROOT / "deploy" / "README.md"
-GROUPS = msgspec.yaml.decode(RULES.read_bytes())["spec"]["groups"]
+GROUPS = [group for file in RULES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
 ALL_ROLES = {
@@ -40,6 +41,38 @@ REFUSED = 'emails_total{outcome="failed"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
 PUT_OFF = 'emails_total{outcome="put_off"}'
 RECONCILED = "reconciliation_last_success_timestamp_seconds"
+STANDBYS = "cnpg_pg_replication_streaming_replicas"
+NOT_ARCHIVED = "cnpg_pg_stat_archiver_last_failed_time"
+ARCHIVED = "cnpg_pg_stat_archiver_last_archived_time"
+BACKED_UP = "barman_cloud_cloudnative_pg_io_last_available_backup_timestamp"
+FREE = 'kubelet_volume_stats_available_bytes{persistentvolumeclaim="postgres-1-wal"}'
+SIZE = 'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="postgres-1-wal"}'
+
+
+def nodes(count: int) -> dict[str, str]:
+    """Return the series of that many nodes of RabbitMQ, each read at two paths."""
+    return {
+        f'rabbitmq_build_info{{pod="{pod}",erlang_version="{path}"}}': "1x60"
+        for pod in range(count)
+        for path in (1, 2)
+    }
+
+
+def members(count: int) -> dict[str, str]:
+    """Return the series of that many nodes that hold a queue, and of those that only know of it."""
+    membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
+    return {
+        f'rabbitmq_detailed_queue_info{{pod="{pod}",queue="notifications",membership="{one}"}}': "1x400"
+        for pod, one in enumerate(membership)
+    }
+
+
+ALL_ENGINES = {
+    "Postgres": {STANDBYS: "2x80"},
+    "backups": {BACKED_UP: "0x80"},
+    "RabbitMQ": {'rabbitmq_detailed_queue_info{queue="notifications",membership="leader"}': "1x80"},
+    "disks": {FREE: "9x80"},
+}
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -58,6 +91,10 @@ def fires(alert: str, story: str, series: dict[str, str], *, at: str, **labels: 
 
 def silent(alert: str, story: str, series: dict[str, str], *, at: str) -> Case:
     return Case(alert, story, series, at)
+
+
+def watched(*engines: str) -> dict[str, str]:
+    return {series: values for name in engines for series, values in ALL_ENGINES[name].items()}
 
 
 def without(name: str) -> dict[str, str]:
@@ -171,6 +208,8 @@ CASES = [
     fires("EventsFailing", "one is", {"outbox_failing_events": "1x60"}, at="6m"),
     silent("EventsFailing", "mended after four minutes", {"outbox_failing_events": "1x16 0x40"}, at="6m"),
     fires("EventsParked", "one is", {"outbox_parked_events": "0 1x60"}, at="2m"),
+    fires("EventsPassedOver", "in one lane", {"relay_lanes_passed_over_total": "0x10 1x50"}, at="4m"),
+    silent("EventsPassedOver", "long ago", {"relay_lanes_passed_over_total": "0x10 1x150"}, at="30m"),
     silent("EventsParked", "none is", {"outbox_parked_events": "0x60"}, at="2m"),
     fires(
         "ConsumerNotReading",
@@ -249,6 +288,48 @@ CASES = [
         {RECONCILED: "0+15x320"},
         at="75m",
     ),
+    silent("EngineNotWatched", "all are", watched(*ALL_ENGINES), at="17m"),
+    *(
+        fires(
+            "EngineNotWatched",
+            f"{engine} is not",
+            watched(*ALL_ENGINES.keys() - {engine}),
+            at="16m",
+            engine=engine,
+        )
+        for engine in ALL_ENGINES
+    ),
+    fires("PostgresStandbyMissing", "one is left", {STANDBYS: "1x60"}, at="11m"),
+    silent("PostgresStandbyMissing", "both are there", {STANDBYS: "2x60"}, at="11m"),
+    silent("PostgresStandbyMissing", "a rollout", {STANDBYS: "2x5 1x20 2x40"}, at="12m"),
+    silent(
+        "PostgresStandbyMissing",
+        "standbys have none themselves",
+        {f'{STANDBYS}{{pod="1"}}': "2x60", f'{STANDBYS}{{pod="2"}}': "0x60"},
+        at="11m",
+    ),
+    fires("PostgresLogNotArchived", "it fails", {NOT_ARCHIVED: "0+15x80", ARCHIVED: "0x80"}, at="16m"),
+    silent(
+        "PostgresLogNotArchived", "it failed once", {NOT_ARCHIVED: "60x80", ARCHIVED: "0+15x80"}, at="20m"
+    ),
+    silent(
+        "PostgresLogNotArchived", "it never failed", {NOT_ARCHIVED: "-1x80", ARCHIVED: "0+15x80"}, at="20m"
+    ),
+    fires("PostgresBackupTooOld", "two nights ago", {BACKED_UP: "-172800x320"}, at="62m"),
+    silent("PostgresBackupTooOld", "last night", {BACKED_UP: "-50000x320"}, at="70m"),
+    fires(
+        "EngineDiskFull",
+        "a tenth is free",
+        {FREE: "1x60", SIZE: "10x60", "build_info": "1x60"},
+        at="11m",
+        persistentvolumeclaim="postgres-1-wal",
+    ),
+    silent("EngineDiskFull", "half is free", {FREE: "5x60", SIZE: "10x60", "build_info": "1x60"}, at="11m"),
+    silent("EngineDiskFull", "of another installation", {FREE: "1x60", SIZE: "10x60"}, at="11m"),
+    fires("RabbitmqNodeMissing", "one is", nodes(2), at="11m"),
+    silent("RabbitmqNodeMissing", "none is", nodes(3), at="11m"),
+    fires("QueueMemberMissing", "one is", members(2), at="91m", queue="notifications"),
+    silent("QueueMemberMissing", "none is", members(3), at="91m"),
 ]
 # When the first story that makes an alert fire has begun, but for too short a time.
 TOO_EARLY = {
@@ -270,6 +351,13 @@ TOO_EARLY = {
     "EmailsFailing": "4m",
     "ReconciliationDiscrepancy": "8m",
     "ReconciliationNotRun": "65m",
+    "EngineNotWatched": "14m",
+    "PostgresStandbyMissing": "9m",
+    "PostgresLogNotArchived": "14m",
+    "PostgresBackupTooOld": "59m",
+    "EngineDiskFull": "9m",
+    "RabbitmqNodeMissing": "9m",
+    "QueueMemberMissing": "89m",
 }
 CASES += [
     silent(
@@ -304,10 +392,14 @@ def test_alert_fires_when_it_should(case: Case, tmp_path: Path) -> None:
     run_test(GROUPS, test, tmp_path)
 
 
+JOBS = {"cnpg_": "-postgres", "barman_": "-postgres", "rabbitmq_": "-rabbitmq"}
+
+
 def of_target(series: str) -> str:
     """Return a series with the labels that Prometheus's operator adds."""
     name, _, own = series.rstrip("}").partition("{")
-    added = {"job": "here/calculation-requests", "namespace": "here"}
+    engine = next((ours for prefix, ours in JOBS.items() if name.startswith(prefix)), "")
+    added = {"job": f"here/calculation-requests{engine}", "namespace": "here"}
     if "pod=" not in own:
         added["pod"] = "1"
     return f"{name}{{{','.join([*filter(None, [own]), *matchers(added)])}}}"

@@ -9,11 +9,18 @@ import pytest
 
 from service.settings import ServiceSettings
 from tests.conftest import ROOT
-from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, pod_of, workloads
+from tests.deploy.manifests import (
+    PROCESSES,
+    WORKERS,
+    Manifest,
+    container_of,
+    pod_of,
+    schema_container_of,
+    workloads,
+)
 from worker.settings import WorkerSettings
 
 FILE = ROOT / "deploy" / "compose.yaml"
-OURS = {*PROCESSES, "schema"}
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +53,27 @@ def _compose() -> list[str]:
 def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
     deployed = workloads("dev")
 
-    for name in OURS:
-        assert services[name]["command"] == container_of(deployed[name])["args"]
+    user = pod_of(deployed["api"])["securityContext"]
+    commands = {name: container_of(deployed[name])["args"] for name in PROCESSES}
+    commands["schema"] = schema_container_of("dev")["args"]
+
+    for name, command in commands.items():
+        assert services[name]["command"] == command
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
-        user = pod_of(deployed[name])["securityContext"]
         assert services[name]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
     for name in PROCESSES:
         seconds = pod_of(deployed[name])["terminationGracePeriodSeconds"]
         assert services[name]["stop_grace_period"] == f"{seconds}s"
+
+
+def test_image_is_built_once_and_pulled_by_nobody(services: dict[str, Manifest]) -> None:
+    """Docker refuses a second build that ends at the same time with the same name."""
+    ours = {name: one for name, one in services.items() if one["image"] == "calculation-requests"}
+
+    assert ours.keys() == {*PROCESSES, "schema", "issuer"}
+    assert [name for name, one in services.items() if "build" in one] == ["schema"]
+    assert {one["pull_policy"] for one in ours.values()} == {"never"}
 
 
 def test_everybody_waits_for_what_they_need(services: dict[str, Manifest]) -> None:

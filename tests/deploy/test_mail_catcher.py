@@ -2,6 +2,7 @@
 
 import signal
 import smtplib
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,17 @@ def test_names_of_messages_sort_by_time(port: int, files: Path) -> None:
 
     subjects = [file.read_bytes().splitlines()[0] for file in sorted(files.iterdir())]
     assert subjects == [b"Subject: %d" % number for number in range(20)]
+
+
+def test_messages_hold_secrets_and_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "mails"
+    folder.mkdir(mode=0o755)
+    with mail_catcher(folder) as port:
+        send(port, MESSAGE)
+
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_message_that_cannot_be_written_is_refused_for_now(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """Every overlay renders, and says what its API servers, and the operators, understand."""
 
+import re
+import shutil
+from pathlib import Path
+
 import msgspec
 import pytest
+from yarl import URL
 
 from deploy.local.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
@@ -16,7 +21,9 @@ from tests.deploy.manifests import (
     environment_of,
     of_kind,
     pod_of,
+    render,
     rendered,
+    schema_container_of,
     secrets_of,
     setting,
     the_one,
@@ -26,6 +33,7 @@ from tests.deploy.operator_kinds import KINDS
 from worker.settings import WorkerSettings
 
 KUBERNETES_VERSION = "1.33"
+OF_KUBERNETES = {"rbac.authorization.k8s.io", "networking.k8s.io"}
 # Secrets that operators make, and the keys in them that we may use.
 MADE_BY_OPERATORS = {
     "postgres-app": {"username", "password", "uri", "fqdn-uri"},
@@ -37,7 +45,16 @@ EXPECTED_SECRETS = {
     "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
 }
 
+OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
+RUNBOOK = (CHECKOUT / "deploy" / "README.md").read_text()
+
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@pytest.fixture
+def copy_of_k8s(tmp_path: Path) -> Path:
+    """A copy of the manifests, to be changed as an operator does."""
+    return shutil.copytree(K8S, tmp_path / "k8s")
 
 
 def is_ours(workload: Manifest) -> bool:
@@ -56,7 +73,7 @@ def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
             validator.validate(manifest, KUBERNETES_VERSION, strict=True)
             checked.add(manifest["kind"])
 
-    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
+    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
 
 
 @each_overlay
@@ -70,8 +87,8 @@ def test_kinds_of_operators_have_the_fields_that_these_know(overlay: str) -> Non
 def test_kinds_of_operators_are_all_used_and_all_known() -> None:
     foreign = {
         (manifest["apiVersion"], manifest["kind"])
-        for manifest in rendered("production")
-        if "." in manifest["apiVersion"].split("/")[0] and "k8s.io" not in manifest["apiVersion"]
+        for manifest in (*rendered("production"), *render(K8S / "components" / "gateway"))
+        if "." in (group := manifest["apiVersion"].split("/")[0]) and group not in OF_KUBERNETES
     }
 
     assert foreign == KINDS.keys()
@@ -83,12 +100,12 @@ def test_every_file_is_part_of_an_overlay() -> None:
     for file in K8S.rglob("kustomization.yaml"):
         said = msgspec.yaml.decode(file.read_bytes())
         names = [*said.get("resources", []), *said.get("components", [])]
-        names += [patch["path"] for patch in said.get("patches", [])]
+        names += [patch["path"] for patch in said.get("patches", []) if "path" in patch]
         for generator in ("configMapGenerator", "secretGenerator"):
             for made in said.get(generator, []):
                 names += [*made.get("envs", []), *made.get("files", [])]
         listed |= {(file.parent / name).resolve() for name in names}
-    roots = {K8S / "overlays" / overlay for overlay in OVERLAYS}
+    roots = {K8S / "overlays" / overlay for overlay in OVERLAYS} | {K8S / "components" / "gateway"}
     files = {file for file in K8S.rglob("*") if file.is_file() and file.name != "kustomization.yaml"}
     folders = {file.parent for file in K8S.rglob("kustomization.yaml")}
 
@@ -107,10 +124,11 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay: str) -> None:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        if is_ours(workload):
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        for one in (container, *pod.get("initContainers", [])):
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            if is_ours(workload):
+                assert one["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_pods_run_as_the_user_of_the_image() -> None:
@@ -168,11 +186,11 @@ def test_budgets_and_spread_concern_the_pods_of_their_process(overlay: str) -> N
 def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) -> None:
     ours = {name: one for name, one in workloads(overlay).items() if is_ours(one)}
     commands = {name: container_of(one)["args"] for name, one in ours.items()}
+    images = {container_of(one)["image"] for one in ours.values()}
 
-    assert len({container_of(one)["image"] for one in ours.values()}) == 1
+    assert images == {schema_container_of(overlay)["image"]}
     assert commands == {
         "api": ["service", "serve"],
-        "schema": ["service", "schema", "apply"],
         **{name: ["worker", name] for name in WORKERS},
     }
 
@@ -251,11 +269,24 @@ def test_api_is_given_no_broker_and_no_mail_server(overlay: str) -> None:
 
 
 def test_no_secret_is_committed_but_the_made_up_ones_of_development() -> None:
-    assert of_kind("production", "Secret") == {}
+    assert of_kind("production", "Secret") == of_kind("external", "Secret") == {}
     values = the_one("dev", "Secret", "calculation-requests")["data"]
     committed = (K8S / "overlays" / "dev" / "made-up-secrets.env").read_text()
-    assert values.keys() == {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
+    assert values.keys() == OF_THE_SECRET
     assert committed.count("made-up") >= 4
+
+
+def test_all_that_a_cluster_without_operators_has_to_bring_is_one_secret() -> None:
+    given = {
+        (secret, key)
+        for workload in workloads("external").values()
+        for _, secret, key in secrets_of(workload)
+    }
+    versions = {manifest["apiVersion"] for manifest in rendered("external")}
+
+    assert given == {("calculation-requests", key) for key in OF_THE_SECRET}
+    assert versions == {"v1", "apps/v1", "policy/v1", "networking.k8s.io/v1"}
+    assert all(f"`{key}`" in RUNBOOK for key in OF_THE_SECRET)
 
 
 def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> None:
@@ -269,15 +300,13 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> 
     credentials = the_one("production", "ObjectStore", "postgres-backups")["spec"]["configuration"]
     for reference in credentials["s3Credentials"].values():
         used.setdefault(reference["name"], set()).add(reference["key"])
-    runbook = (CHECKOUT / "deploy" / "README.md").read_text()
-
     documented = {name: keys for name, keys in used.items() if name not in MADE_BY_OPERATORS}
 
     assert documented == EXPECTED_SECRETS
     assert {name for name in used if name in MADE_BY_OPERATORS} == MADE_BY_OPERATORS.keys()
     assert all(used[name] <= keys for name, keys in MADE_BY_OPERATORS.items())
     for name, keys in EXPECTED_SECRETS.items():
-        assert all(f"`{word}`" in runbook for word in {name, *keys})
+        assert all(f"`{word}`" in RUNBOOK for word in {name, *keys})
 
 
 def test_secrets_made_by_operators_belong_to_objects_that_are_there() -> None:
@@ -295,8 +324,43 @@ def test_hosts_in_production_are_services_that_the_operators_make() -> None:
     for process in PROCESSES:
         given = environment_of("production", process)
         assert f"@{pooler}:5432/{database}?" in (given["DATABASE_URL"] or "")
-        assert process == "api" or (given["AMQP_URL"] or "").endswith(f"@{broker}:5672/")
+        assert process == "api" or f"@{broker}:5671/" in (given["AMQP_URL"] or "")
     assert "LISTEN_DATABASE_URL" in environment_of("production", "relay")
+
+
+@pytest.mark.parametrize("process", WORKERS)
+def test_worker_speaks_with_rabbitmq_by_tls_and_trusts_the_authority_that_signed(process: str) -> None:
+    deployment = workloads("production")[process]
+    (mount,), (volume,) = container_of(deployment)["volumeMounts"], pod_of(deployment)["volumes"]
+    certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
+    authority = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
+    signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
+    broker = the_one("production", "RabbitmqCluster", "rabbitmq")
+    url = URL(environment_of("production", process)["AMQP_URL"] or "")
+
+    assert url.scheme == "amqps"
+    assert url.host in certificate["dnsNames"]
+    assert url.query == {"cafile": f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"}
+    assert volume["secret"]["secretName"] == certificate["secretName"] == broker["spec"]["tls"]["secretName"]
+    assert [one["secretName"] for one in signing] == [authority]
+
+
+def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s: Path) -> None:
+    kustomization = copy_of_k8s / "overlays" / "production" / "kustomization.yaml"
+    kustomization.write_text(
+        kustomization.read_text().replace("\nnamespace: calculation-requests\n", "\nnamespace: elsewhere\n")
+    )
+
+    addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", msgspec.json.encode(render(kustomization.parent)))
+
+    assert addresses == [b"elsewhere"] * 4
+
+
+def test_monitoring_carries_the_label_that_kube_prometheus_stack_selects_by() -> None:
+    heeded = [one for one in rendered("production") if one["kind"] in {"PodMonitor", "PrometheusRule"}]
+
+    assert len(heeded) == 6
+    assert all(one["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for one in heeded)
 
 
 def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
@@ -323,12 +387,23 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
 
     clients = sum((count + surge) * connections_of("production", name) for name, count in replicas.items())
     listening = replicas["relay"] + surge
-    keda, schema, operators, engine = len(of_kind("production", "ScaledObject")), 1, 5, 15
+    keda, operators, engine = len(of_kind("production", "ScaledObject")), 5, 15
+    schema = replicas["api"] + surge  # each before it starts
     servers = pooler["instances"] * int(parameters["default_pool_size"])
 
     # One PgBouncer may be left with all of them.
     assert clients <= int(parameters["max_client_conn"])
     assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
+
+
+def test_page_says_how_many_connections_a_postgres_outside_has_to_allow() -> None:
+    deployments = of_kind("external", "Deployment")
+    pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}  # one more in a rollout
+
+    pools = sum(count * connections_of("external", name) for name, count in pods.items())
+    listening, schema, operators = pods["relay"], pods["api"], 5
+
+    assert f"{pools + listening + schema + operators:.0f} connections" in RUNBOOK
 
 
 def test_connections_of_development_fit_into_its_postgres() -> None:
@@ -348,10 +423,29 @@ def test_autoscalers_aim_at_deployments_that_are_there_and_leave_replicas_to_the
     assert all("replicas" not in deployment["spec"] for deployment in deployments.values())
 
 
-def test_ingress_leads_to_what_is_for_callers_only() -> None:
-    (rule,) = the_one("production", "Ingress", "api")["spec"]["rules"]
+@pytest.mark.parametrize("overlay", ["external", "production"])
+def test_ingress_leads_to_what_is_for_callers_only(overlay: str) -> None:
+    ingress = the_one(overlay, "Ingress", "api")["spec"]
+    (rule,) = ingress["rules"]
 
     assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
+    assert "ingressClassName" not in ingress, "the class is the cluster's own"
+
+
+def test_gateway_may_take_the_place_of_the_ingress(copy_of_k8s: Path) -> None:
+    external = copy_of_k8s / "overlays" / "external"
+    kustomization = external / "kustomization.yaml"
+    kustomization.write_text(kustomization.read_text().replace("components/ingress", "components/gateway"))
+
+    kinds = [manifest["kind"] for manifest in render(external)]
+    (route,) = (manifest["spec"] for manifest in render(external) if manifest["kind"] == "HTTPRoute")
+
+    assert "Ingress" not in kinds
+    assert [match["path"]["value"] for match in route["rules"][0]["matches"]] == ["/v1", "/schema"]
+    service = the_one("external", "Service", "api")
+    assert route["rules"][0]["backendRefs"] == [
+        {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
+    ]
 
 
 def test_metrics_are_read_at_ports_that_the_processes_have() -> None:
@@ -369,17 +463,25 @@ def wave(manifest: Manifest) -> int:
 
 
 @each_overlay
-def test_schema_job_may_run_again_and_comes_between_what_it_needs_and_the_processes(
+def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(
     overlay: str,
 ) -> None:
-    job = the_one(overlay, "Job", "schema")
-    needed = of_kind(
-        overlay, "Namespace", "ServiceAccount", "ConfigMap", "Secret", "Cluster", "Pooler", "StatefulSet"
-    )
+    assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
+    assert of_kind(overlay, "Job", "CronJob") == {}
+    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
 
-    assert "ttlSecondsAfterFinished" in job["spec"]
-    assert job["metadata"]["annotations"]["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
-    assert len(needed) >= 4
-    waves = [wave(one) for one in needed.values() if one["metadata"]["name"] != "dashboard"]  # Grafana's
-    assert max(waves) < wave(job)
-    assert wave(job) < min(wave(one) for one in of_kind(overlay, "Deployment").values())
+
+def test_schema_is_applied_around_the_pooler() -> None:
+    (database,) = schema_container_of("production")["env"]
+
+    assert database["valueFrom"]["secretKeyRef"] == {"name": "postgres-app", "key": "uri"}
+
+
+@each_overlay
+def test_engines_come_after_their_namespace_and_before_the_processes(overlay: str) -> None:
+    (namespace,) = of_kind(overlay, "Namespace").values()
+    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
+
+    assert {wave(one) for one in engines} == ({-2} if overlay != "external" else set())
+    assert wave(namespace) < -2
+    assert {wave(one) for one in of_kind(overlay, "Deployment").values()} == {0}

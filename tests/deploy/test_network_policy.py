@@ -28,7 +28,15 @@ POOLER = Peer(HERE, {"cnpg.io/poolerName": "postgres-pooler", "cnpg.io/podRole":
 POSTGRES = Peer(HERE, {"cnpg.io/cluster": "postgres", "cnpg.io/podRole": "instance"})
 RABBITMQ = Peer(HERE, {"app.kubernetes.io/name": "rabbitmq", "app.kubernetes.io/component": "rabbitmq"})
 DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
-INGRESS = Peer("ingress-nginx", {"app": "ingress"})
+DNS_OF_OPENSHIFT = Peer("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"})
+NODE_LOCAL_DNS = Peer("", {}, "169.254.20.10")
+TEAM = Peer("another-team", {"app": "crm"})
+# What namespaces are labelled with beside their name: README.md says so.
+LABELS_OF_NAMESPACES = {
+    "gateways": {"calculation-requests/callers": "true"},
+    "another-team": {"calculation-requests/events": "true"},
+}
+INGRESS = Peer("gateways", {"app": "ingress"})
 PROMETHEUS = Peer("monitoring", {"app": "prometheus"})
 COLLECTOR = Peer("monitoring", {"app": "collector"})
 KEDA = Peer("keda", {"app": "keda-operator"})
@@ -38,12 +46,15 @@ OUTSIDE = Peer("", {}, "203.0.113.7")
 NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus": 15692}
 
 ALLOWED = {
-    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in (*PROCESSES, "schema")},
+    **{(f"{name} → OpenShift's DNS"): (ours(name), DNS_OF_OPENSHIFT, 5353) for name in PROCESSES},
+    **{(f"{name} → a cache of names on its node"): (ours(name), NODE_LOCAL_DNS, 53) for name in PROCESSES},
+    "another team → RabbitMQ": (TEAM, RABBITMQ, 5671),
+    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in PROCESSES},
     **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in PROCESSES},
-    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5672) for name in WORKERS},
+    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5671) for name in WORKERS},
     **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
     "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
-    "schema → Postgres": (ours("schema"), POSTGRES, 5432),
+    "API → Postgres, to apply the schema": (ours("api"), POSTGRES, 5432),
     "pooler → Postgres": (POOLER, POSTGRES, 5432),
     "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
     "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
@@ -58,19 +69,19 @@ ALLOWED = {
     "Prometheus → RabbitMQ": (PROMETHEUS, RABBITMQ, 15692),
 }
 DENIED = {
-    "API → RabbitMQ": (ours("api"), RABBITMQ, 5672),
-    "API → Postgres around the pooler": (ours("api"), POSTGRES, 5432),
+    "another team → RabbitMQ in the clear": (TEAM, RABBITMQ, 5672),
+    "API → RabbitMQ": (ours("api"), RABBITMQ, 5671),
+    "relay → RabbitMQ in the clear": (ours("relay"), RABBITMQ, 5672),
+    "notifications → Postgres around the pooler": (ours("notifications"), POSTGRES, 5432),
     "API → mail server": (ours("api"), OUTSIDE, 587),
     "relay → mail server": (ours("relay"), OUTSIDE, 587),
     "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
     "ingress → worker": (INGRESS, ours("relay"), 8001),
     "stranger → API": (STRANGER, ours("api"), 8000),
     "stranger → Postgres": (STRANGER, POSTGRES, 5432),
-    "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5672),
+    "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5671),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
     "neighbour → pooler": (NEIGHBOUR, POOLER, 5432),
-    "schema → collector of traces": (ours("schema"), COLLECTOR, 4318),
-    "schema → RabbitMQ": (ours("schema"), RABBITMQ, 5672),
 }
 
 
@@ -89,7 +100,7 @@ def test_default_is_to_deny_every_pod_of_ours_both_ways() -> None:
 
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert not policy.keys() & {"ingress", "egress"}
-    assert all(_selects(policy["podSelector"], ours(name).labels) for name in (*PROCESSES, "schema"))
+    assert all(_selects(policy["podSelector"], ours(name).labels) for name in PROCESSES)
 
 
 def test_names_of_ports_are_those_of_the_containers() -> None:
@@ -114,12 +125,16 @@ def _lets(pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
     if not policies:
         return True
     rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
-    return any(_ports(rule, port) and any(_is(peer, other) for peer in rule[side]) for rule in rules)
+    return any(_ports(rule, port) and _peers(rule.get(side), other) for rule in rules)
 
 
 def _ports(rule: Manifest, port: int) -> bool:
     named: Sequence[Manifest] = rule.get("ports", [])
     return not named or any(NAMES.get(str(one["port"]), one["port"]) == port for one in named)
+
+
+def _peers(named: Sequence[Manifest] | None, other: Peer) -> bool:
+    return named is None or any(_is(peer, other) for peer in named)
 
 
 def _is(peer: Manifest, other: Peer) -> bool:
@@ -129,7 +144,8 @@ def _is(peer: Manifest, other: Peer) -> bool:
     if other.address:
         return False
     if namespaces := peer.get("namespaceSelector"):
-        in_namespace = _selects(namespaces, {"kubernetes.io/metadata.name": other.namespace})
+        labels = {"kubernetes.io/metadata.name": other.namespace}
+        in_namespace = _selects(namespaces, labels | LABELS_OF_NAMESPACES.get(other.namespace, {}))
     else:
         in_namespace = other.namespace == HERE
     return in_namespace and _selects(peer.get("podSelector", {}), other.labels)

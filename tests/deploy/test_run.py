@@ -1,17 +1,23 @@
 """`make run`, as far as it needs no service: what it says when it cannot start."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
 
-from deploy.local import environment, stack
+from deploy.local import environment, example, stack
 from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place
 from deploy.local.ports import free_port
 from deploy.local.terminal import port_from
+from service.identifiers import uuid_of
+from service.postgres import Connection
+from tests.conftest import Issuer
 
 
 def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:
@@ -41,3 +47,29 @@ def test_trouble_is_told_in_a_line_and_by_the_exit_status() -> None:
 
     assert ended.returncode == 1
     assert ended.stderr == "PORT must be a number from 1 to 65535.\n"
+
+
+async def test_printed_commands_work_and_write_no_file(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection, tmp_path: Path
+) -> None:
+    env_file, mail = tmp_path / "env", tmp_path / "1.eml"
+    mail.write_text("the e-mail")
+    environment.write(
+        env_file, {"BASE_URL": str(client.base_url), "ACCESS_TOKEN": issuer.token(), "API_KEY": "none"}
+    )
+    commands = example.commands(str(env_file), str(tmp_path))
+
+    shell = await asyncio.create_subprocess_exec(
+        "sh", "-euc", commands, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    printed = (await shell.communicate())[0].decode()
+
+    request_id = await database.fetchval("SELECT id FROM calculation_request")
+    assert shell.returncode == 0, printed
+    assert printed.count(f'"uuid":"{uuid_of(request_id)}"') == 2  # as created, and as retrieved
+    assert printed.endswith("the e-mail")
+    assert files_in(tmp_path) == {env_file, mail}
+
+
+def files_in(folder: Path) -> set[Path]:
+    return set(folder.iterdir())

@@ -131,6 +131,14 @@ async def test_postgres_that_cannot_be_reached_is_named() -> None:
     _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
 
 
+async def test_trouble_with_a_file_is_not_put_down_to_postgres(tmp_path: Path) -> None:
+    file = str(tmp_path / "missing" / "asyncapi.json")
+
+    ended = await run("service", "asyncapi", "--update", file, environment=bare_environment())
+
+    _assert_one_clear_line(ended, "No such file", file, hidden="Postgres")
+
+
 @pytest.mark.parametrize(
     "url",
     ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],

@@ -159,17 +159,22 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
             caller.get("/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}),
         )
         questionnaire = await caller.get("/v1/questionnaire/structure")
-        await remote_api.becomes_alive_but_not_ready()
+        api_ready = await remote_api.status("/readyz")
         await remote_worker.becomes_alive_but_not_ready()
         await network.switch_on()
-        await remote_api.becomes_ready()
+        await eventually(lambda: _is_read(caller, before["uuid"]))
         await remote_worker.becomes_ready()
         after = await create(caller)
         await _completes(after["uuid"], channel, subscriber)
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
+    assert api_ready == 200, "callers would get the answer of the ingress"
     for response in responses:
         _assert_unavailable(response)
+
+
+async def _is_read(caller: httpx.AsyncClient, uuid: str) -> bool:
+    return (await caller.get(f"/v1/request/{uuid}")).status_code == HTTPStatus.OK
 
 
 async def _completes(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -130,8 +131,9 @@ async def _started(
     auditor = Auditor(servers.broker.url, watch)
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(MailServer(NOTIFIERS, chance))
-        for work in (auditor.run(), Team(servers.broker.url).run(), _hold_snapshot(servers.postgres.url)):
-            await stack.enter_async_context(in_background(work))
+        hold_snapshot = partial(_hold_snapshot, servers.postgres.url)
+        for work in (auditor.run, Team(servers.broker.url).run, hold_snapshot):
+            await stack.enter_async_context(in_background("harness", work))
         started = await stack.enter_async_context(
             workers.started(
                 list(_commands(plan, mail, issuer)),
@@ -142,7 +144,7 @@ async def _started(
             )
         )
         for worker in started:
-            await stack.enter_async_context(in_background(worker.watch()))
+            await stack.enter_async_context(in_background("harness", worker.watch))
         (api,) = (worker for worker in started if worker.name == API)
         token = issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
         client = httpx.AsyncClient(

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from service.postgres import Connection
 from service.questionnaire import load
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client
+from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 
 
 async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClient) -> None:
@@ -43,6 +43,43 @@ async def test_errors_of_the_router_share_the_envelope(
     assert body["meta"]["timestamp"]
     assert response.headers["X-Request-Id"]
     assert ("Allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        "//metrics",
+        "/%2fmetrics",
+        "/metrics/",
+        "/%6detrics",
+        "/metrics%2f",
+        "/v1%2frequest",
+        "/v1//request",
+        "/v1/request/",
+        "/v1/questionnaire/structure/",
+        "/livez/",
+        "/schema/",
+        "/schema//openapi.json",
+        "/v1/%2e%2e/metrics",
+    ],
+)
+async def test_path_has_one_spelling(client: httpx.AsyncClient, alias: str) -> None:
+    with capture_logs() as logs:
+        response = await client.get(client.base_url.copy_with(raw_path=alias.encode()))
+        served = await eventually(lambda: [line for line in logs if line["event"] == "request_served"])
+
+    assert response.status_code == 404
+    assert response.json()["errors"][0]["code"] == "not_found"
+    assert response.headers["X-Request-Id"]
+    assert [line["route"] for line in served] == ["unmatched"]
+
+
+async def test_percent_encoded_uuid_is_another_uuid(client: httpx.AsyncClient) -> None:
+    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+
+    for alias in (f"%72{uuid[1:]}", f"{uuid}/", f"/{uuid}", f"{uuid}%2f", f"{uuid}%00"):
+        url = client.base_url.copy_with(raw_path=f"/v1/request/{alias}".encode())
+        assert (await client.get(url)).status_code == 404
 
 
 async def test_well_formed_request_id_is_kept(client: httpx.AsyncClient) -> None:

@@ -11,14 +11,16 @@ import httpx
 import jwt
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from jwt.algorithms import ECAlgorithm
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from service import api_keys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
+from service.signing_keys import ALGORITHMS
 from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually
 
 STRUCTURE = "/v1/questionnaire/structure"
@@ -53,6 +55,21 @@ async def test_missing_credentials_are_challenged(client: httpx.AsyncClient, hea
         assert response.json()["errors"][0]["code"] == "unauthenticated"
 
 
+async def test_two_credentials_are_refused_and_neither_is_chosen(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+) -> None:
+    good = ("Authorization", client.headers.pop("Authorization"))
+    other = ("Authorization", f"Bearer {issuer.token('free-conveyancing')}")
+    for headers in ([good, other], [good, good], [other, ("authorization", "")]):
+        for method, path in (("POST", "/v1/request"), ("GET", "/v1/request"), ("GET", STRUCTURE)):
+            response = await client.request(method, path, headers=headers, json=A_REQUEST)
+
+            assert response.status_code == 400
+            assert 'error="invalid_request"' in response.headers["WWW-Authenticate"]
+            assert response.json()["errors"][0]["code"] == "malformed_request"
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -62,7 +79,15 @@ async def test_missing_credentials_are_challenged(client: httpx.AsyncClient, hea
         ({"exp": None}, "not valid"),
         ({"exp": "4102444800"}, "not valid"),
         ({"aud": None}, "not valid"),
+        ({"exp": 10**400}, "not valid"),
+        ({"exp": float("inf")}, "not valid"),
+        ({"exp": True}, "expired"),
+        ({"nbf": [1]}, "not valid"),
+        ({"iat": {}}, "not valid"),
         ({"client_id": 7}, "names no client"),
+        ({"client_id": "acme\0"}, "names no client"),
+        ({"client_id": "acme\ud800"}, "names no client"),
+        ({"scope": ["request:read", "request:write"]}, "scope is not one string"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "not valid"),
         ({"headers": {"crit": ["exp"]}}, "not valid"),
@@ -115,6 +140,38 @@ async def test_key_verifies_only_its_own_algorithm(client: httpx.AsyncClient, is
 
     for response in await ask(client, bearer(forged)):
         assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("published", "accepted"),
+    [
+        (None, {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}),
+        ("PS256", {"PS256"}),
+        ("RSA-OAEP", set()),
+        ("ES256", set()),
+        ("HS256", set()),
+    ],
+)
+async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
+    service_settings: ServiceSettings, own_issuer: Issuer, published: str | None, accepted: set[str]
+) -> None:
+    private = rsa.generate_private_key(65_537, 2048)
+    public = {**RSAAlgorithm.to_jwk(private.public_key(), as_dict=True), "kid": "rsa"}
+    other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
+    rsa_key = public | ({"alg": published} if published else {})
+    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [rsa_key, *other]}))
+    claims = jwt.decode(own_issuer.token(), options={"verify_signature": False})
+    headers = {"typ": "at+jwt", "kid": "rsa"}
+    settings = msgspec.structs.replace(service_settings, auth_jwks_url=own_issuer.jwks.as_uri())
+
+    async with api_client(settings, None) as client:
+        statuses = {}
+        for algorithm in set(ALGORITHMS) - {"EdDSA", "ES256", "ES384", "ES512"}:
+            token = jwt.encode(claims, private, algorithm=algorithm, headers=headers)
+            statuses[algorithm] = (await client.get(STRUCTURE, headers=bearer(token))).status_code
+
+    assert {algorithm for algorithm, status in statuses.items() if status == 200} == accepted
+    assert set(statuses.values()) <= {200, 401}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.certificates import Authority
 from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.processes import environment_of, free_port, run
 
-CHECKS = ["settings", "postgres", "schema", "clock", "connections", "secret keys", "signing keys"]
+CHECKS = ["settings", "postgres", "schema", "event ids", "clock", "connections", "secret keys", "signing keys"]
 
 
 @pytest.fixture
@@ -152,6 +152,21 @@ async def test_checks_wait_side_by_side(environment: dict[str, str], authority: 
 
 
 @pytest.mark.parametrize(
+    "statement",
+    ["ALTER SEQUENCE outbox_id_seq CACHE 20", "ALTER TABLE outbox DISABLE TRIGGER USER"],
+    ids=["cache", "trigger"],
+)
+async def test_event_ids_that_relays_may_pass_over_are_found(
+    environment: dict[str, str], database: Connection, statement: str
+) -> None:
+    await database.execute(statement)
+
+    finding = await found(environment, "event ids")
+
+    assert finding.state == "fail"
+
+
+@pytest.mark.parametrize(
     "statement", ["DELETE FROM schema_version", "DROP TABLE schema_version"], ids=["older", "none"]
 )
 async def test_outdated_schema_is_found(
@@ -203,7 +218,7 @@ async def test_key_of_the_middle_of_many_requests_is_found(
                    customer_last_name, sender_email, sender_organization_name, sender_first_name,
                    sender_last_name, case_ref, request_type, calculation_fee_exempt, secret_salt,
                    secret_key_id)
-        SELECT (lpad(to_hex(1700000000000 + number * 60000::bigint), 12, '0') || '70008000000000000000')::uuid,
+        SELECT ('0' || to_hex(1700000000000 + number * 60000::bigint) || '70008000000000000000')::uuid,
                'acme', now(), now(), '', '', '', '', '', '', '', '', '', false, '',
                CASE WHEN number BETWEEN 20000 AND 20200 THEN 'lost' ELSE 'current' END
           FROM generate_series(1, 40000) AS number

@@ -164,6 +164,18 @@ async def test_what_is_refused_fails_for_its_own_caller_alone(
     assert pool.open_size == pool.idle_size
 
 
+@pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
+async def test_what_postgres_refuses_costs_no_connection(
+    group_commit: GroupCommit, link: Forwarder, notes: list[str]
+) -> None:
+    before = link.connections
+    outcomes = await store(group_commit, notes)
+
+    assert isinstance(outcomes[-1], asyncpg.CheckViolationError)
+    assert await group_commit.execute((10, "a")) == {10}
+    assert link.connections == before
+
+
 @pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
 @pytest.mark.usefixtures("link")
 async def test_what_cannot_be_encoded_leaves_no_transaction_open(

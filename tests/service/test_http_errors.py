@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,18 +12,25 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.app import LARGEST_BODY
-from service.http_server import LARGEST_HEAD
+from service import api_keys, http_server
+from service.app import LARGEST_BODY, create_app
+from service.http_server import LARGEST_HEAD, listen
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually, someone_waits
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
 from tests.metrics import rises, value
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
 JSON = {"Content-Type": "application/json"}
 NO_BODY = {204, 304}
+END_OTHER_SESSIONS = """
+    SELECT pg_terminate_backend(pid)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND pid <> pg_backend_pid()
+"""
 
 
 class Answer(msgspec.Struct):
@@ -61,6 +69,15 @@ class RawConnection:
         async with asyncio.timeout(10):
             return await self._reader.read() == b""
 
+    async def trickle(self, piece: bytes) -> None:
+        """Send *piece* again and again until the server has hung up."""
+        closed = asyncio.create_task(self.is_closed())
+        while not closed.done():
+            self.send(piece)
+            await asyncio.wait([closed], timeout=0.02)
+        with suppress(ConnectionError):  # What we sent last came too late, and may have cost the answer.
+            await closed
+
 
 Connect = Callable[[], Any]
 
@@ -82,8 +99,11 @@ async def connect(client: httpx.AsyncClient) -> AsyncIterator[Connect]:
 
 def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
     """Return the head of a request with the client's token."""
-    authorization = f"Authorization: {client.headers['Authorization']}"
-    usual = ["Host: api", authorization, "Content-Type: application/json"]
+    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
+
+
+def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
     return "\r\n".join([line, *usual, *headers, "", ""]).encode()
 
 
@@ -160,6 +180,19 @@ async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sen
     assert [line["status"] for line in served(logs)] == [400]
 
 
+@pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
+async def test_host_that_is_none_is_no_fault_of_a_body(connect: Connect, host: bytes) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+        answer = await connection.answer()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+    assert [line["status"] for line in served(logs)] == [400]
+
+
 async def test_head_without_end_is_refused(connect: Connect) -> None:
     connection = await connect()
     connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")
@@ -201,6 +234,161 @@ async def test_head_after_a_large_body_costs_nobody_an_answer(
         assert await connection.is_closed()
     else:
         connection.send(b"\r\n")
+        assert (await connection.answer()).status == 200
+
+
+async def test_large_head_in_one_read_with_a_body_is_refused_or_closes_the_connection(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY // 2)
+    too_much = b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: " + b"x" * (LARGEST_HEAD + 100)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body + too_much)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if first.headers.get("connection") != "close":
+        assert (await connection.answer()).status == 431
+    assert await connection.is_closed()
+
+
+@pytest.fixture
+async def impatient(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API that waits for nobody."""
+    settings = msgspec.structs.replace(
+        service_settings, http_head_seconds=0.2, http_body_seconds=0.3, database_timeout_seconds=20.0
+    )
+    async with api_client(settings, issuer.token()) as connected:
+        yield connected
+
+
+async def connect_to(client: httpx.AsyncClient) -> RawConnection:
+    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
+
+
+async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        assert await (await connect_to(impatient)).is_closed()
+
+    assert served(logs) == []
+
+
+@pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
+async def test_head_that_does_not_come_is_answered_408(
+    impatient: httpx.AsyncClient, beginning: bytes
+) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(beginning)
+        answer = await connection.answer()
+
+    assert answer.status == 408
+    assert json.loads(answer.body)["errors"][0]["code"] == "request_timeout"
+    assert await connection.is_closed()
+    assert [line["status"] for line in served(logs)] == [408]
+
+
+async def test_trickled_head_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(b"GET /livez HTTP/1.1\r\n")
+        await connection.trickle(b"X: y\r\n")
+
+    assert [line["status"] for line in served(logs)] == [408]
+
+
+async def test_trickled_line_breaks_keep_no_connection_open(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
+    assert (await connection.answer()).status == 200
+
+    await connection.trickle(b"\r\n")
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+async def test_body_that_does_not_come_is_answered_408(
+    impatient: httpx.AsyncClient, database: Connection, framing: str
+) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, framing, f"X-Request-Id: {REQUEST_ID}"))
+        answer = await connection.answer()
+        assert await connection.is_closed()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 408
+    assert (answer.headers["connection"], answer.headers["x-request-id"]) == ("close", REQUEST_ID.lower())
+    assert json.loads(answer.body)["errors"][0]["code"] == "request_timeout"
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_trickled_body_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, "Content-Length: 60000"))
+        await connection.trickle(b" ")
+        await eventually(lambda: served(logs))
+
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Content-Length: 60000"], 401),
+        ([f"Content-Length: {LARGEST_BODY + 1}"], 413),
+        (["Transfer-Encoding: chunked"], 415),
+    ],
+)
+async def test_body_that_nobody_wants_keeps_no_connection_open(
+    impatient: httpx.AsyncClient, headers: list[str], status: int
+) -> None:
+    connection = await connect_to(impatient)
+    spoilt = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
+    connection.send(head(impatient, *headers).replace(*spoilt))
+    assert (await connection.answer()).status == status
+
+    await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
+
+
+async def test_time_that_we_take_is_not_the_callers(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(impatient.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+        await asyncio.sleep(0.7)  # longer than head and body may take together
+
+    assert (await waiting).status_code == 200
+
+
+async def test_more_chunk_extensions_than_body_are_refused(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked"))
+    for _ in range(100):
+        connection.send(b"1;" + b"x" * 100 + b"\r\n \r\n")
+
+    answer = await connection.answer()
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+
+
+@pytest.mark.parametrize("size", [1, 100])
+async def test_small_chunks_are_accepted(client: httpx.AsyncClient, connect: Connect, size: int) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(10_000)
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    connection = await connect()
+    for _ in range(3):  # on one connection
+        connection.send(head(client, "Transfer-Encoding: chunked"))
+        for piece in pieces:
+            connection.send(
+                b"%04x;a=b\r\n%s\r\n" % (len(piece), piece) if size > 1 else b"1\r\n%s\r\n" % piece
+            )
+        connection.send(b"0\r\n\r\n")
         assert (await connection.answer()).status == 200
 
 
@@ -333,9 +521,9 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await eventually(lambda: someone_waits(database))
         with (
             rises("postgres_unavailable_total"),
-            rises("http_request_duration_seconds_count", method="GET", route=STRUCTURE, status="503"),
+            rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
         ):
-            refused = await client.get(STRUCTURE, headers={"X-Request-Id": REQUEST_ID})
+            refused = await client.get("/v1/request", headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
 
         assert refused.status_code == 503
@@ -345,6 +533,49 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         assert refused.elapsed.total_seconds() < 0.3
         assert ready.status_code == 200
         assert (await waiting).status_code == 503
+
+
+async def test_questionnaire_needs_postgres_for_an_api_key_only(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_queue_size=0)
+    async with api_client(settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+
+        with_token = await client.get(STRUCTURE)
+        with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})
+
+        assert (with_token.status_code, with_key.status_code) == (200, 503)
+        assert (await waiting).status_code == 503
+
+
+async def test_request_that_is_cut_off_at_the_end_is_answered_and_counted_as_503(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    stop = asyncio.Event()
+    api = create_app(service_settings)
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
+        connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
+        with (
+            capture_logs() as logs,
+            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+        ):
+            connection.send(head_with(issuer.token(), "Content-Length: 500", f"X-Request-Id: {REQUEST_ID}"))
+            await eventually(lambda: value("http_requests_in_progress") == 1)
+            stop.set()
+            answer = await connection.answer()
+            await serving
+        assert await connection.is_closed()
+        connection.hang_up()
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.headers["x-request-id"] == REQUEST_ID.lower()
+    assert json.loads(answer.body)["errors"][0]["code"] == "unavailable"
+    assert [line["status"] for line in served(logs)] == [503]
 
 
 async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Connection) -> None:
@@ -357,6 +588,30 @@ async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Con
     warning = next(line for line in logs if line["log_level"] == "warning")
     assert warning["event"] == "request_turned_away"
     assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
+
+
+async def test_api_recovers_by_itself_when_postgres_takes_writes_again(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+
+    async def statuses() -> tuple[int, int]:
+        created = await client.post("/v1/request", json=A_REQUEST)
+        return created.status_code, (await client.get("/readyz")).status_code
+
+    assert await statuses() == (200, 200)
+    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    await database.execute(END_OTHER_SESSIONS)
+    await eventually(lambda: until(statuses, (503, 503)))
+    assert await statuses() == (503, 503)
+    await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+
+    await eventually(lambda: until(statuses, (200, 200)))
+
+
+async def until(look: Callable[[], Awaitable[object]], expected: object) -> bool:
+    """Whether *look* returns what is expected by now."""
+    return await look() == expected
 
 
 def served(logs: list[Any]) -> list[Any]:

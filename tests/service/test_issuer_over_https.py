@@ -97,7 +97,7 @@ async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
         await keys.find("local")
 
     with capture_logs() as logs:
-        async with in_background(keys.run()):
+        async with in_background("signing_keys", keys.run):
             await eventually(lambda: len(failures(logs)) >= 3)
             assert await is_found(keys, "local")
             with pytest.raises(SigningKeysUnavailable):  # It may be a new one: nobody can say.
@@ -157,7 +157,21 @@ async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(se
         await keys.find("local")
 
     assert 0.9 < time.monotonic() - started_at < 3
-    async with in_background(keys.run()):  # which ends the fetch
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
+        await asyncio.sleep(0)
+
+
+async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url, timeout_seconds=30.0, cooldown_seconds=0.01)
+    await keys.find("local")
+    server.answer = drip
+    await asyncio.sleep(0.02)
+
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
+
+    assert await is_found(keys, "local")
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
         await asyncio.sleep(0)
 
 

@@ -10,14 +10,17 @@ from contextlib import suppress
 import asyncpg
 import msgspec
 import pytest
+from yarl import URL
 
 from service import postgres
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.settings import ServiceSettings
 from tests.conftest import eventually
+from tests.metrics import rises
 from tests.worker.forwarder import Forwarder
 
 SIZE = 2
+TAKE_NO_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
@@ -167,6 +170,73 @@ async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
     assert await backend(pool) == before
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO conveyancer (id, name) VALUES (NULL, '')",
+        "SELECT 1 / 0",
+        "SELECT * FROM missing",
+        "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
+    ],
+)
+async def test_statement_that_postgres_refused_costs_no_connection(
+    pool: Pool, database: Connection, statement: str
+) -> None:
+    before = await backend(pool)
+    async with database.transaction():
+        await database.execute("LOCK TABLE outbox")
+        with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
+            async with postgres.connection(pool, seconds=5.0) as connection:
+                await connection.execute(statement)
+
+    assert await backend(pool) == before
+
+
+async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_opened_before(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as demoted, postgres.connection(pool, seconds=5.0):
+        await demoted.execute(TAKE_NO_WRITES)
+    assert pool.idle_size == SIZE
+    with pytest.raises(PostgresUnavailable):
+        await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent_again(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0):
+        async with postgres.connection(pool, seconds=5.0) as demoted:
+            await demoted.execute(TAKE_NO_WRITES)
+        with pytest.raises(PostgresUnavailable):
+            await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def write(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        await connection.execute("CREATE TABLE written ()")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+        asyncpg.InternalServerError("cache lookup failed"),
+        asyncpg.InvalidSQLStatementNameError("prepared statement does not exist"),
+        PostgresUnavailable(),
+    ],
+)
+async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) -> None:
+    before = await backend(pool)
+    with suppress(type(error), PostgresUnavailable):
+        async with postgres.connection(pool, seconds=5.0):
+            raise error
+
+    assert await backend(pool) != before
+
+
 async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
     async with postgres.connection(pool, seconds=5.0) as connection:
         before = connection.get_server_pid()
@@ -205,6 +275,83 @@ async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link
     await asyncio.sleep(postgres.AWAY_SECONDS)
     pool.check_not_away()
     assert await backend(pool)
+
+
+@pytest.fixture
+async def granting_two(
+    service_settings: ServiceSettings, administrator: Connection
+) -> AsyncIterator[tuple[Pool, str]]:
+    """A pool that may open ten connections, as a user to whom Postgres grants two; and that user."""
+    user = f"limited_{time.time_ns()}"
+    await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
+    url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
+    settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
+    async with postgres.open_pool(settings) as opened:
+        yield opened, user
+    await eventually(lambda: is_unused(administrator, user))
+    await administrator.execute(f"DROP ROLE {user}")
+
+
+async def is_unused(database: Connection, user: str) -> bool:
+    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
+
+
+async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+
+    async def work() -> int:
+        async with postgres.connection(pool, seconds=10.0) as connection:
+            process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
+        return process
+
+    with rises("postgres_unavailable_total", by=0):
+        served = await asyncio.gather(*(work() for _ in range(20)))
+
+    assert len(set(served)) == 2
+    assert (pool.open_size, pool.idle_size) == (2, 2)
+
+
+async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+    async with postgres.connection(pool, seconds=10.0), postgres.connection(pool, seconds=10.0):
+        began = time.monotonic()
+        with pytest.raises(PostgresUnavailable):
+            await _lend(pool, seconds=0.5)
+        assert 0.2 < time.monotonic() - began < 2.0
+
+    assert await backend(pool)
+
+
+async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
+    granting_two: tuple[Pool, str], administrator: Connection
+) -> None:
+    pool, user = granting_two
+    async with postgres.connection(pool, seconds=30.0) as one:
+        async with postgres.connection(pool, seconds=30.0) as other:
+            waiting = [asyncio.create_task(_lend(pool, seconds=30.0)) for _ in range(3)]
+            await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
+            other.terminate()
+        assert not any(task.done() for task in waiting)
+        one.terminate()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
+
+
+async def test_connection_given_back_while_no_other_can_be_opened_is_used(
+    pool: Pool, link: Forwarder
+) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        link.hold()
+        waiting = asyncio.create_task(backend(pool))
+        await eventually(lambda: link.connections == SIZE)
+
+    assert await waiting == connection.get_server_pid()
+    link.resume()
 
 
 async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:

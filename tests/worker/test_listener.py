@@ -84,6 +84,23 @@ async def test_connection_that_has_gone_silent_is_replaced(
         assert await other_listeners(database, silent)
 
 
+async def test_connection_to_a_server_that_takes_no_writes_is_replaced(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    settings = settings_with(worker_settings, relay_listen_check_seconds=0.1)
+    woken = asyncio.Event()
+
+    async with running(Listener(settings, woken).run):
+        (demoted,) = await eventually(partial(other_listeners, database, 0))
+        await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        await eventually(partial(other_listeners, database, demoted))
+        woken.clear()
+        await outbox.notify(database)
+        await eventually(woken.is_set)
+
+
 async def is_gone(database: Connection, process: int) -> bool:
     """Whether a process of Postgres has ended."""
     return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", process)

@@ -21,7 +21,7 @@ from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
 from tests.mail_server import MailServer
-from tests.metrics import rises
+from tests.metrics import rises, value
 from tests.worker.conftest import (
     created_body,
     created_event,
@@ -698,6 +698,35 @@ async def test_email_under_way_is_not_claimed_again_by_the_process_that_is_sendi
     assert started_again == 0
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert await all_are(database, "sent")
+
+
+@pytest.mark.usefixtures("intended")
+async def test_claim_is_renewed_after_a_renewal_that_failed(
+    worker_settings: WorkerSettings, mail_link: Forwarder, database: Connection
+) -> None:
+    def failures() -> float:
+        return value("background_failures_total", work="email_claims")
+
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(
+        worker_settings,
+        smtp_url=mail_link.url,
+        email_claim_seconds=1.0,
+        smtp_timeout_seconds=60.0,
+        smtp_answer_seconds=60.0,
+    )
+    before = failures()
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("ALTER TABLE email ADD CONSTRAINT unrenewed CHECK (false) NOT VALID")
+        await eventually(lambda: failures() > before)
+        await database.execute("ALTER TABLE email DROP CONSTRAINT unrenewed")
+        claimed_until = await database.fetchval("SELECT next_attempt_at FROM email")
+        await eventually(
+            lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
+        )
+        mail_link.resume()
 
 
 async def test_two_postmen_send_no_email_twice(
