@@ -177,7 +177,8 @@ CREATE TABLE email (
     settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
     event_sequence  integer,       -- that of this event
     smtp_code       integer,       -- in request.email_failed
-    traceparent     text           -- the trace of the message that brought the event (W3C Trace Context)
+    traceparent     text,          -- the trace of the message that brought the event (W3C Trace Context)
+    reason          text           -- in request.email_failed; null in older rows: see smtp_code
 );
 
 -- Finds the e-mail of a request, for operators: trace, replay, reconcile.
@@ -186,4 +187,13 @@ CREATE INDEX email_request ON email (request_id);
 -- Finds the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';
 
-INSERT INTO schema_version (version) VALUES (3);
+-- Since when Postgres has been up, in one row that the first claim of an e-mail writes: crash recovery and failover
+-- empty a table without a log, and change nothing else that every user may read. A restart may leave the row, and
+-- shows in pg_postmaster_start_time().
+CREATE UNLOGGED TABLE postgres_up (
+    is_up boolean PRIMARY KEY DEFAULT true CHECK (is_up),
+    since timestamptz NOT NULL
+);
+INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
+
+INSERT INTO schema_version (version) VALUES (4);

@@ -44,7 +44,7 @@ _FACTS: Mapping[str, Any] = {
 SENT_EXAMPLES: tuple[RequestEvent, ...] = (
     RequestCreated(**_FACTS, sequence=1),
     RequestEmailSent(**_FACTS, sequence=2),
-    RequestEmailFailed(**_FACTS, sequence=2, smtp_code=550),
+    RequestEmailFailed(**_FACTS, sequence=2, reason="refused", smtp_code=550),
     RequestCalculated(**_FACTS, sequence=3, calculation_id=_CALCULATION.calculation_id),
 )
 

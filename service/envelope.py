@@ -1,5 +1,6 @@
 """The response envelope of every endpoint, and every error as one."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar

@@ -1,7 +1,7 @@
 """The events that travel: CloudEvents 1.0, thin and free of personal data."""
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -47,12 +47,23 @@ class RequestEmailSent(RequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.email_sent"
 
 
+Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
+
+
 class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
-    """The mail server refused the e-mail to the customer for good, with this SMTP reply code."""
+    """The e-mail to the customer ended unsent: the customer has no link."""
 
     type: ClassVar[str] = "request.email_failed"
 
-    smtp_code: int
+    reason: Annotated[
+        Reason,
+        msgspec.Meta(
+            description="`refused`: by the mail server, for good. `gave_up`: it refused, or gave no reply, "
+            "for too long. `not_composable`: the request's addresses and names make no e-mail. `cancelled`: "
+            "by an operator."
+        ),
+    ]
+    smtp_code: Annotated[int, msgspec.Meta(description="The mail server's last; 0 where it gave none.")]
 
 
 class RequestCalculated(RequestEvent, frozen=True, kw_only=True):

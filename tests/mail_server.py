@@ -1,13 +1,15 @@
 """A real SMTP server in the test's own loop: it records what it accepts, and answers as told."""
 
 import asyncio
+import ssl
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
 from typing import Any, Self
+from urllib.parse import quote
 
 import msgspec
-from aiosmtpd.smtp import SMTP, Envelope
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -17,10 +19,26 @@ class Accepted(msgspec.Struct, frozen=True):
     message: EmailMessage
 
 
-class MailServer:
-    """Accepts mail on a port of its own. `rcpt_reply` and `data_reply` may be set to refuse."""
+class Login(msgspec.Struct, frozen=True):
+    """A name and a password."""
 
-    def __init__(self) -> None:
+    name: str
+    password: str
+
+
+class MailServer:
+    """Accepts mail on a port of its own. `rcpt_reply` and `data_reply` may be set to refuse.
+
+    With a context it takes no mail in the clear: `smtp+starttls` or `smtps`. With a login it takes no other.
+    """
+
+    def __init__(
+        self, scheme: str = "smtp", context: ssl.SSLContext | None = None, login: Login | None = None
+    ) -> None:
+        self._scheme = scheme
+        self._context = context
+        self._login = login
+        self.logins = 0  # that succeeded
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
@@ -31,7 +49,12 @@ class MailServer:
     @property
     def url(self) -> str:
         """The SMTP_URL of this server."""
-        return f"smtp://127.0.0.1:{self.port}"
+        return self.url_for(self._login)
+
+    def url_for(self, login: Login | None) -> str:
+        """Return the SMTP_URL of this server with a login."""
+        account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
+        return f"{self._scheme}://{account}127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -43,8 +66,21 @@ class MailServer:
     async def start(self) -> None:
         """Listen, on the same port as before if there was one."""
         loop = asyncio.get_running_loop()
+        is_tls = self._scheme == "smtps"
+
+        def serve() -> SMTP:
+            return SMTP(
+                self,
+                enable_SMTPUTF8=False,
+                loop=loop,
+                tls_context=None if is_tls else self._context,
+                require_starttls=not is_tls,
+                authenticator=self._authenticate,
+                auth_require_tls=not is_tls,
+            )
+
         self._server = await loop.create_server(
-            lambda: SMTP(self, enable_SMTPUTF8=False, loop=loop), "127.0.0.1", self.port
+            serve, "127.0.0.1", self.port, ssl=self._context if is_tls else None
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -53,6 +89,23 @@ class MailServer:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _authenticate(
+        self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
+    ) -> AuthResult:
+        given = Login(data.login.decode(), data.password.decode())
+        self.logins += given == self._login
+        return AuthResult(success=given == self._login, handled=False)
+
+    async def handle_MAIL(  # noqa: N802 - aiosmtpd calls it so
+        self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        """Take a sender, if it has logged in as it has to."""
+        if self._login is not None and not session.authenticated:
+            return "530 Authentication required"
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
 
     async def handle_RCPT(  # noqa: N802 - aiosmtpd calls it so
         self, _server: SMTP, _session: Any, envelope: Envelope, address: str, _options: list[str]

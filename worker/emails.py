@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from service.events import RequestEmailFailed, RequestEmailSent
 from service.postgres import Connection
 
 
@@ -62,12 +63,17 @@ async def claim(
     Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
 
     Taking over what another process left unfinished counts as an attempt. A claim runs by the database clock.
-    Those that ran out while Postgres itself was away are left alone for as long again after its start (not
-    after a failover to a standby that ran before): their process may be alive, with the mail server's answer
-    in hand.
+    Those that ran out while Postgres itself was away (a crash, a failover, a restart) are left alone for as
+    long again: their process may be alive, with the mail server's answer in hand.
     """
     rows = await connection.fetch(
         """
+        WITH recovered AS (
+            INSERT INTO postgres_up (since)
+            SELECT now()
+             WHERE NOT EXISTS (SELECT FROM postgres_up)
+            ON CONFLICT DO NOTHING
+        )
         UPDATE email
            SET attempts = attempts + (claimed_by IS NOT NULL)::integer,
                claimed_by = $1,
@@ -78,7 +84,8 @@ async def claim(
                                AND next_attempt_at <= now()
                                AND event_id <> ALL($4)
                                AND (claimed_by IS NULL
-                                    OR pg_postmaster_start_time() <= now() - make_interval(secs => $3))
+                                    OR (SELECT greatest(since, pg_postmaster_start_time())
+                                          FROM postgres_up) <= now() - make_interval(secs => $3))
                              ORDER BY next_attempt_at
                              LIMIT $2
                                FOR UPDATE SKIP LOCKED)
@@ -94,33 +101,34 @@ async def claim(
 
 async def renew(
     connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
-) -> None:
-    """Extend the claims of a process on what it is still sending."""
-    await connection.execute(
+) -> set[str]:
+    """Extend the claims of a process on what it is still sending. Returns those that it still had."""
+    rows = await connection.fetch(
         """
         UPDATE email
            SET next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id = ANY($2)
            AND claimed_by = $1
            AND state = 'pending'
+        RETURNING event_id
         """,
         process_id,
         event_ids,
         seconds,
     )
+    return {row["event_id"] for row in rows}
 
 
 async def settle(
     connection: Connection,
     event_id: str,
+    event: RequestEmailSent | RequestEmailFailed,
     *,
-    state: str,
     server_reply: str,
     settled_at: datetime,
-    event_sequence: int,
-    smtp_code: int | None = None,
 ) -> bool:
-    """Record the end of an e-mail, `sent` or `failed`, and its event. False when it had ended before."""
+    """Record the end of an e-mail and what its event says of it. False when it had ended before."""
+    failure = event if isinstance(event, RequestEmailFailed) else None
     settled = await connection.fetchval(
         """
         UPDATE email
@@ -130,17 +138,19 @@ async def settle(
                claimed_by = NULL,
                settled_at = $4,
                event_sequence = $5,
-               smtp_code = $6
+               smtp_code = $6,
+               reason = $7
          WHERE event_id = $1
            AND state = 'pending'
         RETURNING event_id
         """,
         event_id,
-        state,
+        "failed" if failure else "sent",
         server_reply,
         settled_at,
-        event_sequence,
-        smtp_code,
+        event.sequence,
+        failure and failure.smtp_code,
+        failure and failure.reason,
     )
     return settled is not None
 
@@ -170,19 +180,19 @@ async def postpone(
     )
 
 
-async def release(connection: Connection, process_id: UUID, event_id: str) -> None:
-    """Give a claim back uncharged: the mail server was away."""
+async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
+    """Give claims back uncharged: the mail server was not given these e-mails."""
     await connection.execute(
         """
         UPDATE email
            SET claimed_by = NULL,
                next_attempt_at = now()
-         WHERE event_id = $2
+         WHERE event_id = ANY($2)
            AND claimed_by = $1
            AND state = 'pending'
         """,
         process_id,
-        event_id,
+        event_ids,
     )
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import html
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -15,25 +15,25 @@ from urllib.parse import unquote, urlsplit
 import aiosmtplib
 import email_validator
 import msgspec
-from aiosmtplib import (
-    SMTPDataError,
-    SMTPException,
-    SMTPRecipientRefused,
-    SMTPResponseException,
-)
+from aiosmtplib import SMTPDataError, SMTPException, SMTPRecipientRefused
 
 from service import tracing
 from service.calculation_requests import CalculationRequest
 from service.settings import InvalidSetting
+from worker.links import has_link
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _SERVICE_NOT_AVAILABLE = 421
+NO_REPLY = 0  # in place of a reply code
 _LONGEST_REPLY = 1000
 _LONGEST_LINE = 998  # RFC 5322, section 2.1.1
 
 # Python drops the quotes of a name when it folds the header, so none may need them (RFC 5322, section 3.2.3).
-_ADDRESS_SPECIALS = str.maketrans(dict.fromkeys('()<>[]:;@\\,"', " "))
+# It also puts a space where it begins another encoded word, which may end a domain there: so does every dot.
+_ADDRESS_SPECIALS = str.maketrans(
+    dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
+)
 _LONGEST_NAME = 64
 
 
@@ -42,7 +42,7 @@ class MailServerUnavailable(Exception):
 
 
 class EmailRefused(Exception):
-    """The mail server refused this e-mail, for now (4xx) or for good (5xx)."""
+    """The mail server refused this e-mail, for now (4xx, NO_REPLY) or for good (5xx)."""
 
     def __init__(self, code: int, reply: str) -> None:
         super().__init__(code)
@@ -53,6 +53,18 @@ class EmailRefused(Exception):
     def is_final(self) -> bool:
         """Whether another attempt can change nothing (RFC 5321, section 4.2.1)."""
         return self.code >= 500
+
+
+class EmailNotComposable(Exception):
+    """The addresses and names of a request make no e-mail."""
+
+
+class _BrokenOff(Exception):
+    """The mail server broke off before it had the content."""
+
+    def __init__(self, verdict: EmailRefused | MailServerUnavailable) -> None:
+        super().__init__()
+        self.verdict = verdict  # if it breaks off again
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -84,6 +96,13 @@ class Sender(msgspec.Struct, frozen=True):
         return self.address.rpartition("@")[2]
 
 
+class Envelope(msgspec.Struct, frozen=True):
+    """The addresses that the mail server goes by."""
+
+    sender: str
+    recipient: str
+
+
 class Mailer:
     """Sends mail over a few connections, each used by one e-mail at a time and kept for the next."""
 
@@ -106,26 +125,71 @@ class Mailer:
             "server.port": self._port,
         }
 
-    async def send(self, message: EmailMessage, *, sender: str, recipient: str) -> str:
-        """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable."""
-        async with self._connection() as connection:
-            try:
-                await connection.mail(sender)
-                await connection.rcpt(recipient)
-                reply = await self._send_content(connection, message.as_bytes())
-            except (SMTPRecipientRefused, SMTPDataError) as error:
-                raise _refusal(error) from None
+    async def send(self, envelope: Envelope, content: bytes, *, before_content: Callable[[], None]) -> str:
+        """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable.
+
+        *before_content* is called when only the content is left to be sent. It may raise to keep that back.
+
+        A server that breaks off may be going down, or have had enough of a connection. So it is asked once
+        more, on a new one. If it opens that, and breaks off at this recipient again, the e-mail is at fault.
+        """
+        connection = await self._reuse() or await self._open()
+        try:
+            return await self._send_over(connection, envelope, content, before_content)
+        except _BrokenOff:
+            connection = await self._open()
+        try:
+            return await self._send_over(connection, envelope, content, before_content)
+        except _BrokenOff as error:
+            raise error.verdict from error.__cause__
+
+    async def _send_over(
+        self,
+        connection: aiosmtplib.SMTP,
+        envelope: Envelope,
+        content: bytes,
+        before_content: Callable[[], None],
+    ) -> str:
+        """Send over a connection, and keep it unless more went wrong on it than the fate of this e-mail."""
+        kept = False
+        try:
+            await self._address(connection, envelope)
+            before_content()
+            reply = await self._send_content(connection, content)
+            kept = True
+        except EmailRefused:
+            kept = True
+            raise
+        finally:
+            if kept and connection.is_connected:
+                self._idle.append(connection)
+            else:
+                connection.close()
         return _storable(reply)
+
+    async def _address(self, connection: aiosmtplib.SMTP, envelope: Envelope) -> None:
+        """Say who it is from, the same for every e-mail, and who it is for."""
+        try:
+            await connection.mail(envelope.sender)
+        except (SMTPException, OSError) as error:
+            raise _BrokenOff(MailServerUnavailable()) from error
+        try:
+            await connection.rcpt(envelope.recipient)
+        except (SMTPException, OSError) as error:
+            refusal = _refusal(error, without_reply="the mail server broke off at the recipient")
+            if isinstance(error, SMTPRecipientRefused) and error.code != _SERVICE_NOT_AVAILABLE:
+                raise refusal from None
+            raise _BrokenOff(refusal) from error
 
     async def _send_content(self, connection: aiosmtplib.SMTP, content: bytes) -> str:
         """Send DATA. Without a reply nobody knows whether it was accepted: that counts as an attempt."""
         try:
             response = await connection.data(content, timeout=self._answer_seconds)
-        except SMTPDataError:
-            raise
-        except (SMTPException, OSError):
-            connection.close()
-            raise EmailRefused(451, "451 no reply to the content; it may have been accepted") from None
+        except (SMTPException, OSError) as error:
+            if not isinstance(error, SMTPDataError):
+                connection.close()
+            without_reply = "no reply to the content; it may have been accepted"
+            raise _refusal(error, without_reply=without_reply) from None
         return response.message
 
     async def close(self) -> None:
@@ -134,27 +198,12 @@ class Mailer:
             with suppress(SMTPException, OSError):
                 await self._idle.pop().quit(timeout=1.0)
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[aiosmtplib.SMTP]:
-        """Lend a connection; it is kept unless something but the fate of an e-mail went wrong on it."""
+    async def _open(self) -> aiosmtplib.SMTP:
+        """Return a new connection. Raises MailServerUnavailable."""
         try:
-            connection = await self._reuse() or await self.connect()
+            return await self.connect()
         except (SMTPException, OSError, ValueError) as error:
             raise MailServerUnavailable from error
-        kept = False
-        try:
-            yield connection
-            kept = True
-        except EmailRefused:
-            kept = True
-            raise
-        except (SMTPException, OSError) as error:
-            raise MailServerUnavailable from error
-        finally:
-            if kept and connection.is_connected:
-                self._idle.append(connection)
-            else:
-                connection.close()
 
     async def _reuse(self) -> aiosmtplib.SMTP | None:
         """Return an idle connection that still answers."""
@@ -185,10 +234,10 @@ class Mailer:
         return connection
 
 
-def _refusal(error: SMTPResponseException) -> Exception:
-    if error.code == _SERVICE_NOT_AVAILABLE:
-        return MailServerUnavailable(error.code)
-    return EmailRefused(error.code, _storable(f"{error.code} {error.message}"))
+def _refusal(error: Exception, *, without_reply: str) -> EmailRefused:
+    if isinstance(error, SMTPRecipientRefused | SMTPDataError):
+        return EmailRefused(error.code, _storable(f"{error.code} {error.message}"))
+    return EmailRefused(NO_REPLY, without_reply)
 
 
 def _storable(reply: str) -> str:
@@ -204,39 +253,79 @@ def recipient_of(request: CalculationRequest) -> str:
 
 def _in_ascii(address: str) -> str:
     """Return an address with an international domain in ASCII."""
-    valid = email_validator.validate_email(address, check_deliverability=False, test_environment=True)
+    valid = email_validator.validate_email(
+        address, check_deliverability=False, allow_smtputf8=False, test_environment=True
+    )
     return valid.ascii_email or address
 
 
 def compose(
-    request: CalculationRequest, *, request_url: str, event_id: str, date: datetime, sender: Sender
+    request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
 ) -> EmailMessage:
-    """Return the e-mail that brings the customer the link. Made again from the same event it is the same."""
+    """Return the e-mail that brings the customer the link. Made again from the same rows it is the same.
+
+    It comes from *firm*, the registered conveyancer. The caller's own words stand beside that name.
+    """
+    words = _Words.of(request)
+    firm = " ".join(firm.split())
     message = EmailMessage(policy=SMTP_POLICY)
     message["Message-ID"] = f"<{event_id}@{sender.domain}>"
     message["Date"] = format_datetime(date)
     message["From"] = _mailbox(sender.display_name, sender.address)
-    message["To"] = _mailbox(
-        f"{request.customer_first_name} {request.customer_last_name}", recipient_of(request)
-    )
-    message["Reply-To"] = _mailbox(
-        f"{request.sender_first_name} {request.sender_last_name}", _in_ascii(request.sender_email)
-    )
-    message["Subject"] = _literal(
-        f"Your Stamp Duty Land Tax calculation for {request.sender_organization_name}"
-    )
+    message["To"] = _mailbox(words.customer, recipient_of(request))
+    message["Reply-To"] = _mailbox(words.sender, _in_ascii(request.sender_email))
+    message["Subject"] = _literal(f"Your Stamp Duty Land Tax calculation for {firm}")
     message["Auto-Submitted"] = "auto-generated"
-    text = _text(request, request_url)
-    page = _html(request, request_url)
+    text = _text(words, firm, request_url)
+    page = _html(words, firm, request_url)
     message.set_content(text, cte=_transfer_encoding(text))
     message.add_alternative(page, subtype="html", cte=_transfer_encoding(page))
     return message
 
 
+def with_plain_words(request: CalculationRequest) -> CalculationRequest:
+    """Return a request of which an e-mail can be made, if of any."""
+    names = dict.fromkeys(("customer_first_name", "customer_last_name", "sender_first_name"), "A")
+    more = dict.fromkeys(("sender_last_name", "sender_organization_name", "case_ref"), "A")
+    addresses = dict.fromkeys(("customer_email", "sender_email"), "a@example.com")
+    return msgspec.structs.replace(request, **names, **more, **addresses)
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """What the caller wrote. A text with a link is left out: it would stand in our mail, under our name."""
+
+    customer: str
+    sender: str
+    organisation: str
+    reference: str
+
+    @classmethod
+    def of(cls, request: CalculationRequest) -> "_Words":
+        texts = (
+            f"{request.customer_first_name} {request.customer_last_name}",
+            f"{request.sender_first_name} {request.sender_last_name}",
+            request.sender_organization_name,
+            request.case_ref,
+        )
+        return cls(*("" if has_link(text) else text for text in texts))
+
+    @property
+    def greeting(self) -> str:
+        """The first line."""
+        return f"Dear {self.customer}," if self.customer else "Hello,"
+
+    @property
+    def details(self) -> list[str]:
+        """What the firm says of itself and of the purchase, a line each."""
+        sent_by = ", ".join(filter(None, (self.sender, self.organisation)))
+        lines = {"Sent by": sent_by, "Reference": self.reference}
+        return [f"{name}: {value}" for name, value in lines.items() if value]
+
+
 def _mailbox(name: str, address: str) -> Address:
-    """Return a mailbox whose name, whatever it is, brings no address and no header of its own."""
-    plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())
-    return Address(plain[:_LONGEST_NAME].rstrip(), addr_spec=address)
+    """Return a mailbox whose name, whatever it is, brings no address, no link and no header of its own."""
+    plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())[:_LONGEST_NAME].rstrip()
+    return Address("" if has_link(plain) else plain, addr_spec=address)
 
 
 def _literal(text: str) -> str:
@@ -250,49 +339,40 @@ def _transfer_encoding(content: str) -> str:
     return "7bit" if is_plain else "quoted-printable"
 
 
-def _text(request: CalculationRequest, request_url: str) -> str:
+def _text(words: _Words, firm: str, request_url: str) -> str:
+    details = "".join(f"{line}\n" for line in words.details)
     return f"""\
-Dear {request.customer_first_name} {request.customer_last_name},
+{words.greeting}
 
-{request.sender_organization_name} has asked us to work out the Stamp Duty
-Land Tax on your property purchase (reference: {request.case_ref}).
-
+{firm} has asked us to work out the Stamp Duty
+Land Tax on your property purchase.
+{details}
 Please answer a few questions about the purchase here:
 
 {request_url}
 
 This link is yours alone: whoever has it can see your answers, so please do
 not forward it. If you have any questions, reply to this e-mail and
-{request.sender_first_name} {request.sender_last_name} will get your message.
+{words.sender or firm} will get your message.
 """
 
 
-def _html(request: CalculationRequest, request_url: str) -> str:
-    safe = {
-        name: html.escape(getattr(request, name))
-        for name in (
-            "customer_first_name",
-            "customer_last_name",
-            "sender_organization_name",
-            "sender_first_name",
-            "sender_last_name",
-            "case_ref",
-        )
-    }
+def _html(words: _Words, firm: str, request_url: str) -> str:
+    details = "".join(f"<br>\n{html.escape(line)}" for line in words.details)
     url = html.escape(request_url)
     return f"""\
 <!doctype html>
 <html lang="en">
 <body style="font-family: sans-serif; line-height: 1.5">
-<p>Dear {safe["customer_first_name"]} {safe["customer_last_name"]},</p>
-<p>{safe["sender_organization_name"]} has asked us to work out the Stamp Duty Land Tax on your property
-purchase (reference: {safe["case_ref"]}).</p>
+<p>{html.escape(words.greeting)}</p>
+<p>{html.escape(firm)} has asked us to work out the Stamp Duty Land Tax on your property
+purchase.{details}</p>
 <p>Please answer a few questions about the purchase here:</p>
 <p><a href="{url}">
 {url}
 </a></p>
 <p>This link is yours alone: whoever has it can see your answers, so please do not forward it. If you have
-any questions, reply to this e-mail and {safe["sender_first_name"]} {safe["sender_last_name"]} will get your
+any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your
 message.</p>
 </body>
 </html>

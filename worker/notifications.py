@@ -1,6 +1,8 @@
 """request.created → an e-mail to the customer: the intent is written first, then sent from the ledger."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -11,10 +13,19 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service import calculation_requests, events, postgres, request_secrets, schema, telemetry, tracing
+from service import (
+    calculation_requests,
+    conveyancers,
+    events,
+    postgres,
+    request_secrets,
+    schema,
+    telemetry,
+    tracing,
+)
 from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
-from service.events import CloudEvent, RequestCreated, RequestEmailFailed, RequestEmailSent
+from service.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
@@ -22,11 +33,12 @@ from service.request_secrets import SecretKeyMissing, SecretKeyRing
 from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
-from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.mailer import EmailNotComposable, EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
 from worker.outages import Pauses, rest
 from worker.settings import WorkerSettings
 from worker.topology import NOTIFICATIONS
 
+_NOT_COMPOSABLE = "the mail server was not asked: no e-mail can be made of these addresses and names"
 _OWN_FAULT = "the mail server was not asked: a fault of ours, see the logs"
 
 _log = structlog.get_logger()
@@ -60,7 +72,8 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Malformed from None
-    if event.type != RequestCreated.type:
+    # The ledger knows an e-mail by its event: another sequence would be another e-mail to the same customer.
+    if event.type != RequestCreated.type or event.data.sequence != 1:
         raise Malformed
     return event
 
@@ -78,12 +91,36 @@ async def intend_email(
             raise RequestNotFound
 
 
+class ClaimLost(Exception):
+    """The claim on an e-mail ran out before the mail server was given the content."""
+
+
+class _Sending:
+    """An e-mail that is being sent: until when the claim on it holds, by the clock of this machine."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, claimed_until: float) -> None:
+        self.claimed_until = claimed_until
+        self.content_begun = False
+
+    def begin_content(self) -> None:
+        """Note that the mail server is given the content now.
+
+        Raises ClaimLost when another process may have taken the e-mail over: this one was paused too long.
+        """
+        if time.monotonic() >= self.claimed_until:
+            raise ClaimLost
+        self.content_begun = True
+
+
 class Postman:
     """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
 
     An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind. To
     the others a process that died looks like one that lost Postgres with the mail server's answer in hand. So
-    they wait until its claim has run out, which is longer than networks are usually away.
+    they wait until its claim has run out, which is longer than networks are usually away. A process that was
+    itself paused for so long finds its claim run out, and keeps the content back.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -96,7 +133,7 @@ class Postman:
         self._mailer = Mailer(settings)
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, _Sending] = {}
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
         self._outage: Exception | None = None
 
@@ -106,14 +143,23 @@ class Postman:
             try:
                 while not stop.is_set():
                     await self._start_or_rest(stop)
-                if self._under_way:
-                    await asyncio.wait(self._under_way.values(), timeout=self._settings.finish_seconds)
+                if tasks := [sending.task for sending in self._under_way.values()]:
+                    await asyncio.wait(tasks, timeout=self._settings.finish_seconds)
             finally:
-                sending = list(self._under_way.values())
-                for task in sending:
-                    task.cancel()
-                await asyncio.gather(*sending, return_exceptions=True)
+                await self._let_go()
                 await self._mailer.close()
+
+    async def _let_go(self) -> None:
+        """Stop sending. What the mail server was not given is free for another process at once."""
+        under_way = dict(self._under_way)
+        for sending in under_way.values():
+            sending.task.cancel()
+        await asyncio.gather(*(sending.task for sending in under_way.values()), return_exceptions=True)
+        unsent = [event_id for event_id, sending in under_way.items() if not sending.content_begun]
+        if unsent:
+            with suppress(PostgresUnavailable):
+                async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+                    await emails.release(connection, self._process_id, unsent)
 
     async def _start_or_rest(self, stop: asyncio.Event) -> None:
         self._due.clear()
@@ -133,6 +179,7 @@ class Postman:
         room = self._settings.email_concurrency - len(self._under_way)
         if room == 0:
             return 0
+        claimed_until = self._claimed_until()
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await emails.claim(
                 connection,
@@ -142,22 +189,34 @@ class Postman:
                 seconds=self._settings.email_claim_seconds,
             )
         for email in claimed:
-            sending = asyncio.create_task(self._send(email))
-            self._under_way[email.event_id] = sending
-            sending.add_done_callback(partial(self._free, email.event_id))
+            sending = self._under_way[email.event_id] = _Sending(claimed_until)
+            sending.task = asyncio.create_task(self._send(email, sending))
+            sending.task.add_done_callback(partial(self._free, email.event_id))
         return len(claimed)
+
+    def _claimed_until(self) -> float:
+        """Return when a claim made now ends at the earliest: its time begins when Postgres gets it."""
+        return time.monotonic() + self._settings.email_claim_seconds
 
     def _free(self, event_id: str, _: object) -> None:
         del self._under_way[event_id]
         self._due.set()  # There is room for another.
 
-    async def _send(self, email: Email) -> None:
+    async def _send(self, email: Email, sending: _Sending) -> None:
         """Send one e-mail and record what became of it."""
         with bound_contextvars(event_id=email.event_id):
             try:
-                reply = await self._hand_over(email)
+                reply = await self._hand_over(email, sending)
             except EmailRefused as refusal:
                 record = partial(self._record_refusal, email=email, refusal=refusal)
+            except EmailNotComposable as error:
+                _log.error("email_not_composable", **telemetry.describe(error))
+                record = partial(
+                    self._record_failure, email=email, reason="not_composable", reply=_NOT_COMPOSABLE
+                )
+            except ClaimLost:
+                _log.warning("email_claim_lost")
+                record = partial(self._give_back, email=email)
             except (MailServerUnavailable, PostgresUnavailable) as error:
                 self._outage = error
                 record = partial(self._give_back, email=email)
@@ -176,21 +235,31 @@ class Postman:
             metrics.emails.labels(outcome.partition(" (")[0].replace(" ", "_")).inc()
             _log.info("email_handled", outcome=outcome, attempts=email.attempts + 1)
 
-    async def _hand_over(self, email: Email) -> str:
+    async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
             request = await calculation_requests.read(connection, email.request_id)
-        message = mailer.compose(
-            request,
+            firm = await conveyancers.name_of(connection, request.conveyancer_id)
+        envelope, content = self._compose(email, request, firm)
+        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
+            return await self._mailer.send(envelope, content, before_content=sending.begin_content)
+
+    def _compose(self, email: Email, request: CalculationRequest, firm: str) -> tuple[Envelope, bytes]:
+        """Return what the mail server is given. Raises EmailNotComposable, or whatever is a fault of ours."""
+        compose = partial(
+            mailer.compose,
+            firm=firm,
             request_url=request.request_url(self._keys, self._settings.app_url),
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,
         )
-        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
-            return await self._mailer.send(
-                message, sender=self._sender.address, recipient=mailer.recipient_of(request)
-            )
+        try:
+            content = compose(request).as_bytes()
+            return Envelope(self._sender.address, mailer.recipient_of(request)), content
+        except Exception as error:
+            compose(mailer.with_plain_words(request)).as_bytes()  # or no e-mail at all can be made
+            raise EmailNotComposable from error
 
     async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
         """Record an answer of the mail server, whatever gets in the way: it is known to nobody else."""
@@ -215,6 +284,15 @@ class Postman:
         await self._settle(connection, email, request, event, reply=reply)
         return "sent"
 
+    async def _record_failure(
+        self, connection: Connection, *, email: Email, reason: Reason, reply: str, code: int = mailer.NO_REPLY
+    ) -> str:
+        request = await calculation_requests.lock(connection, email.request_id)
+        facts = request.facts(sequence=request.sequence + 1)
+        event = RequestEmailFailed(**facts, reason=reason, smtp_code=code)
+        await self._settle(connection, email, request, event, reply=reply)
+        return f"failed ({code or reason})"
+
     async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> str:
         age = (datetime.now(UTC) - email.created_at).total_seconds()
         if not refusal.is_final and age < self._settings.email_give_up_seconds:
@@ -226,10 +304,10 @@ class Postman:
                 connection, self._process_id, email.event_id, server_reply=refusal.reply, seconds=seconds
             )
             return f"postponed ({refusal.code})"
-        request = await calculation_requests.lock(connection, email.request_id)
-        event = RequestEmailFailed(**request.facts(sequence=request.sequence + 1), smtp_code=refusal.code)
-        await self._settle(connection, email, request, event, reply=refusal.reply, smtp_code=event.smtp_code)
-        return f"failed ({refusal.code})"
+        reason: Reason = "refused" if refusal.is_final else "gave_up"
+        return await self._record_failure(
+            connection, email=email, reason=reason, reply=refusal.reply, code=refusal.code
+        )
 
     async def _settle(
         self,
@@ -239,19 +317,10 @@ class Postman:
         event: RequestEmailSent | RequestEmailFailed,
         *,
         reply: str,
-        smtp_code: int | None = None,
     ) -> None:
         """Record the end of an e-mail and announce it, unless it had ended before."""
         settled_at = calculation_requests.now()
-        if await emails.settle(
-            connection,
-            email.event_id,
-            state="sent" if smtp_code is None else "failed",
-            server_reply=reply,
-            settled_at=settled_at,
-            event_sequence=event.sequence,
-            smtp_code=smtp_code,
-        ):
+        if await emails.settle(connection, email.event_id, event, server_reply=reply, settled_at=settled_at):
             await calculation_requests.announce(
                 connection, request, event, time=settled_at, traceparent=email.traceparent
             )
@@ -265,7 +334,7 @@ class Postman:
         return "put off"
 
     async def _give_back(self, connection: Connection, *, email: Email) -> str:
-        await emails.release(connection, self._process_id, email.event_id)
+        await emails.release(connection, self._process_id, [email.event_id])
         return "given back"
 
     async def _renew_claims(self) -> None:
@@ -275,9 +344,13 @@ class Postman:
             if self._under_way:
                 with suppress(PostgresUnavailable):
                     async with postgres.connection(self._pool, seconds=self._seconds) as connection:
-                        await emails.renew(
-                            connection,
-                            self._process_id,
-                            list(self._under_way),
-                            seconds=self._settings.email_claim_seconds,
-                        )
+                        await self._renew(connection)
+
+    async def _renew(self, connection: Connection) -> None:
+        under_way = dict(self._under_way)
+        claimed_until = self._claimed_until()
+        renewed = await emails.renew(
+            connection, self._process_id, list(under_way), seconds=self._settings.email_claim_seconds
+        )
+        for event_id, sending in under_way.items():
+            sending.claimed_until = claimed_until if event_id in renewed else -math.inf

@@ -9,6 +9,7 @@ import msgspec
 from service.calculation_requests import CalculationRequest
 from service.events import (
     SENT,
+    Reason,
     RequestCalculated,
     RequestCreated,
     RequestEmailFailed,
@@ -40,6 +41,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     email_sequence: int | None
     email_settled_at: datetime | None
     smtp_code: int | None
+    reason: Reason | None
 
     def happenings(self) -> list[Happening]:
         """Return the events that were written about this request, in their order."""
@@ -63,8 +65,12 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
             case RequestEmailSent.type:
                 return RequestEmailSent(**facts)
             case RequestEmailFailed.type:
-                return RequestEmailFailed(**facts, smtp_code=self.smtp_code or 0)
+                return RequestEmailFailed(**facts, reason=self._reason(), smtp_code=self.smtp_code or 0)
         return RequestCreated(**facts)
+
+    def _reason(self) -> Reason:
+        """Return why the e-mail ended unsent, also where its row is older than the column."""
+        return self.reason or ("refused" if (self.smtp_code or 0) >= 500 else "gave_up")
 
 
 async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[History]:
@@ -74,7 +80,7 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Hist
         SELECT request.id, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
-               email.settled_at AS email_settled_at, email.smtp_code
+               email.settled_at AS email_settled_at, email.smtp_code, email.reason
           FROM calculation_request AS request
           LEFT JOIN email
             ON email.request_id = request.id
@@ -93,7 +99,7 @@ async def read_page(connection: Connection, *, after: UUID, before: UUID, limit:
         SELECT request.id, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
-               email.settled_at AS email_settled_at, email.smtp_code
+               email.settled_at AS email_settled_at, email.smtp_code, email.reason
           FROM (SELECT id, created_at, updated_at, calculation_id, calculation_sequence
                   FROM calculation_request
                  WHERE id > $1

@@ -27,6 +27,7 @@ class EmailStanding(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     next_attempt_at: datetime | None
     settled_at: datetime | None
+    reason: str | None
     server_reply: str | None
 
 
@@ -99,7 +100,7 @@ async def read_email(connection: Connection, request_id: UUID) -> EmailStanding 
     """Return how far the e-mail of a request is; None when there is none yet."""
     row = await connection.fetchrow(
         """
-        SELECT state, attempts, created_at, settled_at, server_reply,
+        SELECT state, attempts, created_at, settled_at, reason, server_reply,
                CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
           FROM email
          WHERE request_id = $1
@@ -153,7 +154,7 @@ def _conclude(calculation_id: str | None, email: EmailStanding | None, events: l
         )
     return {
         "pending": "The e-mail has yet to be accepted by the mail server.",
-        "failed": "The mail server refused the e-mail for good.",
+        "failed": f"The e-mail ended unsent: {email.reason or 'refused, or given up'}.",
         "sent": "The mail server has the e-mail; no calculation has come yet.",
     }[email.state]
 

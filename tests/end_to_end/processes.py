@@ -55,6 +55,14 @@ class Process:
         self.terminate()
         return await self.exit_status()
 
+    def freeze(self) -> None:
+        """Stop it where it is, with SIGSTOP."""
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on, with SIGCONT."""
+        self._send(signal.SIGCONT)
+
     async def kill(self) -> None:
         """End it with SIGKILL, at whatever instruction it is."""
         self._send(signal.SIGKILL)

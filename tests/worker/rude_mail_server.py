@@ -20,11 +20,12 @@ class RudeMailServer:
     """Knows just enough SMTP to break its rules.
 
     `replies` is what it says to each command, to a new connection (`greeting`) and to the end of the
-    e-mail (`content`); None closes the connection in place of an answer.
+    e-mail (`content`); None closes the connection in place of an answer. `replies_once` go before them.
     """
 
     def __init__(self) -> None:
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
+        self.replies_once: dict[str, bytes | None] = {}
         self.contents: list[bytes] = []  # of every e-mail it was handed over, whatever it said to that
         self.connections = 0
         self._open: set[asyncio.StreamWriter] = set()
@@ -57,13 +58,16 @@ class RudeMailServer:
         writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reply = self.replies["greeting"]
+        reply = self._reply_to("greeting")
         while reply is not None:
             writer.write(reply + b"\r\n")
             await writer.drain()
             if reply.startswith(b"354"):
                 self.contents.append(await reader.readuntil(b"\r\n.\r\n"))
-                reply = self.replies["content"]
+                reply = self._reply_to("content")
             else:
                 line = await reader.readuntil(b"\r\n")
-                reply = self.replies[line[:4].decode().strip().upper()]
+                reply = self._reply_to(line[:4].decode().strip().upper())
+
+    def _reply_to(self, command: str) -> bytes | None:
+        return self.replies_once.pop(command, self.replies[command])

@@ -1,28 +1,46 @@
 """The mail itself, and what the mail server does with it."""
 
 import asyncio
+import html
 import itertools
+import re
+import unicodedata
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email import message_from_bytes
 from email.headerregistry import AddressHeader
 from email.message import EmailMessage
 from email.policy import default
+from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from linkify_it import LinkifyIt
+from linkify_it.tlds import TLDS
 
 from service.calculation_requests import CalculationRequest
 from service.identifiers import new_request_id
+from tests.certificates import Authority
 from tests.conftest import A_REQUEST, SECRET_KEYS
-from tests.mail_server import MailServer
+from tests.mail_server import Login, MailServer
 from tests.worker.rude_mail_server import RudeMailServer
 from worker import mailer
-from worker.mailer import EmailRefused, Mailer, MailServerUnavailable, Sender
+from worker.mailer import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
 from worker.settings import WorkerSettings
 
 SENDER = Sender("Calculations", "calculations@service.example.com")
+WORDS = (
+    "customer_first_name",
+    "customer_last_name",
+    "sender_first_name",
+    "sender_last_name",
+    "sender_organization_name",
+    "case_ref",
+)
 URL = "https://app.example.com/calculator/request/req_1?secret=" + "s" * 43
 DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -50,10 +68,15 @@ A_STORED_REQUEST = msgspec.convert(
 )
 
 
-def compose(sender: Sender = SENDER, **fields: Any) -> EmailMessage:
-    """Return the e-mail of a request with these fields."""
+def compose(firm: str = "Acme", **fields: Any) -> EmailMessage:
+    """Return the e-mail of a request with these fields, from a conveyancer of this name."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return mailer.compose(request, request_url=URL, event_id="event-1", date=DATE, sender=sender)
+    return mailer.compose(request, firm=firm, request_url=URL, event_id="event-1", date=DATE, sender=SENDER)
+
+
+def compose_all_of(text: str) -> EmailMessage:
+    """Return the e-mail of a request all of whose words are *text*."""
+    return compose(**dict.fromkeys(WORDS, text))
 
 
 def received(message: EmailMessage) -> EmailMessage:
@@ -68,7 +91,7 @@ def body(message: EmailMessage, kind: str) -> str:
     part = message.get_body((kind,))
     assert part is not None
     content: str = part.get_content()
-    return content
+    return content.replace("\r\n", "\n")
 
 
 def address(message: EmailMessage, header: str) -> tuple[str, str]:
@@ -115,7 +138,7 @@ def test_link_is_whole_on_the_wire_when_the_text_is_ascii() -> None:
         ("Ada", "Lovelace"),
         ("Ada", "Lovelace, Countess"),
         ('Ada "the first"', "Lovelace"),
-        ("Ada", "Lovelace <ada@elsewhere.example>"),
+        ("Ada", "Lovelace <ada@elsewhere>"),
         ("Ada\\", "Lovelace"),
         ("Zoë", "Ångström"),
         ("Zoë", 'O\'Brien, "Zo"'),
@@ -126,7 +149,7 @@ def test_link_is_whole_on_the_wire_when_the_text_is_ascii() -> None:
         ("é" * 255, "ü, " * 80),
         ("x" * 255, "y" * 255),
         ("x y " * 63, "z, " * 80),
-        ("Ada", "Lovelace <evil@elsewhere.example>, Countess of somewhere far away and of many other places"),
+        ("Ada", "Lovelace <evil@elsewhere>, Countess of somewhere far away and of many other places"),
         ("Dr. J. R. R.", "T. " * 80),
     ],
 )
@@ -160,26 +183,169 @@ def squeezed(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["Hopper & Partners", "Müller, Söhne & Co", "x" * 255, "ö" * 255, "<b>Bold</b>"]
+    "firm",
+    [
+        "Hopper & Partners",
+        "Müller, Söhne & Co",
+        "conveyancing.example.com",
+        "x" * 255,
+        "ö" * 255,
+        "<b>Bold</b>",
+        "A\nB\u2028C\x85D\x0bE",
+    ],
 )
-def test_subject_names_the_organisation(name: str) -> None:
-    message = received(compose(sender_organization_name=name))
+def test_subject_and_first_sentence_name_the_registered_conveyancer(firm: str) -> None:
+    message = received(compose(firm))
 
+    name = " ".join(firm.split())
     assert squeezed(message["Subject"]) == squeezed(f"Your Stamp Duty Land Tax calculation for {name}")
+    for kind in ("plain", "html"):
+        assert html.unescape(body(message, kind)).count(f"{name} has asked us to work out") == 1
+
+
+def test_organisation_and_reference_stand_beside_the_registered_name() -> None:
+    message = received(compose(sender_organization_name="Barclays Fraud Team"))
+
+    assert "Barclays" not in message["Subject"]
+    for kind in ("plain", "html"):
+        lines = html.unescape(body(message, kind)).splitlines()
+        assert sum(line.startswith("Sent by: Grace Hopper, Barclays Fraud Team") for line in lines) == 1
+        assert sum(line.startswith("Reference: 12 High Street") for line in lines) == 1
+
+
+# What mail programs make links of, and what they leave alone
+
+LINKS = [
+    "https://evil.example/pay",
+    "HTTP://EVIL",
+    "hxxp://evil",
+    "evil.com",
+    "Pay at evil.com!",
+    "evil.law",
+    "evil.tldofnextyear",
+    "www.evil",
+    "x.co",
+    "(x.co)",
+    "/x.co",
+    "_x.co_",
+    ".x.co",
+    "ada@elsewhere.example",
+    "Lovelace <ada@elsewhere.example>",
+    "mailto:ada@elsewhere",
+    "192.0.2.1",
+    "\\\\evil\\share",
+    "bücher.de",
+    "пример.рф",
+    "例.中国",
+    "x\N{IDEOGRAPHIC FULL STOP}com",
+    "x\N{FULLWIDTH FULL STOP}com",
+    "x\N{HALFWIDTH IDEOGRAPHIC FULL STOP}com",
+    "x\N{ONE DOT LEADER}com",
+    "x.co\N{ZERO WIDTH SPACE}uk",
+    "x.c\N{ZERO WIDTH JOINER}om",
+    "x\N{SOFT HYPHEN}.com",
+    "x.c\N{COMBINING GRAPHEME JOINER}om",
+    "x.c\N{VARIATION SELECTOR-16}om",
+    "x.c\N{HANGUL FILLER}om",
+    "\uff58\uff0e\uff43\uff4f\uff4d",
+    "=?utf-8?q?=3Cevil=40elsewhere?= evil.com",
+]
+NO_LINKS = [
+    "Hopper & Partners",
+    "Smith, Jones & Co. (London) Ltd.",
+    "J.R.R. Tolkien",
+    "J.Smith",
+    "St. John",
+    "12 High St., Flat 3.b",
+    "SMI/123.4-12.03.2024",
+    "£1,250.00",
+    "Zoë",
+    "王小明",
+    "नरेन्द्र",
+    "می\N{ZERO WIDTH NON-JOINER}خواهم",
+    "@home",
+    "...",
+]
+
+
+@pytest.mark.parametrize("text", LINKS)
+@pytest.mark.parametrize("field", WORDS)
+def test_text_with_a_link_is_left_out_of_the_email(field: str, text: str) -> None:
+    message = received(compose(**{field: text}))
+
+    for part in (message["To"], message["Reply-To"], message["Subject"], body(message, "plain")):
+        assert text not in part
+    assert text not in html.unescape(body(message, "html"))
+    assert address(message, "To")[1] == "ada@customer.example.com"
+
+
+@pytest.mark.parametrize("text", NO_LINKS)
+def test_text_without_a_link_is_shown(text: str) -> None:
+    message = received(compose_all_of(text))
+
+    assert f"Dear {text} {text},\n" in body(message, "plain")
+    assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
+
+
+def test_email_without_any_words_of_the_caller_still_brings_the_link() -> None:
+    message = received(compose_all_of("evil.com"))
+
+    assert body(message, "plain").startswith("Hello,\n\nAcme has asked us")
+    assert "Sent by" not in body(message, "plain")
+    assert "reply to this e-mail and\nAcme will get your message" in body(message, "plain")
+    assert body(message, "plain").splitlines().count(URL) == 1
+
+
+_PIECES = (
+    "evil",
+    "x",
+    "com",
+    "co.uk",
+    "law",
+    "www.",
+    ".",
+    "。",
+    "\uff0e",
+    "://",
+    "http",
+    "@",
+    "/",
+    "\\",
+    " ",
+    "-",
+    "_",
+)
+_UNSEEN = ("\u200b", "\u200d", "\u00ad", "\u034f", "\ufe0f", "\u3164", "\u2060")
+_any_text = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=80)
+_texts = st.one_of(
+    _any_text,
+    st.lists(st.one_of(st.sampled_from((*_PIECES, *_UNSEEN)), _any_text), min_size=1, max_size=8).map(
+        "".join
+    ),
+)
+_linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds(TLDS)
+
+
+@given(words=st.fixed_dictionaries(dict.fromkeys(WORDS, _texts)))
+@hypothesis.settings(deadline=None, max_examples=500)
+def test_linkifier_finds_no_link_in_the_email_but_ours(words: dict[str, str]) -> None:
+    message = received(compose(**words))
+
+    shown = [
+        address(message, "To")[0],
+        address(message, "Reply-To")[0],
+        message["Subject"],
+        body(message, "plain").replace(URL, ""),
+        html.unescape(re.sub("<[^>]*>", "", body(message, "html").replace(URL, ""))),
+    ]
+    for text in shown:
+        assert not _linkifier.test(text)
+        assert not _linkifier.test(unicodedata.normalize("NFKC", text))
 
 
 def test_html_in_a_field_is_shown_and_not_obeyed() -> None:
-    attack = '<script>alert("x")</script> & <a href="https://evil.example">'
-    message = received(
-        compose(
-            customer_first_name=attack,
-            customer_last_name=attack,
-            sender_first_name=attack,
-            sender_last_name=attack,
-            sender_organization_name=attack,
-            case_ref=attack,
-        )
-    )
+    attack = '<script>alert("x")</script> & <a href="/evil">'
+    message = received(compose_all_of(attack))
 
     page = body(message, "html")
     assert "<script" not in page
@@ -190,14 +356,7 @@ def test_html_in_a_field_is_shown_and_not_obeyed() -> None:
 
 def test_lines_are_no_longer_than_mail_allows() -> None:
     for text in ("x" * 255, "é" * 255):
-        message = compose(
-            customer_first_name=text,
-            customer_last_name=text,
-            sender_first_name=text,
-            sender_last_name=text,
-            sender_organization_name=text,
-            case_ref=text,
-        )
+        message = compose_all_of(text)
 
         assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
 
@@ -213,22 +372,14 @@ def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        "=?utf-8?q?x=0D=0ABcc=3A_evil=40elsewhere.example?=",
-        "=?utf-8?q?x=0ABcc=3A_evil=40elsewhere.example?= " + "y" * 80,
+        "=?utf-8?q?x=0D=0ABcc=3A_evil=40elsewhere=2Eexample?=",
+        "=?utf-8?q?x=0ABcc=3A_evil=40elsewhere=2Eexample?= " + "y" * 80,
         "=?utf-8?b?eA0KQmNjOiBldmlsQHguZXhhbXBsZQ==?= é",
-        "=?utf-8?q?=3Cevil=40elsewhere.example=3E=2C?=",
+        "=?utf-8?q?=3Cevil=40elsewhere=2Eexample=3E=2C?=",
     ],
 )
 def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack: str) -> None:
-    message = received(
-        compose(
-            customer_first_name=attack,
-            customer_last_name=attack,
-            sender_first_name=attack,
-            sender_last_name=attack,
-            sender_organization_name=attack,
-        )
-    )
+    message = received(compose_all_of(attack))
 
     assert message.keys() == received(compose()).keys()
     assert address(message, "To")[1] == "ada@customer.example.com"
@@ -238,14 +389,7 @@ def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack: str) -> N
 def test_no_line_is_longer_than_mail_allows_when_all_of_it_has_to_be_escaped() -> None:
     text = "<" * 255
 
-    message = compose(
-        customer_first_name=text,
-        customer_last_name=text,
-        sender_first_name=text,
-        sender_last_name=text,
-        sender_organization_name=text,
-        case_ref=text,
-    )
+    message = compose_all_of(text)
 
     assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
     assert text in body(received(message), "plain")
@@ -297,7 +441,8 @@ async def rude_mailer(rude_server: RudeMailServer) -> AsyncIterator[Mailer]:
 
 async def send(with_mailer: Mailer) -> str:
     """Send an e-mail; return the reply."""
-    return await with_mailer.send(compose(), sender=SENDER.address, recipient="ada@customer.example.com")
+    envelope = Envelope(SENDER.address, "ada@customer.example.com")
+    return await with_mailer.send(envelope, compose().as_bytes(), before_content=lambda: None)
 
 
 async def test_reply_of_the_mail_server_is_returned(
@@ -368,9 +513,7 @@ async def test_without_a_reply_to_the_content_the_email_is_charged_an_attempt(
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        *itertools.product(["greeting", "EHLO", "MAIL", "RCPT"], [None, b"421 Going down", b"nonsense"]),
-        ("DATA", b"421 Going down"),
-        ("content", b"421 Going down"),
+        *itertools.product(["greeting", "EHLO", "MAIL"], [None, b"421 Going down", b"nonsense"]),
     ],
 )
 async def test_mail_server_that_breaks_off_is_unavailable(
@@ -383,6 +526,59 @@ async def test_mail_server_that_breaks_off_is_unavailable(
 
     rude_server.replies[command] = usual
     await send(rude_mailer)
+
+
+@pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense", b"250-and so on"])
+async def test_email_at_whose_recipient_the_mail_server_breaks_off_twice_is_charged_an_attempt(
+    rude_server: RudeMailServer, rude_mailer: Mailer, answer: bytes | None
+) -> None:
+    usual, rude_server.replies["RCPT"] = rude_server.replies["RCPT"], answer
+
+    with pytest.raises(EmailRefused) as refused:
+        await send(rude_mailer)
+
+    assert not refused.value.is_final
+    assert refused.value.code == (421 if answer == b"421 Not for this one" else 0)
+    assert rude_server.connections == 2
+    rude_server.replies["RCPT"] = usual
+    await send(rude_mailer)
+
+
+@pytest.mark.parametrize("command", ["MAIL", "RCPT"])
+@pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
+async def test_mail_server_that_breaks_off_once_is_asked_again_on_a_new_connection(
+    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+) -> None:
+    await send(rude_mailer)
+    rude_server.replies_once[command] = answer
+
+    await send(rude_mailer)
+
+    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
+
+
+async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
+    rude_server: RudeMailServer, rude_mailer: Mailer
+) -> None:
+    rude_server.replies["RCPT"] = b"421 Going down"
+    rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
+    rude_server.replies["greeting"] = b"421 Going down"
+
+    with pytest.raises(MailServerUnavailable):
+        await send(rude_mailer)
+
+
+@pytest.mark.parametrize("command", ["DATA", "content"])
+async def test_mail_server_that_breaks_off_at_the_content_has_refused_it_for_now(
+    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+) -> None:
+    rude_server.replies[command] = b"421 Not this one"
+
+    with pytest.raises(EmailRefused) as refused:
+        await send(rude_mailer)
+
+    assert (refused.value.code, refused.value.is_final) == (421, False)
+    assert rude_server.connections == 1  # It may have been accepted: never again at once.
 
 
 @pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
@@ -425,3 +621,52 @@ async def test_password_is_given_to_nobody_who_does_not_ask(rude_server: RudeMai
         await send(Mailer(mail_settings(url)))
 
     assert rude_server.contents == []
+
+
+# Over TLS
+
+ENCRYPTED = ["smtp+starttls", "smtps"]
+LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+async def test_email_is_sent_encrypted_after_a_login(scheme: str, authority: Authority) -> None:
+    async with MailServer(scheme, authority.server_context(), LOGIN) as server:
+        with_mailer = Mailer(mail_settings(server.url))
+
+        await send(with_mailer)
+        await send(with_mailer)
+
+        await with_mailer.close()
+    assert [mail.recipients for mail in server.accepted] == [["ada@customer.example.com"]] * 2
+    assert server.logins == 1
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+@pytest.mark.parametrize("login", [None, Login(LOGIN.name, "hunter2")], ids=["none", "wrong"])
+async def test_mail_server_that_refuses_the_login_is_unavailable(
+    scheme: str, login: Login | None, authority: Authority
+) -> None:
+    async with MailServer(scheme, authority.server_context(), LOGIN) as server:
+        with pytest.raises(MailServerUnavailable):
+            await send(Mailer(mail_settings(server.url_for(login))))
+
+    assert server.accepted == []
+
+
+@pytest.mark.parametrize("scheme", ENCRYPTED)
+@pytest.mark.parametrize("fault", ["expired", "of another host", "of another authority"])
+async def test_mail_server_with_a_bad_certificate_is_given_neither_login_nor_email(
+    scheme: str, fault: str, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "another").mkdir()
+    context = {
+        "expired": lambda: authority.server_context(days=-1),
+        "of another host": lambda: authority.server_context(address="127.0.0.2"),
+        "of another authority": lambda: Authority(tmp_path / "another").server_context(),
+    }[fault]()
+    async with MailServer(scheme, context, LOGIN) as server:
+        with pytest.raises(MailServerUnavailable):
+            await send(Mailer(mail_settings(server.url)))
+
+    assert (server.logins, server.accepted) == (0, [])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -20,6 +21,7 @@ from service.events import RequestEmailFailed, RequestEmailSent
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
+from tests.end_to_end.processes import started, worker_process
 from tests.mail_server import MailServer
 from tests.metrics import rises, value
 from tests.worker.conftest import (
@@ -188,6 +190,19 @@ def test_event_of_another_type_is_malformed() -> None:
         notifications.decode(body)
 
 
+@pytest.mark.parametrize("sequence", [2, 7, 2**31, 2**63])
+async def test_request_created_that_is_not_the_first_event_of_its_request_is_malformed(
+    pool: Pool, database: Connection, stored_request: CalculationRequest, sequence: int
+) -> None:
+    event = msgspec.structs.replace(created_event(stored_request), sequence=sequence)
+    body = events.encode(event, time=stored_request.created_at, traceparent=None)
+
+    with pytest.raises(Malformed):
+        await intend_email(notifications.decode(body).data, pool=pool, seconds=5.0)
+
+    assert await states(database) == {}
+
+
 async def test_customer_is_mailed_once_when_the_event_comes_twice(
     pool: Pool,
     postman: Postman,
@@ -258,7 +273,7 @@ async def test_email_is_addressed_to_the_customer_and_answers_go_to_the_sender(
     assert mail.message["To"] == "Ada Lovelace <ada@customer.example.com>"
     assert mail.message["From"] == "Calculations <calculations@service.example.com>"
     assert mail.message["Reply-To"] == "Grace Hopper <grace@firm.example.com>"
-    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Hopper & Partners"
+    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Acme"
     assert mail.message["Auto-Submitted"] == "auto-generated"
     assert mail.message["Message-ID"] == f"<{intended.uuid}.request.created.1@service.example.com>"
 
@@ -375,7 +390,7 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
 
     ((event_type, sequence, payload),) = await announced(database)
     assert (event_type, sequence) == ("request.email_failed", 2)
-    failed = RequestEmailFailed(**intended.facts(sequence=2), smtp_code=550)
+    failed = RequestEmailFailed(**intended.facts(sequence=2), reason="refused", smtp_code=550)
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(failed)
     assert b"customer.example.com" not in payload
     assert mail_server.accepted == []
@@ -412,6 +427,7 @@ async def test_email_refused_for_now_for_too_long_has_failed(
     ((event_type, _, payload),) = await announced(database)
     assert event_type == "request.email_failed"
     assert msgspec.json.decode(payload)["data"]["smtp_code"] == 450
+    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
     assert msgspec.json.decode(payload)["subject"] == intended.uuid
 
 
@@ -471,7 +487,33 @@ async def settled(database: Connection) -> bool:
     return "pending" not in await states(database)
 
 
-async def test_email_that_cannot_be_made_is_postponed_and_the_others_are_sent(
+@pytest.mark.parametrize("field", ["customer_email", "sender_email"])
+@pytest.mark.parametrize("address", ["=?utf-8?q?a?=@example.com", "adé@example.com", "no address"])
+async def test_email_of_which_the_addresses_make_none_has_failed_and_is_announced(
+    postman: Postman,
+    pool: Pool,
+    mail_server: MailServer,
+    database: Connection,
+    *,
+    field: str,
+    address: str,
+) -> None:
+    await intend_for_new_requests(database, pool, 1)
+    await database.execute(f"UPDATE calculation_request SET {field} = $1", address)  # noqa: S608 - one of two
+    await intend_for_new_requests(database, pool, 1)
+
+    async with running(postman.run):
+        await eventually(lambda: settled(database))
+        assert await postman.start_due() == 0
+
+    assert await states(database) == {"failed": 1, "sent": 1}
+    assert len(mail_server.accepted) == 1
+    [payload] = [payload for kind, _, payload in await announced(database) if kind == RequestEmailFailed.type]
+    data = msgspec.json.decode(payload)["data"]
+    assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
+
+
+async def test_email_that_cannot_be_made_for_a_fault_of_ours_is_postponed_and_the_others_are_sent(
     postman: Postman, pool: Pool, mail_server: MailServer, database: Connection, intended: CalculationRequest
 ) -> None:
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", intended.id)
@@ -546,10 +588,9 @@ async def was_claimed_and_released(database: Connection) -> bool:
         ("greeting", b"421 Going down"),
         ("greeting", b"554 No service for you"),
         ("EHLO", None),
+        ("MAIL", None),
         ("MAIL", b"421 Going down"),
-        ("RCPT", None),
-        ("RCPT", b"421 Going down"),
-        ("DATA", b"421 Going down"),
+        ("MAIL", b"550 No mail of yours"),
     ],
 )
 async def test_mail_server_that_breaks_off_charges_no_attempt(
@@ -575,6 +616,38 @@ async def test_mail_server_that_breaks_off_charges_no_attempt(
     assert charged == 0
     assert len(rude_server.contents) == 1
     assert intended.uuid.encode() in rude_server.contents[0]
+
+
+@pytest.mark.parametrize("answer", [None, b"421 Not for this one"])
+async def test_email_at_whose_recipient_the_mail_server_always_breaks_off_is_given_up_and_stops_nobody(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    pool: Pool,
+    database: Connection,
+    answer: bytes | None,
+) -> None:
+    rude_server.replies["RCPT"] = answer
+    settings = settings_with(
+        worker_settings, smtp_url=rude_server.url, email_give_up_seconds=3600.0, email_poll_seconds=60.0
+    )
+    await intend_for_new_requests(database, pool, 1)
+
+    async with open_postman(settings) as postman:
+        async with running(postman.run):
+            await eventually(lambda: attempts(database))
+        meanwhile = await states(database)
+        await database.execute(
+            "UPDATE email SET created_at = now() - interval '2 hours', next_attempt_at = now()"
+        )
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "failed"))
+
+    assert meanwhile == {"pending": 1}
+    assert rude_server.contents == []
+    event_type, _, payload = (await announced(database))[-1]
+    assert event_type == "request.email_failed"
+    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
+    assert msgspec.json.decode(payload)["data"]["smtp_code"] == (421 if answer else 0)
 
 
 async def test_mail_server_that_hangs_up_before_its_answer_gets_the_same_message_id_again(
@@ -814,3 +887,62 @@ async def each_was_tried(database: Connection) -> bool:
         "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
     )
     return tried
+
+
+async def test_stopping_postman_frees_the_email_that_the_mail_server_was_not_given(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"RCPT")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    email = await database.fetchrow("SELECT *, next_attempt_at <= now() AS is_due FROM email")
+    assert email is not None
+    assert (email["request_id"], email["state"], email["attempts"]) == (intended.id, "pending", 0)
+    assert (email["claimed_by"], email["is_due"]) == (None, True)
+
+
+async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    assert await is_claimed(database)
+    assert await database.fetchval("SELECT request_id FROM email") == intended.id
+
+
+async def test_process_that_was_frozen_for_longer_than_its_claim_does_not_send_what_another_has_sent(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    tmp_path: Path,
+    intended: CalculationRequest,
+) -> None:
+    settings = settings_with(worker_settings, email_claim_seconds=2.0, smtp_timeout_seconds=60.0)
+    process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
+    mail_link.hold_before(b"RCPT")
+
+    async with started(process):
+        await eventually(mail_link.marker_reached.is_set)
+        process.freeze()
+        async with open_postman(settings) as another, running(another.run):
+            await eventually(lambda: all_are(database, "sent"))
+        mail_link.resume()
+        process.thaw()
+        await eventually(lambda: "email_handled" in process.output)
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert "email_claim_lost" in process.output

@@ -124,6 +124,40 @@ async def test_email_that_was_refused_is_replayed_with_its_code(
     assert msgspec.json.decode(failed.body)["data"]["smtp_code"] == 550
 
 
+async def test_email_that_was_not_composable_is_replayed_with_its_reason(
+    worker_settings: WorkerSettings, database: Connection, postman: Postman, deliver: Deliver
+) -> None:
+    await finish(database, await store(database, sender_email="no address"), postman)
+    before = await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
+
+    [failed] = await deliver()
+    assert failed.body == before[1].body
+    assert msgspec.json.decode(failed.body)["data"]["reason"] == "not_composable"
+
+
+@pytest.mark.parametrize(("code", "reason"), [(550, "refused"), (451, "gave_up")])
+async def test_email_that_failed_before_reasons_were_stored_is_replayed_with_the_one_its_code_tells(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    deliver: Deliver,
+    *,
+    code: int,
+    reason: str,
+) -> None:
+    await finish(database, await store(database), postman)
+    await deliver()
+    await database.execute("UPDATE email SET state = 'failed', smtp_code = $1", code)
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
+
+    [failed] = await deliver()
+    data = msgspec.json.decode(failed.body)["data"]
+    assert (data["reason"], data["smtp_code"]) == (reason, code)
+
+
 async def test_trace_is_all_that_a_replay_leaves_out(
     worker_settings: WorkerSettings, database: Connection, deliver: Deliver
 ) -> None:

@@ -144,7 +144,7 @@ async def test_email_that_was_refused_is_told(
     trace = await trace_of(worker_settings, stored_request)
 
     assert states(trace)[1] == ("request.email_failed", 2, "pending")
-    assert trace.conclusion == "The mail server refused the e-mail for good."
+    assert trace.conclusion == "The e-mail ended unsent: refused."
 
 
 async def test_request_is_told_from_its_row_to_its_calculation(
