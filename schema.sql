@@ -72,7 +72,7 @@ CREATE UNIQUE INDEX calculation_request_idempotency_key
 -- has confirmed them. The primary key is the order in which a relay reads a lane: one index serves all.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
-    id          bigint GENERATED ALWAYS AS IDENTITY,
+    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- from a cache they would come in no order
     request_id  uuid NOT NULL,
     type        text NOT NULL,
     sequence    integer NOT NULL,
@@ -83,8 +83,20 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
+-- Gives a transaction its id before the first event of it gets one. So relays know by the transactions that are under
+-- way which ids may still appear: an id that was given out before would be passed over.
+CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    number xid8 := pg_current_xact_id(); -- not PERFORM, which is a whole query
+BEGIN
+    RETURN NULL;
+END $$;
+CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
+
 -- Events that the broker refused, and behind each the later ones of the same request. Out of the outbox, so that
--- they delay nobody else.
+-- they delay nobody else. Only the first of a request may be due; next_attempt_at of the others is infinity, or every
+-- pass of a relay would step over them.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -107,8 +119,38 @@ CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 -- Finds what is due for another attempt.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked_at IS NULL;
 
+-- The same for request.created apart from the others: events that RabbitMQ refuses are tried one by one.
+CREATE INDEX outbox_held_due_by_kind
+    ON outbox_held (lane, (type = 'request.created'), next_attempt_at) WHERE parked_at IS NULL;
+
+-- Lets an event wait for those of its request before it. By the index: the plan is kept from a time when the table was
+-- empty, and would read all of it for each row.
+CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    IF EXISTS (SELECT FROM outbox_held WHERE request_id = NEW.request_id AND id < NEW.id) THEN
+        NEW.next_attempt_at := 'infinity';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
+    FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
+
+-- Ends the wait of the next event of the request. In triggers, so that relays of an earlier release and a person with
+-- psql do the same: a row that nobody wakes is an event that is never sent.
+CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    UPDATE outbox_held
+       SET next_attempt_at = clock_timestamp()
+     WHERE request_id = OLD.request_id
+       AND id = (SELECT min(id) FROM outbox_held WHERE request_id = OLD.request_id)
+       AND next_attempt_at = 'infinity';
+    RETURN NULL;
+END $$;
+CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
+    FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
+
 -- Every event that has not left for RabbitMQ, and why. pending: in the outbox; failing: refused, to be tried again;
--- waiting: behind a failing or parked event of its own request; parked: refused too often, or put aside by an
+-- waiting: behind a failing or parked event of its own request; parked: cannot be encoded, or put aside by an
 -- operator.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
@@ -154,4 +196,4 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
-INSERT INTO schema_version (version) VALUES (3);
+INSERT INTO schema_version (version) VALUES (4);

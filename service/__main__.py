@@ -32,7 +32,7 @@ from service import (
     tracing,
 )
 from service.app import create_app
-from service.conveyancers import UnknownConveyancer
+from service.conveyancers import InvalidConveyancer, UnknownConveyancer
 from service.http_server import listen, stop_on_signals
 from service.postgres import Connection, PostgresUnavailable
 from service.schema import SchemaBusy
@@ -58,6 +58,7 @@ def main() -> int:
         arguments.run(arguments)
     except (
         BreakingChange,
+        InvalidConveyancer,
         InvalidSetting,
         PostgresUnavailable,
         SchemaBusy,

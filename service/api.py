@@ -1,7 +1,8 @@
 """The endpoints: one handler, one transaction, on one screen."""
 
 import re
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -17,19 +18,26 @@ from service import (
     idempotency,
     listings,
     postgres,
+    request_secrets,
     telemetry,
     tracing,
 )
 from service.auth import Caller
-from service.calculation_requests import CalculationRequest, CalculationRequestRecord, RequestNotFound
+from service.calculation_requests import (
+    CalculationRequest,
+    CalculationRequestRecord,
+    ListedCalculationRequest,
+    RequestNotFound,
+)
 from service.envelope import Answer, UnsupportedMediaType
+from service.errors import InvalidSubmission
 from service.group_commit import GroupCommit
-from service.idempotency import Idempotency
+from service.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.identifiers import parse_uuid
 from service.listings import CalculationRequestPage
 from service.postgres import Connection, Pool
 from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.settings import ServiceSettings
 from service.submissions import Draft
 
@@ -54,8 +62,21 @@ class Resources(msgspec.Struct, frozen=True):
         return postgres.connection(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def record(self, stored: CalculationRequest) -> CalculationRequestRecord:
-        """Return what the interface shows of a request."""
+        """Return what the interface shows of a request. Raises SecretKeyMissing."""
         return stored.record(self.keys, self.settings.app_url)
+
+    def listed(self, found: Sequence[CalculationRequest]) -> list[ListedCalculationRequest]:
+        """Return what a page shows. A key that is missing costs one request its secret, not the page."""
+        shown: list[ListedCalculationRequest] = []
+        missing = set()
+        for stored in found:
+            try:
+                shown.append(self.record(stored))
+            except SecretKeyMissing as error:
+                missing.add(error.key_id)
+                shown.append(stored.record_without_secret())
+        request_secrets.note_missing(missing)
+        return shown
 
 
 class ApiRequest(Request[Caller, Any, State]):
@@ -89,12 +110,9 @@ async def create_request(request: ApiRequest) -> Answer:
     else:
         lock_seconds = resources.settings.database_timeout_seconds * _SHARE_OF_WAIT
         async with resources.connection() as connection:
-            if submission is None:
-                charges = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
-                submission = draft.validated(waiver_applies=charges)
-            stored, is_repeat = await calculation_requests.insert(
+            stored, is_repeat = await _insert_alone(
                 connection,
-                submission,
+                draft,
                 conveyancer_id=conveyancer_id,
                 keys=keys,
                 traceparent=traceparent,
@@ -106,6 +124,39 @@ async def create_request(request: ApiRequest) -> Answer:
     return Answer.ok(resources.record(stored), *headers)
 
 
+async def _insert_alone(
+    connection: Connection,
+    draft: Draft,
+    *,
+    conveyancer_id: str,
+    keys: SecretKeyRing,
+    traceparent: str | None,
+    idempotency: Idempotency | None,
+) -> tuple[CalculationRequest, bool]:
+    """Store a request by itself, and return whether it is a repeat. Raises as validation and `insert` do."""
+    charges = draft.asks_for_waiver and await conveyancers.charges_calculation_fee(connection, conveyancer_id)
+    try:
+        submission = draft.validated(waiver_applies=charges)
+    except InvalidSubmission:
+        if idempotency is None or draft.errors:
+            raise
+        # The waiver was ignored, if the conveyancer charged no fee when this key was first sent.
+        with suppress(IdempotencyKeyInFlight, IdempotencyKeyReused):
+            first = await calculation_requests.find_first(
+                connection, idempotency, conveyancer_id=conveyancer_id
+            )
+            return first, True
+        raise
+    return await calculation_requests.insert(
+        connection,
+        submission,
+        conveyancer_id=conveyancer_id,
+        keys=keys,
+        traceparent=traceparent,
+        idempotency=idempotency,
+    )
+
+
 @get("/v1/request", before_request=auth.requires(auth.READ))
 async def list_requests(request: ApiRequest) -> Answer:
     """List the caller's requests, newest first."""
@@ -114,7 +165,7 @@ async def list_requests(request: ApiRequest) -> Answer:
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
         found, next_cursor = await listings.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    return Answer.ok(CalculationRequestPage([resources.record(each) for each in found], next_cursor))
+    return Answer.ok(CalculationRequestPage(resources.listed(found), next_cursor))
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)

@@ -33,7 +33,7 @@ from service.request_secrets import SecretKeyRing
 from service.settings import ServiceSettings
 from service.signing_keys import open_signing_keys
 
-LARGEST_BODY = 64 * 1024
+LARGEST_BODY = 256 * 1024
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:

@@ -27,8 +27,8 @@ class RequestNotFound(Exception):
     """There is no such request."""
 
 
-class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
+class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A calculation request in a list. The secret is null while the service lacks the key that made it."""
 
     uuid: Uuid
     created_at: Instant
@@ -46,12 +46,19 @@ class CalculationRequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     property_value: int | None
     notes: str | None
     calculation_id: str | None
-    secret: str
-    request_url: Url
+    secret: str | None
+    request_url: Url | None
     external_id: str | None
     meta_data: dict[str, Any] | None
     calculation_fee_exempt: bool
     calculation_fee_exempt_reason: str | None
+
+
+class CalculationRequestRecord(ListedCalculationRequest, frozen=True, kw_only=True):
+    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
+
+    secret: str
+    request_url: Url
 
 
 class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -88,40 +95,49 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return uuid_of(self.id)
 
     def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
-        """Return the customer's link, secret included: never to be logged or queued."""
+        """Return the customer's link, secret included: never to be logged or queued.
+
+        Raises SecretKeyMissing.
+        """
         return request_secrets.request_url(app_url, self.uuid, self.secret(keys))
 
     def secret(self, keys: SecretKeyRing) -> str:
-        """Return the secret that opens this request."""
+        """Return the secret that opens this request. Raises SecretKeyMissing."""
         return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
 
     def record(self, keys: SecretKeyRing, app_url: str) -> CalculationRequestRecord:
-        """Return what the interface shows of this request."""
+        """Return what the interface shows of this request. Raises SecretKeyMissing."""
         secret = self.secret(keys)
-        return CalculationRequestRecord(
-            uuid=self.uuid,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-            customer_email=self.customer_email,
-            customer_phone=self.customer_phone,
-            customer_first_name=self.customer_first_name,
-            customer_last_name=self.customer_last_name,
-            sender_email=self.sender_email,
-            sender_organization_name=self.sender_organization_name,
-            sender_first_name=self.sender_first_name,
-            sender_last_name=self.sender_last_name,
-            case_ref=self.case_ref,
-            request_type=self.request_type,
-            property_value=self.property_value,
-            notes=self.notes,
-            calculation_id=self.calculation_id,
-            secret=secret,
-            request_url=request_secrets.request_url(app_url, self.uuid, secret),
-            external_id=self.external_id,
-            meta_data=None if self.meta_data is None else msgspec.json.decode(self.meta_data),
-            calculation_fee_exempt=self.calculation_fee_exempt,
-            calculation_fee_exempt_reason=self.calculation_fee_exempt_reason,
-        )
+        url = request_secrets.request_url(app_url, self.uuid, secret)
+        return CalculationRequestRecord(secret=secret, request_url=url, **self._shown())
+
+    def record_without_secret(self) -> ListedCalculationRequest:
+        """Return what can be shown of this request while the key of its secret is missing."""
+        return ListedCalculationRequest(secret=None, request_url=None, **self._shown())
+
+    def _shown(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid,
+            "created_at": self.created_at,
+            "updated_at": self.updated_at,
+            "customer_email": self.customer_email,
+            "customer_phone": self.customer_phone,
+            "customer_first_name": self.customer_first_name,
+            "customer_last_name": self.customer_last_name,
+            "sender_email": self.sender_email,
+            "sender_organization_name": self.sender_organization_name,
+            "sender_first_name": self.sender_first_name,
+            "sender_last_name": self.sender_last_name,
+            "case_ref": self.case_ref,
+            "request_type": self.request_type,
+            "property_value": self.property_value,
+            "notes": self.notes,
+            "calculation_id": self.calculation_id,
+            "external_id": self.external_id,
+            "meta_data": None if self.meta_data is None else msgspec.json.decode(self.meta_data),
+            "calculation_fee_exempt": self.calculation_fee_exempt,
+            "calculation_fee_exempt_reason": self.calculation_fee_exempt_reason,
+        }
 
     def facts(self, *, sequence: int) -> dict[str, Any]:
         """Return the fields that every event about this request carries."""
@@ -222,7 +238,7 @@ async def insert(
         return request, False
     if idempotency is None:
         raise UnknownConveyancer
-    return await _find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
+    return await find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
 
 
 async def insert_in_group(
@@ -281,12 +297,13 @@ def _arguments(
     )
 
 
-async def _find_first(
+async def find_first(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
 
-    Raises IdempotencyKeyReused when it came with another body, and UnknownConveyancer.
+    Raises IdempotencyKeyReused when it came with another body, IdempotencyKeyInFlight when there is none,
+    and UnknownConveyancer.
     """
     row = await connection.fetchrow(
         """

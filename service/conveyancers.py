@@ -1,5 +1,6 @@
 """The law firms that use the service: their accounts, and whether they charge a fee."""
 
+from service import lines
 from service.postgres import Connection
 
 
@@ -7,10 +8,19 @@ class UnknownConveyancer(Exception):
     """No conveyancer is registered under this identifier."""
 
 
+class InvalidConveyancer(Exception):
+    """The id or the name of a conveyancer cannot be used; the message says why."""
+
+
 async def add(
     connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool
 ) -> None:
-    """Register a conveyancer, or change the name and fee setting of a registered one."""
+    """Register a conveyancer, or change the name and fee setting of a registered one.
+
+    Raises InvalidConveyancer.
+    """
+    _check("id", conveyancer_id)
+    _check("name", name)
     await connection.execute(
         """
         INSERT INTO conveyancer (id, name, charges_calculation_fee)
@@ -23,6 +33,14 @@ async def add(
         name,
         charges_calculation_fee,
     )
+
+
+def _check(field: str, value: str) -> None:
+    failure = lines.check_filled_line(value)
+    if failure is not None:
+        raise InvalidConveyancer(f"the {field} of a conveyancer: {failure[1]}")
+    if len(value) > lines.CHARACTERS:
+        raise InvalidConveyancer(f"the {field} of a conveyancer: more than {lines.CHARACTERS} characters")
 
 
 async def list_all(connection: Connection) -> list[tuple[str, str, bool]]:

@@ -113,6 +113,7 @@ def postgres_check(read: Settings, *, connections: int) -> Check:
                 return [
                     Finding("ok", "postgres", f"version {connection.get_server_version().major}"),
                     await _schema(connection),
+                    await _event_ids(connection),
                     await _clock(connection),
                     await _connections(connection, connections),
                 ]
@@ -138,6 +139,27 @@ async def _schema(connection: Connection) -> Finding:
     except PostgresUnavailable:
         return Finding("fail", "schema", "Postgres takes no writes", "does DATABASE_URL lead to a standby?")
     return Finding("ok", "schema", f"version {schema.VERSION} or later")
+
+
+async def _event_ids(connection: Connection) -> Finding:
+    """Look for what makes events appear behind the place from which relays read: then they are late."""
+    in_order: bool = await connection.fetchval(
+        """
+        SELECT EXISTS (SELECT
+                         FROM pg_sequence
+                        WHERE seqrelid = to_regclass('outbox_id_seq')
+                          AND seqcache = 1)
+           AND EXISTS (SELECT
+                         FROM pg_trigger
+                        WHERE tgrelid = to_regclass('outbox')
+                          AND tgname = 'outbox_number_transaction'
+                          AND tgenabled IN ('O', 'A'))
+        """
+    )
+    if in_order:
+        return Finding("ok", "event ids", "given out in the order that relays rely on")
+    hint = "outbox_id_seq needs CACHE 1, and outbox its trigger outbox_number_transaction, as in schema.sql"
+    return Finding("fail", "event ids", "not given out in the order that relays rely on", hint)
 
 
 async def _clock(connection: Connection) -> Finding:

@@ -1,5 +1,6 @@
 """The response envelope of every endpoint, and every error as one."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
@@ -10,16 +11,18 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
-from service import telemetry
+from service import request_secrets, telemetry
 from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import RequestNotFound
 from service.conveyancers import UnknownConveyancer
 from service.errors import BodyOverdue, ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, MalformedIdempotencyKey
 from service.postgres import PostgresUnavailable
+from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 
 RETRY_AFTER_SECONDS = 1
+_REPAIR_SECONDS = 60  # before another attempt at what an operator has to mend
 
 Data = TypeVar("Data")
 Header: TypeAlias = tuple[bytes, bytes]  # a name in lower case, and a value
@@ -129,6 +132,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused"),
     PostgresUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
+    SecretKeyMissing: (HTTPStatus.SERVICE_UNAVAILABLE, "secret_unavailable"),
 }
 
 # What Litestar's router and body reader raise.
@@ -145,7 +149,9 @@ def as_envelope(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorEn
     response = answer(error)
     if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **telemetry.describe(error))
-    if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+    if isinstance(error, SecretKeyMissing):
+        request_secrets.note_missing([error.key_id])
+    elif response.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", error=telemetry.summarize(error))
     return response
@@ -178,26 +184,26 @@ def encode_failure(status: HTTPStatus, code: ErrorCode, message: str) -> bytes:
 
 def _headers(error: Exception) -> dict[str, str]:
     match error:
-        case Unauthenticated(reason=None):
-            return {"WWW-Authenticate": 'Bearer realm="calculation-requests"'}
-        case Unauthenticated(reason=reason):
-            return {
-                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="invalid_token", '
-                f'error_description="{reason}"'
-            }
-        case RepeatedCredentials():
-            return {
-                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="invalid_request", '
-                f'error_description="{RepeatedCredentials.__doc__}"'
-            }
-        case InsufficientScope(scope=scope):
-            return {
-                "WWW-Authenticate": 'Bearer realm="calculation-requests", error="insufficient_scope", '
-                f'error_description="The access token does not carry the scope", scope="{scope}"'
-            }
+        case Unauthenticated() | RepeatedCredentials() | InsufficientScope():
+            return {"WWW-Authenticate": ", ".join(_challenge(error))}
         case IdempotencyKeyInFlight() | PostgresUnavailable() | SigningKeysUnavailable():
             return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+        case SecretKeyMissing():
+            return {"Retry-After": str(_REPAIR_SECONDS)}
     return {}
+
+
+def _challenge(error: Unauthenticated | RepeatedCredentials | InsufficientScope) -> Iterator[str]:
+    """Return the parts of a challenge (RFC 6750, section 3)."""
+    yield 'Bearer realm="calculation-requests"'
+    match error:
+        case Unauthenticated(reason=str(reason)):
+            yield f'error="invalid_token", error_description="{reason}"'
+        case RepeatedCredentials():
+            yield f'error="invalid_request", error_description="{RepeatedCredentials.__doc__}"'
+        case InsufficientScope(scope=scope):
+            yield 'error="insufficient_scope", error_description="The access token does not carry the scope"'
+            yield f'scope="{scope}"'
 
 
 def _fail(status: HTTPStatus, errors: list[FieldError], headers: dict[str, str]) -> Response[ErrorEnvelope]:

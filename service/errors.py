@@ -34,7 +34,10 @@ ErrorCode = Literal[
     "head_too_large",
     "internal_error",
     "unavailable",
+    "secret_unavailable",
 ]
+
+Failure = tuple[ErrorCode, str]  # and a sentence for the caller
 
 
 class MalformedBody(Exception):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from service import telemetry
+from service import lines, telemetry
 
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
@@ -81,8 +81,19 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
     request_uuid: str
     calculation_id: Annotated[
-        str, msgspec.Meta(min_length=1, max_length=255, pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]+\Z")
+        str,
+        msgspec.Meta(
+            min_length=1,
+            max_length=255,
+            pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]+\Z",
+            description="One word, without bidirectional controls, of which something can be seen.",
+        ),
     ]
+
+    def __post_init__(self) -> None:
+        """Refuse what the pattern lets through: to narrow it would break the document that senders have."""
+        if failure := lines.check_filled_line(self.calculation_id):
+            raise ValueError(failure[1])
 
 
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)

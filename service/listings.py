@@ -9,17 +9,12 @@ from uuid import UUID
 
 import msgspec
 
-from service import calculation_requests, conveyancers
-from service.calculation_requests import CalculationRequest, CalculationRequestRecord
-from service.errors import FieldError, InvalidSubmission
+from service import calculation_requests, conveyancers, lines
+from service.calculation_requests import CalculationRequest, ListedCalculationRequest
+from service.errors import Failure, FieldError, InvalidSubmission
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
-from service.submissions import (
-    LINE_CHARACTERS,
-    UNKNOWN_FIELDS_TOLD,
-    Failure,
-    check_line,
-)
+from service.submissions import UNKNOWN_FIELDS_TOLD
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
@@ -32,7 +27,7 @@ _LONGEST_INTEGER = 18  # digits: those of int64, and far from what int() refuses
 class CalculationRequestPage(msgspec.Struct, frozen=True):
     """A page of the list; `next_cursor` leads to the next one, and is null on the last."""
 
-    requests: list[CalculationRequestRecord]
+    requests: list[ListedCalculationRequest]
     next_cursor: str | None
 
 
@@ -92,9 +87,9 @@ def _failure(name: str, value: str, times: int) -> Failure | None:
 
 
 def _check_external_id(value: str) -> Failure | None:
-    if len(value) > LINE_CHARACTERS:
-        return "too_long", f"Expected at most {LINE_CHARACTERS} characters."
-    return check_line(value)
+    if len(value) > lines.CHARACTERS:
+        return "too_long", f"Expected at most {lines.CHARACTERS} characters."
+    return lines.check_line(value)
 
 
 def _check_limit(value: str) -> Failure | None:

@@ -35,6 +35,10 @@ pool_wait_seconds = Histogram(
 postgres_unavailable = Counter(
     "postgres_unavailable_total", "How often Postgres or the pool did not answer in time."
 )
+secret_keys_missing = Counter(
+    "request_secret_keys_missing_total",
+    "How often a request's secret could not be made: REQUEST_SECRET_KEYS lacks its key.",
+)
 
 background_failures = Counter(
     "background_failures_total",

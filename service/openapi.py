@@ -13,7 +13,7 @@ from litestar import MediaType, Response
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from service import api, auth, idempotency, listings, questionnaire
+from service import api, auth, idempotency, lines, listings, questionnaire
 from service.auth import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.calculation_requests import CalculationRequestRecord, RequestNotFound
 from service.conveyancers import UnknownConveyancer
@@ -23,10 +23,11 @@ from service.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused, Ma
 from service.listings import CalculationRequestPage
 from service.postgres import PostgresUnavailable
 from service.questionnaire import Questionnaire
+from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 from service.submissions import (
+    FILLED_TEXT,
     LINE,
-    LINE_CHARACTERS,
     META_DATA_BYTES,
     META_DATA_DEPTH,
     REASON_CHARACTERS,
@@ -151,6 +152,7 @@ def operations() -> list[Operation]:
                 "not_json": UnsupportedMediaType(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
+                "secret_key_missing": SecretKeyMissing("older"),
                 "refused_fields": _refusal(
                     lambda: Draft(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
                 ),
@@ -184,6 +186,7 @@ def operations() -> list[Operation]:
                 "insufficient_scope": InsufficientScope(auth.READ),
                 "unknown_conveyancer": UnknownConveyancer(),
                 "unknown_uuid": RequestNotFound(),
+                "secret_key_missing": SecretKeyMissing("older"),
             },
         ),
         Operation(
@@ -211,7 +214,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "external_id": {
         "in": "query",
         "description": "Only requests with this identifier in the caller's own system.",
-        "schema": {"type": "string", "maxLength": LINE_CHARACTERS, **LINE},
+        "schema": {"type": "string", "maxLength": lines.CHARACTERS, **LINE},
     },
     "limit": {
         "in": "query",
@@ -305,14 +308,15 @@ _SECURITY_SCHEMES = {
     },
 }
 
+_ADDRESS = ": one recipient, in ASCII before the @, without encoded words (`=?…?=`)."
 _DESCRIPTIONS = {
-    "customer_email": "E-mail address of the client who asks for the calculation: one recipient.",
-    "customer_phone": "Phone number of the client.",
-    "sender_email": "E-mail address of the person or organization that sends the request.",
+    "customer_email": f"E-mail address of the client who asks for the calculation{_ADDRESS}",
+    "customer_phone": "Phone number of the client, in any form. Empty is stored as null.",
+    "sender_email": f"E-mail address of the person or organization that sends the request{_ADDRESS}",
     "case_ref": "The sender's own reference of the case.",
     "property_value": "In pounds.",
-    "notes": "Internal notes; may have several lines.",
-    "external_id": "Identifier in the caller's own system.",
+    "notes": "Internal notes; may have several lines. Empty is stored as null.",
+    "external_id": "Identifier in the caller's own system. Empty is stored as null.",
     "meta_data": f"Arbitrary data: at most {META_DATA_BYTES} bytes of JSON and {META_DATA_DEPTH} levels.",
     "calculation_fee_exempt": "Waives the conveyancer's calculation fee; only at creation. Stored as "
     "false when the conveyancer charges none.",
@@ -335,10 +339,7 @@ _JSON_VALUE = {
 }
 _META_DATA = {name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")}
 
-# What Python strips from a string; a regular expression's class for white space is another set.
-_BLANK = r"\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-
-# And: the reason of a waiver is looked at only if there is one.
+# The reason of a waiver is looked at only if there is one.
 _WAIVER_RULE = {
     "dependentSchemas": {
         "calculation_fee_exempt": {
@@ -348,9 +349,8 @@ _WAIVER_RULE = {
                     "properties": {
                         "calculation_fee_exempt_reason": {
                             "type": "string",
-                            "minLength": 1,
                             "maxLength": REASON_CHARACTERS,
-                            "pattern": rf"^[^\u0000]*[^\u0000{_BLANK}][^\u0000]*$",
+                            **FILLED_TEXT,
                         }
                     },
                     "required": ["calculation_fee_exempt_reason"],

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from service.events import event_id
+from service.events import RequestCreated, event_id
 from service.identifiers import uuid_of
-from service.postgres import Connection
+from service.postgres import Connection, unavailable
 
 LANES = 16
 CHANNEL = "outbox"  # of LISTEN and NOTIFY
@@ -32,6 +32,11 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     attempts: int
     held: bool
+
+    @property
+    def is_created(self) -> bool:
+        """Whether it is the event that the customer's e-mail comes of."""
+        return self.type == RequestCreated.type
 
     @property
     def event_id(self) -> str:
@@ -69,8 +74,8 @@ class Locked(msgspec.Struct, frozen=True):
 class Due(msgspec.Struct, frozen=True):
     """The lanes with something to publish, when that was, and the last id that had been given out."""
 
-    lanes: list[int]
-    has_held: bool  # whether any of it is to be tried again
+    lanes: list[int]  # with events that have not been held
+    held_lanes: list[int]  # with events that are to be tried again
     snapshot: Snapshot
     last_id: int
 
@@ -104,9 +109,10 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
         )
         SELECT ARRAY (SELECT lane
                         FROM look
-                       WHERE has_fresh OR has_held) AS lanes,
-               (SELECT bool_or(has_held)
-                  FROM look) AS has_held,
+                       WHERE has_fresh) AS lanes,
+               ARRAY (SELECT lane
+                        FROM look
+                       WHERE has_held) AS held_lanes,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid,
                CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id
@@ -115,7 +121,7 @@ async def find_due(connection: Connection, marks: Sequence[int]) -> Due:
         """,
         marks,
     )
-    return Due(row["lanes"], row["has_held"], Snapshot(row["xmin"], row["next_xid"]), row["last_id"])
+    return Due(row["lanes"], row["held_lanes"], Snapshot(row["xmin"], row["next_xid"]), row["last_id"])
 
 
 async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]:
@@ -138,12 +144,15 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
     """Take those of *lanes* that no other relay has, until the transaction ends.
 
     A statement of its own: the next one then sees all that the last holders have settled.
+
+    Raises PostgresUnavailable on a server that takes no writes: it grants locks, and would settle nothing.
     """
     (row,) = await connection.fetch(
         """
         SELECT ARRAY (SELECT lane
                         FROM unnest($2::smallint[]) AS lane
                        WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
+               current_setting('transaction_read_only')::boolean AS is_read_only,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot
@@ -151,6 +160,8 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
         _LANE_LOCKS,
         lanes,
     )
+    if row["is_read_only"]:
+        raise unavailable()
     return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
 
 
@@ -182,24 +193,36 @@ async def read(
     return [OutboxRow(**row) for row in rows]
 
 
-async def read_held(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
-    """Return held events of locked lanes that are due and have none of their request before them."""
+async def read_held(
+    connection: Connection, lanes: Sequence[int], *, limit_created: int, limit_others: int
+) -> list[OutboxRow]:
+    """Return held events of locked lanes that are due and have none of their request before them.
+
+    Of each lane at most so many request.created and so many others, those that have waited longest first.
+    """
     rows = await connection.fetch(
         """
-        SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts, true AS held
-          FROM outbox_held AS candidate
-         WHERE lane = ANY($1)
-           AND parked_at IS NULL
-           AND next_attempt_at <= now()
-           AND NOT EXISTS (SELECT
-                             FROM outbox_held AS earlier
-                            WHERE earlier.request_id = candidate.request_id
-                              AND earlier.id < candidate.id)
+        SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
+               true AS held
+          FROM unnest($1::smallint[]) AS lane
+         CROSS JOIN (VALUES (true, $2::integer), (false, $3::integer)) AS route (is_created, most)
+         CROSS JOIN LATERAL (SELECT *
+                               FROM outbox_held AS candidate
+                              WHERE candidate.lane = lane.lane
+                                AND (candidate.type = 'request.created') = route.is_created
+                                AND parked_at IS NULL
+                                AND next_attempt_at <= now()
+                                AND NOT EXISTS (SELECT
+                                                  FROM outbox_held AS earlier
+                                                 WHERE earlier.request_id = candidate.request_id
+                                                   AND earlier.id < candidate.id)
+                              ORDER BY next_attempt_at
+                              LIMIT route.most) AS event
          ORDER BY next_attempt_at
-         LIMIT $2
         """,
         lanes,
-        limit,
+        limit_created,
+        limit_others,
     )
     return [OutboxRow(**row) for row in rows]
 
@@ -239,7 +262,10 @@ async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> No
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
-    """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once."""
+    """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once.
+
+    A trigger lets them wait, and another one wakes the next when one is settled.
+    """
     if not events:
         return
     await connection.execute(
@@ -267,9 +293,8 @@ async def postpone(
     *,
     base_seconds: float,
     longest_seconds: float,
-    attempt_limit: int,
 ) -> None:
-    """Charge held events one attempt: due again after a delay that doubles, or parked at the limit."""
+    """Charge held events one attempt: due again after a delay that doubles."""
     if not events:
         return
     await connection.execute(
@@ -277,17 +302,35 @@ async def postpone(
         UPDATE outbox_held
            SET attempts = attempts + 1,
                last_error = failure.error,
-               next_attempt_at = now() + make_interval(secs => least($6, $5 * 2 ^ least(attempts, 30))),
-               parked_at = CASE WHEN attempts + 1 >= $4 THEN now() END
+               next_attempt_at = clock_timestamp()  -- the transaction has been open for a whole publish
+                                 + make_interval(secs => least($5, $4 * 2 ^ least(attempts, 30)))
           FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
          WHERE outbox_held.lane = failure.lane
            AND outbox_held.id = failure.id
         """,
         *_keys(events),
         errors,
-        attempt_limit,
         base_seconds,
         longest_seconds,
+    )
+
+
+async def park(connection: Connection, events: Sequence[OutboxRow], errors: Sequence[str]) -> None:
+    """Charge held events one attempt, and try them no more until an operator says so."""
+    if not events:
+        return
+    await connection.execute(
+        """
+        UPDATE outbox_held
+           SET attempts = attempts + 1,
+               last_error = failure.error,
+               parked_at = clock_timestamp()
+          FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
+         WHERE outbox_held.lane = failure.lane
+           AND outbox_held.id = failure.id
+        """,
+        *_keys(events),
+        errors,
     )
 
 

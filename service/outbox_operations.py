@@ -199,13 +199,26 @@ async def lanes_with_parked(connection: Connection) -> list[int]:
 
 
 async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
-    """Make held events of a locked lane due now, parked or not, attempts kept. Returns those found."""
+    """Make held events of a locked lane due now, parked or not, attempts kept. Returns those found.
+
+    One that is not the first of its request waits for its turn.
+    """
     rows = await connection.fetch(
         """
+        WITH first AS (
+            SELECT request_id, min(id) AS id
+              FROM undelivered_event
+             WHERE lane = $1
+             GROUP BY request_id
+        )
         UPDATE outbox_held
-           SET next_attempt_at = now(),
+           SET next_attempt_at = CASE WHEN outbox_held.id = first.id
+                                      THEN clock_timestamp()
+                                      ELSE 'infinity' END,
                parked_at = NULL
           FROM unnest($2::uuid[], $3::text[], $4::integer[]) AS wanted (request_id, type, sequence)
+          JOIN first
+         USING (request_id)
          WHERE lane = $1
            AND outbox_held.request_id = wanted.request_id
            AND outbox_held.type = wanted.type
@@ -219,19 +232,17 @@ async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> 
 
 
 async def retry_parked(connection: Connection, lane: int) -> list[EventKey]:
-    """Make every parked event of a locked lane due now, attempts kept. Returns them."""
+    """Make every parked event of a locked lane due now, as `retry` does. Returns them."""
     rows = await connection.fetch(
         """
-        UPDATE outbox_held
-           SET next_attempt_at = now(),
-               parked_at = NULL
+        SELECT request_id, type, sequence
+          FROM outbox_held
          WHERE lane = $1
            AND parked_at IS NOT NULL
-        RETURNING request_id, type, sequence
         """,
         lane,
     )
-    return [EventKey(**row) for row in rows]
+    return await retry(connection, lane, [EventKey(**row) for row in rows])
 
 
 async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
@@ -239,7 +250,7 @@ async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
     parked = await connection.execute(
         """
         UPDATE outbox_held
-           SET parked_at = coalesce(parked_at, now()),
+           SET parked_at = coalesce(parked_at, clock_timestamp()),
                last_error = coalesce(last_error, $5)
          WHERE lane = $1
            AND request_id = $2

@@ -3,14 +3,28 @@
 import base64
 import hmac
 import secrets
+from collections.abc import Iterable
 from uuid import UUID
 
 import msgspec
+import structlog
 
+from service import metrics
 from service.settings import InvalidSetting
 
 SALT_BYTES = 16
 _KEY_BYTES = 32
+
+
+_log = structlog.get_logger()
+
+
+class SecretKeyMissing(Exception):
+    """The secret of this request cannot be made now: the key is missing that it was first made with."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(key_id)
+        self.key_id = key_id
 
 
 class SecretKeyRing(msgspec.Struct, frozen=True):
@@ -36,10 +50,19 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
         """Derive the secret of one request: 43 URL-safe characters.
 
-        Raises KeyError when the ring has lost the key the request was made with.
+        Raises SecretKeyMissing when the ring has lost the key the request was made with.
         """
+        if key_id not in self.keys:
+            raise SecretKeyMissing(key_id)
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def note_missing(key_ids: Iterable[str]) -> None:
+    """Log and count keys that a unit of work has missed."""
+    for key_id in key_ids:
+        metrics.secret_keys_missing.inc()
+        _log.error("secret_key_missing", key_id=key_id)
 
 
 def new_salt() -> bytes:

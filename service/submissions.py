@@ -10,30 +10,29 @@ from typing import Annotated, Any
 import email_validator
 import msgspec
 
+from service import lines
 from service.calculation_requests import RequestType, Submission
-from service.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
 
-LINE_CHARACTERS = 255
 UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a request that is stored
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
+_LARGE_BODY = 32 * 1024  # bytes
 _INT64 = range(-(2**63), 2**63)
 
-# What no single line has, as a regular expression's class: control characters, line and paragraph separators,
-# and the bidirectional controls of UAX #9, which could make a name read as something else.
-_FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
-
 # The patterns tell readers of the OpenAPI document what the checks below refuse, with codes of their own.
-LINE = {"pattern": f"^[^{_FORBIDDEN}]*$"}
-_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{_FORBIDDEN}]*[^{_FORBIDDEN}{_SPACES}][^{_FORBIDDEN}]*$"}
+LINE = {"pattern": f"^[^{lines.FORBIDDEN}]*$"}
+_SHOWN = f"[^{lines.FORBIDDEN}{lines.SPACES}{lines.INVISIBLE}]"
+_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{lines.FORBIDDEN}]*{_SHOWN}[^{lines.FORBIDDEN}]*$"}
+FILLED_TEXT = {"minLength": 1, "pattern": rf"^[^\u0000]*{_SHOWN}[^\u0000]*$"}
 _TEXT = {"pattern": r"^[^\u0000]*$"}
+_EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
-Name = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=_FILLED_LINE)]
-EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
+Name = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE)]
+EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema=_EMAIL)]
 PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE)]
-ExternalId = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS, extra_json_schema=LINE)]
+ExternalId = Annotated[str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=LINE)]
 Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
 
@@ -60,8 +59,7 @@ class CalculationRequestForm(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     calculation_fee_exempt_reason: Any = None
 
 
-Failure = tuple[ErrorCode, str]  # and a sentence for the caller
-
+_OPTIONAL_TEXTS = ("customer_phone", "notes", "external_id")
 _decoder = msgspec.json.Decoder(CalculationRequestForm)
 _fields = {field.name: field for field in msgspec.structs.fields(CalculationRequestForm)}
 
@@ -72,14 +70,12 @@ class Draft:
     def __init__(self, body: bytes) -> None:
         """Read *body*. Raises MalformedBody; what is wrong with its fields is told by `validated`."""
         self.values: Mapping[str, Any]
-        try:
-            form = _decoder.decode(body)
-            self.values = msgspec.structs.asdict(form)
-            self.errors: list[FieldError] = []
-        except msgspec.ValidationError:
+        self.errors: list[FieldError] = []
+        form = _read_at_once(body)
+        if form is None:
             self.values, self.errors = _read_field_by_field(_decode_plain(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise MalformedBody from None
+        else:
+            self.values = msgspec.structs.asdict(form)
         self.errors += _failing_fields(self.values)
 
     @property
@@ -94,7 +90,8 @@ class Draft:
         if errors:
             raise InvalidSubmission(errors)
         waiver = {"calculation_fee_exempt": waiver_applies, "calculation_fee_exempt_reason": reason}
-        return Submission(**{**self.values, **waiver})
+        optional = {name: self.values[name] or None for name in _OPTIONAL_TEXTS}  # "" is as good as nothing
+        return Submission(**{**self.values, **optional, **waiver})
 
     def sha256(self) -> bytes:
         """Return the fingerprint of what was submitted, however it was written and whatever the fee."""
@@ -103,6 +100,21 @@ class Draft:
         # Without defaults, so that a field which a later release adds changes no fingerprint.
         submitted = {name: value for name, value in values.items() if value != _fields[name].default}
         return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
+
+
+def _read_at_once(body: bytes) -> CalculationRequestForm | None:
+    """Return all fields, None when they must be read one by one: some may be wrong, or the body is large.
+
+    A large body is read once only. Twice, a refusal would cost more than storing it.
+    """
+    if len(body) > _LARGE_BODY:
+        return None
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise MalformedBody from None
 
 
 def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
@@ -168,25 +180,13 @@ def _classify(problem: str) -> Failure:
     return "invalid_type", f"{plain}."
 
 
-_FORBIDDEN_IN_LINES = re.compile(f"[{_FORBIDDEN}\\ud800-\\udfff]")  # nor surrogates: they cannot be stored
-
-
-def check_line(value: str) -> Failure | None:
-    """Return why *value* cannot stand in a single-line field, if so."""
-    if _FORBIDDEN_IN_LINES.search(value):
-        return "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
-    return None
-
-
-def _check_required_line(value: str) -> Failure | None:
-    if not value.strip():
-        return "blank", "This field must not be blank."
-    return check_line(value)
-
-
 def _check_text(value: str) -> Failure | None:
     return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
+
+# An encoded word (RFC 2047) may stand in an address, but programs decode it there: the mail then names
+# somebody else, or cannot be made.
+_ENCODED_WORD = re.compile(r"=\?.*\?=")
 
 # Of these the domain decides: the part before the @ is valid, and nothing gets longer when it is decoded.
 _PLAIN_ADDRESS = re.compile(
@@ -195,7 +195,7 @@ _PLAIN_ADDRESS = re.compile(
 
 
 def _check_email(value: str) -> Failure | None:
-    if failure := _check_required_line(value):
+    if failure := lines.check_filled_line(value):
         return failure
     plain = _PLAIN_ADDRESS.fullmatch(value)
     is_valid = _is_valid_domain(plain[1]) if plain else _is_valid_address(value)
@@ -209,9 +209,15 @@ def _is_valid_domain(domain: str) -> bool:
 
 
 def _is_valid_address(value: str) -> bool:
+    if _ENCODED_WORD.search(value):
+        return False
     try:
         email_validator.validate_email(
-            value, check_deliverability=False, allow_smtputf8=False, test_environment=True
+            value,
+            check_deliverability=False,
+            allow_smtputf8=False,
+            test_environment=True,
+            strict=True,  # the part before the @ too is no longer than mail servers must take
         )
     except email_validator.EmailNotValidError:
         return False
@@ -257,8 +263,8 @@ def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON 
         failure = "invalid_type", "Expected str."
     elif len(reason) > REASON_CHARACTERS:
         failure = "too_long", f"Expected str of length <= {REASON_CHARACTERS} characters."
-    elif not reason.strip():
-        failure = "blank", "This field must not be blank."
+    elif lines.is_blank(reason):
+        failure = lines.BLANK
     else:
         failure = _check_text(reason)
     return [_field_error("calculation_fee_exempt_reason", *failure)] if failure else []
@@ -266,15 +272,15 @@ def _reason_errors(reason: Any) -> list[FieldError]:  # noqa: ANN401 - any JSON 
 
 _CHECKS: dict[str, Callable[[Any], Failure | None]] = {
     "customer_email": _check_email,
-    "customer_phone": check_line,
-    "customer_first_name": _check_required_line,
-    "customer_last_name": _check_required_line,
+    "customer_phone": lines.check_line,
+    "customer_first_name": lines.check_filled_line,
+    "customer_last_name": lines.check_filled_line,
     "sender_email": _check_email,
-    "sender_organization_name": _check_required_line,
-    "sender_first_name": _check_required_line,
-    "sender_last_name": _check_required_line,
-    "case_ref": _check_required_line,
+    "sender_organization_name": lines.check_filled_line,
+    "sender_first_name": lines.check_filled_line,
+    "sender_last_name": lines.check_filled_line,
+    "case_ref": lines.check_filled_line,
     "notes": _check_text,
-    "external_id": check_line,
+    "external_id": lines.check_line,
     "meta_data": _check_meta_data,
 }

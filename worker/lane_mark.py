@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 
+import structlog
+
 from service import outbox
 from service.outbox import Due, Snapshot
+
+_log = structlog.get_logger()
 
 
 class LaneMark:
@@ -42,7 +46,14 @@ class LaneMarks:
         return [mark.low_water for mark in self._marks]
 
     def note_due(self, due: Due) -> None:
-        """Take note of a look at all lanes behind their marks: what is not due there is empty."""
+        """Take note of a look at all lanes behind their marks: what is not due there is empty.
+
+        Marks above the last id are of another history, which a failover has lost: every lane begins anew.
+        """
+        if due.last_id + 1 < max(self.low_water):
+            _log.warning("outbox_ids_set_back", last_id=due.last_id)
+            self.forget(range(outbox.LANES))
+            return
         for lane, mark in enumerate(self._marks):
             if lane not in due.lanes:
                 mark.advance(due.snapshot, due.last_id + 1)

@@ -16,7 +16,7 @@ _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 3
 outbox_pending = Gauge("outbox_pending_events", "Events in the outbox that the broker has not refused.")
 outbox_failing = Gauge("outbox_failing_events", "Events that the broker refused, to be tried again.")
 outbox_waiting = Gauge("outbox_waiting_events", "Events behind a failing or parked one of their request.")
-outbox_parked = Gauge("outbox_parked_events", "Events put aside: refused too often, or by an operator.")
+outbox_parked = Gauge("outbox_parked_events", "Events put aside: they cannot be encoded, or by an operator.")
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event; 0 when there is none."
 )
@@ -34,6 +34,9 @@ delivery_seconds = Histogram(
 )
 wakeups = Counter("relay_wakeups_total", "What ended a rest of the relay.", ["source"])
 outages = Counter("relay_outages_total", "How often the relay lost what it depends on.", ["dependency"])
+lanes_passed_over = Counter(
+    "relay_lanes_passed_over_total", "Lanes in which an event was found before the low-water mark."
+)
 broker_blocked = Gauge("broker_blocked", "1 while the broker's alarm keeps the relay from publishing.")
 broker_connected = Gauge(
     "broker_connected", "1 while the connection of this name to RabbitMQ is open.", ["connection"]

@@ -13,14 +13,23 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service import calculation_requests, conveyancers, events, postgres, schema, telemetry, tracing
+from service import (
+    calculation_requests,
+    conveyancers,
+    events,
+    postgres,
+    request_secrets,
+    schema,
+    telemetry,
+    tracing,
+)
 from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.request_secrets import SecretKeyMissing, SecretKeyRing
 from worker import emails, mailer, metrics
 from worker.consuming import Consumer, Malformed
 from worker.emails import Email
@@ -211,6 +220,9 @@ class Postman:
             except (MailServerUnavailable, PostgresUnavailable) as error:
                 self._outage = error
                 record = partial(self._give_back, email=email)
+            except SecretKeyMissing as error:
+                request_secrets.note_missing([error.key_id])
+                record = partial(self._put_off, email=email)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the other e-mails
                 _log.error("email_failed", **telemetry.describe(error))
                 record = partial(self._put_off, email=email)

@@ -12,7 +12,7 @@ from typing import get_args
 
 import msgspec
 
-from service import outbox, outbox_operations
+from service import outbox, outbox_operations, postgres
 from service.outbox_operations import Backlog, EventKey, State, UndeliveredEvent
 from service.postgres import Connection
 from worker import replay, request_history
@@ -25,6 +25,7 @@ STATES: tuple[State, ...] = get_args(State)
 _LANE_SECONDS = 30.0  # longer than a relay may hold a lane
 _LANE_LOOK_SECONDS = 0.02
 _PROGRESS_SECONDS = 10.0
+_END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{postgres.SILENCE_SECONDS:g}s'"
 
 
 class LaneBusy(Exception):
@@ -150,9 +151,13 @@ def _outcomes(done: Sequence[tuple[EventKey, str]], asked: Sequence[EventKey], m
 
 @asynccontextmanager
 async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]:
-    """Hold a lane as a relay does: it must find at the end of a pass what it read at the beginning."""
+    """Hold a lane as a relay does: it must find at the end of a pass what it read at the beginning.
+
+    If we vanish without a word, Postgres frees the lane: nobody else would relay it for two hours.
+    """
     for _ in range(int(_LANE_SECONDS / _LANE_LOOK_SECONDS)):
         async with connection.transaction():
+            await connection.execute(_END_WHEN_SILENT)
             if (await outbox.lock_lanes(connection, [lane])).lanes:
                 yield
                 return

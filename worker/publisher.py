@@ -29,11 +29,17 @@ _CAN_WRITE_AT_ONCE = version("aiormq").startswith("7.2.")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a window. Rows in neither set were not confirmed, and count as not sent."""
+    """What became of a window. Rows in none of these were not confirmed, and count as not sent."""
 
-    confirmed: frozenset[int]
-    failed: Mapping[int, str]  # a reason for each row that is itself at fault
+    confirmed: frozenset[int] = frozenset()
+    refused: Mapping[int, str] = {}  # why, of rows that were returned or nacked: a queue is at fault
+    unencodable: Mapping[int, str] = {}  # why, of rows that are themselves at fault
     outage: Exception | None = None  # the channel must not be used again
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Why rows were not taken, whatever is at fault."""
+        return {**self.refused, **self.unencodable}
 
 
 class Publisher:
@@ -82,13 +88,13 @@ class Publisher:
         No two rows may be of one request: a refused one would be overtaken by the next.
         """
         if not window:
-            return Outcome(frozenset(), {})
+            return Outcome()
         publishing: Mapping[int, asyncio.Future[Any]]
         with metrics.confirm_seconds.time(), metrics.holding(metrics.unconfirmed_events, len(window)):
             try:
                 publishing = await self._write(window) if self._writes_at_once else self._start(window)
             except BROKER_ERRORS as error:
-                return Outcome(frozenset(), {}, error)
+                return Outcome(outage=error)
             reason = await self._wait_for(publishing.values(), abandoned or asyncio.Event())
         return _outcome(publishing, reason)
 
@@ -205,7 +211,8 @@ def properties_of(row: OutboxRow, traceparent: str | None) -> spec.Basic.Propert
 
 def _outcome(publishing: Mapping[int, asyncio.Future[Any]], reason: Exception | None) -> Outcome:
     confirmed = set()
-    failed: dict[int, str] = {}
+    refused: dict[int, str] = {}
+    unencodable: dict[int, str] = {}
     outage: Exception | None = None
     for row_id, confirm in publishing.items():
         if confirm.cancelled():
@@ -216,13 +223,13 @@ def _outcome(publishing: Mapping[int, asyncio.Future[Any]], reason: Exception | 
                 confirmed.add(row_id)
             case PublishError():
                 metrics.events_failed.labels("returned").inc()
-                failed[row_id] = "returned: no queue is bound for it"
+                refused[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
                 metrics.events_failed.labels("refused").inc()
-                failed[row_id] = "refused by the broker"
+                refused[row_id] = "refused by the broker"
             case error if isinstance(error, _UNENCODABLE):  # before a delivery tag was spent
                 metrics.events_failed.labels("unencodable").inc()
-                failed[row_id] = f"unencodable: {error}"
+                unencodable[row_id] = f"unencodable: {error}"
             case Exception() as error:
                 outage = error
-    return Outcome(frozenset(confirmed), failed, outage)
+    return Outcome(frozenset(confirmed), refused, unencodable, outage)

@@ -65,7 +65,7 @@ async def reconcile(connection: Connection, limits: Limits) -> Reconciliation:
                     await overdue_events(connection, limits),
                 ),
                 _anomaly(
-                    "event_parked", "refused too often, or put aside", await parked_events(connection, limits)
+                    "event_parked", "cannot be encoded, or put aside", await parked_events(connection, limits)
                 ),
                 _anomaly(
                     "event_orphaned",

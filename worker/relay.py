@@ -20,6 +20,7 @@ from worker.broker import BrokerUnavailable
 from worker.lane_mark import LaneMarks
 from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
+from worker.refusals import Retries
 from worker.settings import WorkerSettings
 
 _LANES_AT_ONCE = outbox.LANES // 2  # in one transaction; the rest is left to other relays meanwhile
@@ -50,6 +51,7 @@ class Relay:
         self._connected = False
         self._alarm = Alarm()
         self._marks = LaneMarks()
+        self._retries = Retries(pause_seconds=settings.relay_retry_seconds)
         self._look_back_seconds = look_back_seconds
         self._look_back_at = time.monotonic() + look_back_seconds
         self._look_seconds = self._statement_seconds
@@ -100,12 +102,14 @@ class Relay:
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
         due = await self._find_due()
-        lanes = random.sample(due.lanes, len(due.lanes))  # Relays that start together should not meet.
+        held_lanes = due.held_lanes if any(self._retries.limits(1)) else []
+        lanes = list({*due.lanes, *held_lanes})
+        random.shuffle(lanes)  # Relays that start together should not meet.
         moved = 0
         for first in range(0, len(lanes), _LANES_AT_ONCE):
             if not stop.is_set():
                 some = lanes[first : first + _LANES_AT_ONCE]
-                moved += await self.relay_lanes(publisher, some, with_held=due.has_held)
+                moved += await self.relay_lanes(publisher, some, held_lanes=held_lanes)
         return moved
 
     async def _find_due(self) -> Due:
@@ -134,12 +138,15 @@ class Relay:
             return
         if passed:
             _log.error("events_passed_over", lanes=passed)
+            metrics.lanes_passed_over.inc(len(passed))
             self._marks.forget(passed)
 
-    async def relay_lanes(self, publisher: Publisher, lanes: Sequence[int], *, with_held: bool = True) -> int:
+    async def relay_lanes(
+        self, publisher: Publisher, lanes: Sequence[int], *, held_lanes: Sequence[int] | None = None
+    ) -> int:
         """Publish the oldest events of some lanes, and those held that are due; delete what is confirmed.
 
-        Without those held, where it is known that none is due: that spares a query.
+        *held_lanes* are those in which any is held and due, where that is known: none spares a query.
 
         Returns the number of events that left the lanes, confirmed or held back. A crash between confirm and
         commit publishes a batch again: delivery is at least once, in order per request. Raises
@@ -148,11 +155,12 @@ class Relay:
         seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
         # A crash of Postgres may forget what was settled a moment ago: it is published again then, in order.
         async with postgres.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
-            fresh, held = await self._take(connection, lanes, with_held=with_held)
+            fresh, held = await self._take(connection, lanes, lanes if held_lanes is None else held_lanes)
             if not fresh and not held:
                 return 0
             window = [*_first_of_each_request(fresh), *held]
             outcome = await self._publish(connection, publisher, window)
+            self._retries.note(fresh, held, outcome)
             moved = await self._settle(connection, fresh, held, outcome)
         metrics.count_settled([row for row in window if row.id in outcome.confirmed])
         if moved:
@@ -162,7 +170,7 @@ class Relay:
         return moved
 
     async def _take(
-        self, connection: Connection, lanes: Sequence[int], *, with_held: bool
+        self, connection: Connection, lanes: Sequence[int], held_lanes: Sequence[int]
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
         """Lock those of *lanes* that are free. Returns their oldest events, and those held that are due."""
         locked = await outbox.lock_lanes(connection, lanes)
@@ -178,10 +186,17 @@ class Relay:
         first_ids = {row.lane: row.id for row in reversed(fresh)}
         for lane, first_id in first_ids.items():
             self._marks.note_first(locked.snapshot, lane, first_id)
-        if not with_held:
-            return fresh, []
-        held = await outbox.read_held(connection, locked.lanes, limit=self._settings.relay_held_batch_size)
-        return fresh, held
+        return fresh, await self._take_held(connection, sorted({*locked.lanes} & {*held_lanes}))
+
+    async def _take_held(self, connection: Connection, lanes: Sequence[int]) -> list[OutboxRow]:
+        """Return events of locked lanes that are to be tried again now."""
+        if not lanes:
+            return []
+        created, others = self._retries.limits(-(-self._settings.relay_held_batch_size // len(lanes)))
+        if not created and not others:
+            return []
+        held = await outbox.read_held(connection, lanes, limit_created=created, limit_others=others)
+        return self._retries.choose(held)
 
     async def _publish(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
@@ -215,21 +230,27 @@ class Relay:
         delivered = [row for row in fresh if row.id in outcome.confirmed]
         redelivered = [row for row in held if row.id in outcome.confirmed]
         holding = [row for row in fresh if row.held or row.id in outcome.failed]
-        failed = [row for row in (*fresh, *held) if row.id in outcome.failed]
         await outbox.delete(connection, delivered)
+        await outbox.hold(connection, holding)  # Before the next: that wakes what waits behind it.
         await outbox.delete_held(connection, redelivered)
-        await outbox.hold(connection, holding)
+        if outcome.failed:
+            await self._charge(connection, [*fresh, *held], outcome)
+        return len(delivered) + len(redelivered) + len(holding)
+
+    async def _charge(self, connection: Connection, rows: Sequence[OutboxRow], outcome: Outcome) -> None:
+        """Have what was refused tried again later, and park what never can be published."""
+        refused = [row for row in rows if row.id in outcome.refused]
+        unencodable = [row for row in rows if row.id in outcome.unencodable]
         await outbox.postpone(
             connection,
-            failed,
-            [outcome.failed[row.id] for row in failed],
+            refused,
+            [outcome.refused[row.id] for row in refused],
             base_seconds=self._settings.relay_retry_seconds,
             longest_seconds=self._settings.relay_longest_retry_seconds,
-            attempt_limit=self._settings.relay_attempt_limit,
         )
-        for row in failed:
+        await outbox.park(connection, unencodable, [outcome.unencodable[row.id] for row in unencodable])
+        for row in (*refused, *unencodable):
             _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
-        return len(delivered) + len(redelivered) + len(holding)
 
     @property
     def _statement_seconds(self) -> float:

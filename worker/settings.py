@@ -28,7 +28,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     relay_held_batch_size: Count = 20
     relay_poll_seconds: Seconds = 1.0
     relay_listen_check_seconds: Seconds = 30.0
-    relay_attempt_limit: Count = 10
     relay_retry_seconds: Seconds = 1.0
     relay_longest_retry_seconds: Seconds = 300.0
 

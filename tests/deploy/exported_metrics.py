@@ -36,6 +36,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "relay_unconfirmed_events": frozenset(),
     "relay_wakeups_total": frozenset({"source"}),
     "relay_outages_total": frozenset({"dependency"}),
+    "relay_lanes_passed_over_total": frozenset(),
     "broker_blocked": frozenset(),
     "broker_connected": frozenset({"connection"}),
     "consumer_messages_total": frozenset({"queue", "outcome"}),

@@ -60,6 +60,22 @@ async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str
     ]
 
 
+@pytest.mark.parametrize(
+    ("conveyancer_id", "name", "named"),
+    [("", "New Firm", "id"), ("new-firm\u202e", "New Firm", "id"), ("new-firm", "", "name")],
+    ids=ascii,
+)
+async def test_conveyancer_that_nobody_could_read_is_not_added(
+    environment: Mapping[str, str], database: Connection, conveyancer_id: str, name: str, named: str
+) -> None:
+    ended = await run(
+        "service", "conveyancer", "add", conveyancer_id, "--name", name, environment=environment
+    )
+
+    _assert_one_clear_line(ended, f"{named} of a conveyancer")
+    assert await database.fetchval("SELECT count(*) FROM conveyancer") == 2
+
+
 async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
     environment: Mapping[str, str], api: Process
 ) -> None:

@@ -22,7 +22,7 @@ def settle_unconfirmed() -> None:
 
     async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> Outcome:
         outcome = await publish(self, window, **options)
-        return Outcome(frozenset(row.id for row in window), {}, outcome.outage)
+        return Outcome(frozenset(row.id for row in window), outage=outcome.outage)
 
     Publisher.publish = publish_and_hope  # type: ignore[method-assign]
 

@@ -39,7 +39,9 @@ scripts = st.builds(
 class RelayModel(RuleBasedStateMachine):
     """Requests write events, a relay publishes them, a broker answers as scripted.
 
-    The model knows which events were written, in order within each request. All requests share one lane.
+    The model knows which events were written, in order within each request, and of which kinds
+    (request.created or others) events were refused and none tried again has been confirmed since.
+    All requests share one lane.
     """
 
     database_url = ""
@@ -50,6 +52,7 @@ class RelayModel(RuleBasedStateMachine):
         self.resources = AsyncExitStack()
         self.requests: list[UUID] = []
         self.written: dict[UUID, list[str]] = {}
+        self.refused = set[bool]()
 
     def run(self, coroutine: Any) -> Any:
         """Run one step in the model's own event loop, with a bound."""
@@ -73,7 +76,6 @@ class RelayModel(RuleBasedStateMachine):
             relay_batch_size=WINDOW,
             relay_retry_seconds=0.001,
             relay_longest_retry_seconds=0.001,
-            relay_attempt_limit=1000,
         )
         self.pool = await self.resources.enter_async_context(postgres.open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
@@ -115,9 +117,34 @@ class RelayModel(RuleBasedStateMachine):
     def relay_once(self, script: Script) -> None:
         """Let the relay make one pass, and the broker answer by *script*."""
         self.broker.script = script
+        before = self.run(self._attempts())
         with suppress(BrokerUnavailable):
             self.run(self._relay_once())
         self.broker.script = Script([], [], multiple=False)
+        self._see_pace(before, self.run(self._attempts()))
+
+    @rule(passes=st.integers(2, 4))
+    def relay_while_refusals_go_on(self, passes: int) -> None:
+        """Let the broker refuse whatever comes, pass after pass."""
+        for _ in range(passes):
+            self.relay_once(Script(["nack"] * WINDOW, [], multiple=False))
+
+    async def _attempts(self) -> dict[str, int]:
+        """Return how often each held event was refused."""
+        rows = await self.observer.fetch("SELECT request_id, type, sequence, attempts FROM outbox_held")
+        return {
+            events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]): row["attempts"]
+            for row in rows
+        }
+
+    def _see_pace(self, before: dict[str, int], after: dict[str, int]) -> None:
+        """While refusals of a kind go on, one event of that kind is tried again by a pass, at most."""
+        confirmed = before.keys() - after.keys()
+        refused = {event for event, attempts in after.items() if attempts > before.get(event, 0)}
+        tried = confirmed | (refused & before.keys())
+        assert sum(_is_created(event) in self.refused for event in tried) <= 1
+        self.refused -= {_is_created(event) for event in confirmed}
+        self.refused |= {_is_created(event) for event in refused}
 
     async def _relay_once(self) -> None:
         async with broker.open_channel(self.settings, name="model") as channel:
@@ -131,6 +158,7 @@ class RelayModel(RuleBasedStateMachine):
         with suppress(BrokerUnavailable, postgres.PostgresUnavailable, *UNAVAILABLE):
             self.run(self._relay_and_cut())
         self.broker.script = Script([], [], multiple=False)
+        self.refused.clear()  # What became of a window that was not settled, only the relay knows.
 
     async def _relay_and_cut(self) -> None:
         relaying = asyncio.create_task(self._relay_once())
@@ -177,13 +205,16 @@ class RelayModel(RuleBasedStateMachine):
     def drain_with_a_broker_that_works(self) -> None:
         """With a broker that works, everything is delivered within a bounded number of passes."""
         for _ in range(60):
-            with suppress(BrokerUnavailable, postgres.PostgresUnavailable):
-                self.run(self._relay_once())
+            self.relay_once(Script([], [], multiple=False))
             if not self.run(self._stored()):
                 break
         assert self.run(self._stored()) == set()
         created = {written[0] for written in self.written.values()}
         assert created <= set(self.broker.taken), "an event that must be routed was dropped"
+
+
+def _is_created(event: str) -> bool:
+    return f".{TYPES[0]}." in event
 
 
 @pytest.mark.parametrize("steps", [25])

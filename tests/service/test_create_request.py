@@ -178,6 +178,22 @@ async def test_blank_field_is_refused(client: httpx.AsyncClient, database: Conne
     assert await nothing_is_stored(database)
 
 
+async def test_name_of_nothing_visible_is_blank(client: httpx.AsyncClient) -> None:
+    names = [name for name in A_REQUEST if not name.endswith("_email")]
+    for invisible in (
+        *("\u200b", "\u3164", "\u2800", "\u00ad", "\u2060", "\ufe0f", "\U000e0100", "\U000e0041"),
+        *("\u0301", "\u20dd", "\u115f", "\uffa0", "\ufeff", "\u034f", "\u180e", "\ufff9"),
+        *("\u200d\u200c", " \u200b\u3000\u0301"),
+    ):
+        waiver = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": invisible}
+        response = await client.post(
+            "/v1/request", json={**A_REQUEST, **dict.fromkeys(names, invisible), **waiver}
+        )
+
+        assert response.status_code == 422, ascii(invisible)
+        assert reasons(response) == {(name, "blank") for name in [*names, "calculation_fee_exempt_reason"]}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
@@ -269,6 +285,38 @@ async def test_good_value_is_copied(client: httpx.AsyncClient, name: str, value:
 
     assert response.status_code == 200, response.text
     assert response.json()["data"][name] == value
+
+
+async def test_empty_optional_text_is_stored_as_null(client: httpx.AsyncClient, database: Connection) -> None:
+    empty = {"customer_phone": "", "notes": "", "external_id": ""}
+
+    response = await client.post("/v1/request", json={**A_REQUEST, **empty})
+
+    assert response.status_code == 200
+    assert {name: response.json()["data"][name] for name in empty} == dict.fromkeys(empty)
+    row = await database.fetchrow("SELECT customer_phone, notes, external_id FROM calculation_request")
+    assert row is not None
+    assert dict(row) == dict.fromkeys(empty)
+    payload = msgspec.json.decode(await database.fetchval("SELECT payload FROM outbox"))
+    assert payload["data"]["external_id"] is None
+
+
+async def test_what_is_invisible_may_stand_beside_what_is_not(client: httpx.AsyncClient) -> None:
+    names = {
+        "customer_first_name": "\u0646\u06cc\u200c\u0645\u0627",  # a joiner within Persian
+        "customer_last_name": "\u0dc1\u0dca\u200d\u0dbb\u0dd3",  # and within Sinhala
+        "sender_first_name": "e\u0301",
+        "sender_last_name": "\u845b\U000e0100",  # the shape of a character, chosen
+        "sender_organization_name": "\ue000",  # of a private font
+        "case_ref": "\U0001f3e0\ufe0f",
+        "customer_phone": "ask Grace, 9 to 5",
+        "external_id": "\u200b",
+    }
+
+    response = await client.post("/v1/request", json={**A_REQUEST, **names})
+
+    assert response.status_code == 200, response.text
+    assert {name: response.json()["data"][name] for name in names} == names
 
 
 async def test_integral_number_is_an_integer_however_it_is_written(client: httpx.AsyncClient) -> None:
@@ -426,11 +474,48 @@ async def test_of_thousands_of_unknown_fields_the_first_are_told(client: httpx.A
     assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
 
 
-async def test_body_of_more_than_64_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
-    announced = await client.post("/v1/request", json={**A_REQUEST, "notes": "x" * 66_000})
+def escaped(value: object) -> str:
+    """Return *value* as JSON in which every character of every text is escaped: it cannot be longer."""
+    match value:
+        case str():
+            units = value.encode("utf-16-be").hex()
+            return '"' + "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)) + '"'
+        case dict():
+            return "{" + ",".join(f"{escaped(name)}:{escaped(part)}" for name, part in value.items()) + "}"
+    return msgspec.json.encode(value).decode()
+
+
+async def test_body_may_hold_the_longest_of_everything_however_it_is_escaped(
+    client: httpx.AsyncClient,
+) -> None:
+    house = "\U0001f3e0"  # two UTF-16 units, so twelve characters when escaped
+    address = "a" * 64 + "@" + ".".join(["b" * 63, "c" * 63, "d" * 57]) + ".com"
+    body = {
+        **dict.fromkeys(A_REQUEST, house * 255),
+        "customer_email": address,
+        "sender_email": address,
+        "customer_phone": house * 32,
+        "request_type": "SDLT_CALCULATION",
+        "property_value": 10**12,
+        "notes": house * 10_000,
+        "external_id": house * 255,
+        "meta_data": {"a": "b" * (16 * 1024 - len('{"a":""}'))},
+        "calculation_fee_exempt": True,
+        "calculation_fee_exempt_reason": house * 500,
+    }
+    assert len(address) == 254
+
+    response = await client.post("/v1/request", content=escaped(body), headers=JSON)
+
+    assert response.status_code == 200, response.text
+    assert {name: response.json()["data"][name] for name in body} == body
+
+
+async def test_body_of_more_than_256_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
+    announced = await client.post("/v1/request", content=b" " * (256 * 1024 + 1), headers=JSON)
 
     async def chunks() -> Any:
-        for _ in range(70):
+        for _ in range(257):
             yield b" " * 1024
 
     streamed = await client.post("/v1/request", content=chunks(), headers=JSON)

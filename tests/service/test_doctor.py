@@ -17,7 +17,7 @@ from tests.certificates import Authority
 from tests.conftest import Issuer
 from tests.end_to_end.processes import environment_of, free_port, run
 
-CHECKS = ["settings", "postgres", "schema", "clock", "connections", "signing keys"]
+CHECKS = ["settings", "postgres", "schema", "event ids", "clock", "connections", "signing keys"]
 
 
 @pytest.fixture
@@ -147,6 +147,21 @@ async def test_checks_wait_side_by_side(environment: dict[str, str], authority: 
             findings = await examine_service(environment, processes=1, timeout_seconds=1.0)
 
     assert [finding.state for finding in findings] == ["ok", "fail", "fail"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["ALTER SEQUENCE outbox_id_seq CACHE 20", "ALTER TABLE outbox DISABLE TRIGGER USER"],
+    ids=["cache", "trigger"],
+)
+async def test_event_ids_that_relays_may_pass_over_are_found(
+    environment: dict[str, str], database: Connection, statement: str
+) -> None:
+    await database.execute(statement)
+
+    finding = await found(environment, "event ids")
+
+    assert finding.state == "fail"
 
 
 @pytest.mark.parametrize(

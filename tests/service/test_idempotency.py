@@ -217,6 +217,41 @@ async def test_waived_request_is_repeated_whatever_has_become_of_the_fee(
     assert other_reason.json()["errors"][0]["code"] == "idempotency_key_reused"
 
 
+@pytest.mark.parametrize("reason", [None, "", "x" * 501, 7])
+async def test_waiver_that_was_ignored_is_repeated_after_the_conveyancer_has_begun_to_charge(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection, reason: object
+) -> None:
+    headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+    body = A_REQUEST | {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason}
+    first = await post(client, "k", body, **headers)
+    await conveyancers.add(database, FREE_CONVEYANCER, name="Free", charges_calculation_fee=True)
+
+    repeat = await post(client, "k", body, **headers)
+    other_body = await post(client, "k", body | {"case_ref": "13 High Street"}, **headers)
+    other_key = await post(client, "another", body, **headers)
+
+    assert is_repeat(repeat)
+    assert repeat.json()["data"] == first.json()["data"]
+    for refused in (other_body, other_key):
+        assert refused.status_code == 422
+        assert [error["field"] for error in refused.json()["errors"]] == ["calculation_fee_exempt_reason"]
+    assert await stored(database) == (1, 1)
+
+
+async def test_fault_beside_a_bad_waiver_is_told_without_a_look_at_the_key(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        response = await post(client, "k", A_REQUEST | {"calculation_fee_exempt": True, "case_ref": " "})
+
+    assert response.status_code == 422
+    assert {error["field"] for error in response.json()["errors"]} == {
+        "case_ref",
+        "calculation_fee_exempt_reason",
+    }
+
+
 async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncClient) -> None:
     refused = await post(client, "k", A_REQUEST | {"customer_email": "nobody"})
     corrected = await post(client, "k")

@@ -171,7 +171,7 @@ async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(
         await keys.find("next")
 
     assert await is_found(keys, "local")
-    async with in_background(keys.run()):  # which ends the fetch
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
         await asyncio.sleep(0)
 
 

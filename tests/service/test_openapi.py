@@ -141,7 +141,7 @@ class Provocations:
                 assert first.status_code == 200
         content = {
             "malformed": b'{"customer_email": ',
-            "too_large": b" " * 65_537,
+            "too_large": b" " * (256 * 1024 + 1),
             "refused_fields": openapi.REFUSED_REQUEST.encode(),
         }.get(name, msgspec.json.encode(openapi.SMALLEST_REQUEST))
         media_type = "text/plain" if name == "not_json" else "application/json"
@@ -161,7 +161,7 @@ class Provocations:
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
-OUR_FAULTS = {"unforeseen", "database_away", "keys_away"}
+OUR_FAULTS = {"unforeseen", "database_away", "keys_away", "secret_key_missing"}
 ELSEWHERE = {
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_errors.py: it takes its time
@@ -195,12 +195,15 @@ async def test_our_faults_are_answered_as_shown(
     nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    await database.execute("ALTER TABLE calculation_request ADD CHECK (false)")
+    stored = await client.post("/v1/request", json=openapi.SMALLEST_REQUEST)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
         answers = {
             "unforeseen": await client.post("/v1/request", json=openapi.SMALLEST_REQUEST),
             "database_away": await adrift.get("/v1/questionnaire/structure"),
             "keys_away": await locked.get("/v1/questionnaire/structure"),
+            "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
         }
 
     assert answers.keys() == OUR_FAULTS

@@ -186,6 +186,29 @@ async def test_requests_of_version_1_are_read_after_the_upgrade(
     assert len(listed) == 2
 
 
+async def test_held_events_of_version_2_wait_in_turn_after_the_upgrade(database: Connection) -> None:
+    await empty(database, up_to=2)
+    first, other = uuid.uuid4(), uuid.uuid4()
+    for number, request_id in enumerate((first, first, other, first), start=1):
+        await database.execute(
+            """
+            INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at, attempts,
+                                     next_attempt_at)
+            VALUES (0, $1, $2, 'request.calculated', 1, '', now(), 1, now())
+            """,
+            number,
+            request_id,
+        )
+    due = "SELECT id FROM outbox_held WHERE next_attempt_at <= now() ORDER BY id"
+
+    await schema.apply(database)
+    before = await database.fetch(due)
+    await database.execute("DELETE FROM outbox_held WHERE id = 1")  # as a relay of the earlier release does
+
+    assert before == [(1,), (3,)]
+    assert await database.fetch(due) == [(2,), (3,)]
+
+
 async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
     database: Connection, database_url: str
 ) -> None:

@@ -224,7 +224,12 @@ async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Poo
 
 
 @pytest.mark.parametrize(
-    "calculation_id", ["", " ", "calc 1", "calc\n1", "calc\x00", "\x07", "x" * 256, 7, None]
+    "calculation_id",
+    [
+        *("", " ", "calc 1", "calc\n1", "calc\x00", "\x07", "x" * 256, 7, None),
+        *("calc-1\u202e", "\u200ecalc-1", "\u2066calc-1", "\u200b", "\u3164", "\u2800\u200d", "\u0301"),
+    ],
+    ids=ascii,
 )
 def test_calculation_id_that_is_blank_overlong_or_no_word_is_malformed(calculation_id: object) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
 
 from service import events
 from service.calculation_requests import CalculationRequest, RequestNotFound
@@ -22,7 +23,7 @@ from service.postgres import Connection, Pool
 from tests.conftest import A_REQUEST, eventually, running
 from tests.end_to_end.processes import started, worker_process
 from tests.mail_server import MailServer
-from tests.metrics import value
+from tests.metrics import rises, value
 from tests.worker.conftest import (
     created_body,
     created_event,
@@ -919,3 +920,29 @@ async def test_process_that_was_frozen_for_longer_than_its_claim_does_not_send_w
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert "email_claim_lost" in process.output
+
+
+async def test_email_whose_secret_has_lost_its_key_is_put_off_and_others_are_sent(
+    database: Connection, pool: Pool, postman: Postman
+) -> None:
+    lost, _ = await intend_for_new_requests(database, pool, 2)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
+
+    with (
+        capture_logs() as logs,
+        rises("emails_total", outcome="put_off"),
+        rises("request_secret_keys_missing_total"),
+    ):
+        async with running(postman.run):
+            await eventually(lambda: each_was_tried(database))
+
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+    assert await states(database) == {"sent": 1, "pending": 1}
+
+
+async def each_was_tried(database: Connection) -> bool:
+    """Whether an attempt at every e-mail has been recorded."""
+    tried: bool = await database.fetchval(
+        "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
+    )
+    return tried

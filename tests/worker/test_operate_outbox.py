@@ -10,9 +10,10 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 from service import outbox, outbox_operations
 from service.calculation_requests import CalculationRequest
 from service.outbox_operations import EventKey
-from service.postgres import Connection
+from service.postgres import UNAVAILABLE, Connection, PostgresUnavailable
 from tests.conftest import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
+from tests.worker.forwarder import Forwarder
 from tests.worker.test_operate import command
 from worker import operate_outbox, topology
 from worker.operate_outbox import LaneBusy
@@ -81,7 +82,7 @@ async def refused(routes: Routes, database: Connection, deliver: Deliver) -> Cal
 
 
 async def park_all(database: Connection) -> None:
-    """Park whatever is failing, as the relay does at the limit."""
+    """Park whatever is failing."""
     await database.execute("UPDATE outbox_held SET parked_at = now(), attempts = 10 WHERE attempts > 0")
 
 
@@ -196,7 +197,7 @@ async def test_retry_of_all_parked_leaves_the_failing_ones_alone(
     assert rows == [(10, None, True), (0, None, False)]
 
 
-async def test_retried_event_keeps_its_attempts_so_the_next_refusal_parks_it_again(
+async def test_retried_event_keeps_its_attempts_and_is_not_parked_by_another_refusal(
     worker_settings: WorkerSettings,
     database: Connection,
     routes: Routes,
@@ -209,8 +210,8 @@ async def test_retried_event_keeps_its_attempts_so_the_next_refusal_parks_it_aga
     await command(worker_settings, "outbox", "retry", event_id(refused))
     await deliver()
 
-    [parked, _] = await listed(worker_settings)
-    assert (parked.state, parked.attempts) == ("parked", 11)
+    [failing, _] = await listed(worker_settings)
+    assert (failing.state, failing.attempts) == ("failing", 11)
 
 
 async def test_retry_wakes_the_relay(
@@ -272,6 +273,22 @@ async def test_later_event_that_is_parked_lets_the_earlier_one_go(
     assert (parked.state, parked.last_error) == ("parked", "parked by an operator")
 
 
+async def test_later_event_that_is_retried_still_waits_for_the_earlier_one(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await announce_next(database, stored_request.id)
+    later = event_id(stored_request, "request.email_sent", 2)
+    await command(worker_settings, "outbox", "park", later)
+
+    answer = await command(worker_settings, "outbox", "retry", later)
+
+    assert answer.data == {later: "due now"}
+    assert await deliver() == [event_id(stored_request), later]
+
+
 async def test_parking_again_changes_nothing(
     worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
 ) -> None:
@@ -302,6 +319,32 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
         assert not parking.done()
 
     assert (await parking).data == {event_id(stored_request): "parked"}
+
+
+async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: Forwarder,
+    stored_request: CalculationRequest,
+) -> None:
+    """With the machine, say: TCP would notice after two hours."""
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(b"UPDATE outbox_held")
+    parking = asyncio.create_task(command(away, "outbox", "park", event_id(stored_request)))
+    await postgres_link.marker_reached.wait()
+
+    async def lane_is_free() -> bool:
+        async with database.transaction():
+            return bool((await outbox.lock_lanes(database, [outbox.lane_of(stored_request.id)])).lanes)
+
+    was_free = await lane_is_free()
+    await eventually(lane_is_free)
+
+    assert not was_free
+    await postgres_link.cut()
+    with pytest.raises((*UNAVAILABLE, PostgresUnavailable)):
+        await parking
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
 
 
 async def test_commands_need_nothing_but_the_database(

@@ -10,18 +10,20 @@ from typing import Any
 import asyncpg
 import msgspec
 import pytest
-from aio_pika import DeliveryMode
+from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service import calculation_requests, events, outbox, postgres
 from service.calculation_requests import CalculationRequest
 from service.outbox import LaneLost
 from service.postgres import Connection, Pool, PostgresUnavailable
-from tests.conftest import CONVEYANCER, eventually, running
+from tests.conftest import CONVEYANCER, eventually, running, someone_waits
+from tests.metrics import rises
 from tests.worker.conftest import (
     ANY_EVENT,
     TRACEPARENT,
     announce_next,
+    bind_tap,
     created_event,
     open_publisher,
     passes,
@@ -69,6 +71,30 @@ async def unroute(channel: AbstractChannel) -> None:
 async def route(channel: AbstractChannel) -> None:
     """Give request.created its queue back."""
     await topology.declare(channel)
+
+
+class RefusingQueue(msgspec.Struct):
+    """A queue of another team that takes no request.created, and a tap that does."""
+
+    full: AbstractQueue
+    tap: AbstractQueue
+
+    async def mend(self) -> None:
+        """Let request.created be taken again."""
+        await self.full.delete(if_empty=False)
+
+
+@pytest.fixture
+async def refusing(channel: AbstractChannel, tap: AbstractQueue) -> RefusingQueue:
+    """A queue that refuses request.created, though ours and the tap take it."""
+    return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
+
+
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
+    """Have the broker refuse the events with this key; every other queue still gets them."""
+    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await channel.default_exchange.publish(Message(b""), full.name)
+    return full
 
 
 async def waiting_events(database: Connection) -> int:
@@ -234,6 +260,36 @@ async def test_event_whose_commit_takes_long_while_nothing_else_happens_is_not_p
     assert await relay.relay_due(publisher, NEVER) == 1
 
 
+async def test_event_whose_id_was_given_out_before_anything_was_written_is_not_passed_over(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    database_url: str,
+    stored_request: CalculationRequest,
+) -> None:
+    """Until it writes, Postgres gives a transaction no id by which relays would know that it is under way."""
+    await database.execute("SELECT pg_advisory_lock(1)")
+    late_connection = await asyncpg.connect(database_url)
+    writing = asyncio.create_task(
+        late_connection.execute(
+            """
+            INSERT INTO outbox (lane, request_id, type, sequence, payload)
+            VALUES (0, $1, 'request.calculated', 2, convert_to(pg_advisory_xact_lock(1)::text, 'UTF8'))
+            """,
+            stored_request.id,
+        )
+    )
+    await eventually(lambda: someone_waits(database))
+
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    await database.execute("SELECT pg_advisory_unlock(1)")
+    await writing
+    await late_connection.close()
+
+    assert await relay.relay_due(publisher, NEVER) == 1
+
+
 async def test_lane_that_another_relay_holds_is_left_alone(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
@@ -269,8 +325,13 @@ async def test_returned_event_is_held_with_its_error_and_a_time_for_the_next_att
 
 
 async def test_later_events_of_a_request_wait_behind_the_held_one(
-    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=60.0)
     request = await store(database)
     await tap.unbind(topology.REQUESTS, ANY_EVENT)
     await unroute(channel)
@@ -290,8 +351,13 @@ async def test_later_events_of_a_request_wait_behind_the_held_one(
 
 
 async def test_other_requests_of_the_lane_go_on_while_one_is_held(
-    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+    relay_with: MakeRelay,
+    publisher: Publisher,
+    database: Connection,
+    channel: AbstractChannel,
+    tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=60.0)
     request = await store(database)
     await tap.unbind(topology.REQUESTS, ANY_EVENT)
     await unroute(channel)
@@ -330,6 +396,43 @@ async def test_held_events_are_delivered_in_order_when_they_are_due_and_the_queu
     assert in_order(await take_all(tap)) == {request.uuid: [1, 2, 3]}
 
 
+async def test_event_behind_a_refused_one_is_due_once_that_is_delivered(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+    for _ in range(3):
+        await announce_next(database, request.id)
+        await relay.relay_due(publisher, NEVER)
+    waits = "SELECT count(*) FROM outbox_held WHERE next_attempt_at = 'infinity'"
+    assert await database.fetchval(waits) == 3
+
+    await refusing.mend()
+    for _ in range(4):
+        assert await relay.relay_due(publisher, NEVER) == 1
+
+    assert list(dict.fromkeys(await take_ids(refusing.tap))) == [
+        event_id(request),
+        *(event_id(request, "request.email_sent", sequence) for sequence in (2, 3, 4)),
+    ]
+
+
+async def test_event_that_comes_while_the_refused_one_before_it_is_delivered_does_not_wait_for_ever(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """It is held in the pass that delivers what it was to wait for."""
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+    await relay.relay_due(publisher, NEVER)
+    await refusing.mend()
+    await announce_next(database, request.id)
+
+    moved = [await relay.relay_due(publisher, NEVER) for _ in range(3)]
+
+    assert moved == [2, 1, 0]
+    assert await waiting_events(database) == 0
+
+
 async def test_pauses_between_attempts_double_up_to_the_longest(
     relay_with: MakeRelay,
     publisher: Publisher,
@@ -337,11 +440,11 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     channel: AbstractChannel,
     stored_request: CalculationRequest,
 ) -> None:
-    relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
     await unroute(channel)
     pauses = []
 
     for _ in range(4):
+        relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
         await make_due(database)
         await relay.relay_lanes(publisher, [outbox.lane_of(stored_request.id)])
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
@@ -350,29 +453,120 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     assert pauses == [100, 200, 300, 300]
 
 
-async def test_event_is_parked_after_the_last_attempt_and_the_later_ones_wait(
+async def test_refused_event_is_never_parked(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """The fault may be another team's queue, and concern every event."""
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    request = await store(database)
+
+    for _ in range(30):
+        await relay.relay_due(publisher, NEVER)
+    held = await database.fetchrow("SELECT attempts > 10 AS many, parked_at FROM outbox_held")
+    await refusing.mend()
+    await eventually(lambda: relay.relay_due(publisher, NEVER))
+
+    assert held == (True, None)
+    assert set(await take_ids(refusing.tap)) == {event_id(request)}
+    assert await waiting_events(database) == 0
+
+
+async def test_one_refused_event_is_tried_at_a_time_while_refusals_go_on_and_new_ones_at_once(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """Each try is one more copy in every queue that takes the event."""
+    relay = relay_with(relay_retry_seconds=3600.0, relay_longest_retry_seconds=3600.0)
+    requests = [await store(database) for _ in range(5)]
+    while await relay.relay_due(publisher, NEVER):
+        pass
+    copies_at_first = await take_ids(refusing.tap)
+
+    await make_due(database)
+    new = await store(database)
+    for _ in range(5):
+        await relay.relay_due(publisher, NEVER)
+    copies = await take_ids(refusing.tap)
+
+    assert set(copies_at_first) == {event_id(request) for request in requests}
+    assert len(copies_at_first) == 5
+    assert copies.count(event_id(new)) == 1
+    assert len(copies) == 2
+
+
+async def test_refused_events_are_tried_in_turn(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    requests = [await store(database) for _ in range(3)]
+    await into_one_lane(database)
+
+    for _ in range(1 + 3 * 2):
+        await relay.relay_lanes(publisher, [LANE])
+
+    copies = await take_ids(refusing.tap)
+    assert copies[:3] == [event_id(request) for request in requests]
+    assert copies[3:] == [event_id(request) for request in requests] * 2
+
+
+async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=20)
+    for _ in range(30):
+        await store(database)
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    await refusing.mend()
+    await make_due(database)
+
+    moved = [await relay.relay_lanes(publisher, [LANE]) for _ in range(4)]
+
+    assert moved == [1, 20, 9, 0]
+
+
+async def test_queue_that_refuses_other_events_does_not_keep_request_created_waiting(
     relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
     channel: AbstractChannel,
     tap: AbstractQueue,
 ) -> None:
+    relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
+    await bind_full_queue(channel, "request.email_sent")
+    for _ in range(40):
+        request = await store(database)
+        await database.execute(
+            "UPDATE outbox SET type = 'request.email_sent' WHERE request_id = $1", request.id
+        )
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    full = await bind_full_queue(channel, "request.created")
+    created = [await store(database) for _ in range(10)]
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    await full.delete(if_empty=False)
+    await take_all(tap)
+
+    for _ in range(4):
+        await relay.relay_lanes(publisher, [LANE])
+
+    assert {event_id(request) for request in created} < set(await take_ids(tap))
+    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
+
+
+async def test_event_that_cannot_be_encoded_is_parked_at_once_and_the_later_ones_wait(
+    relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
+) -> None:
     request = await store(database)
-    relay = relay_with(relay_attempt_limit=2)
-    await tap.unbind(topology.REQUESTS, ANY_EVENT)
-    await unroute(channel)
     await announce_next(database, request.id)
+    await database.execute("UPDATE outbox SET type = repeat('x', 300) WHERE sequence = 1")
 
     for _ in range(3):
         await make_due(database)
         await relay.relay_due(publisher, NEVER)
-    await route(channel)
-    await tap.bind(topology.REQUESTS, ANY_EVENT)
-    await make_due(database)
-    await relay.relay_due(publisher, NEVER)
 
     held = await database.fetch("SELECT attempts, parked_at IS NOT NULL FROM outbox_held ORDER BY id")
-    assert held == [(2, True), (0, False)]
+    assert held == [(1, True), (0, False)]
     assert await take_ids(tap) == []
 
 
@@ -399,9 +593,10 @@ async def test_event_that_cannot_be_encoded_fails_by_itself(
     await relay.relay_lanes(publisher, [LANE])
 
     assert await take_ids(tap) == [event_id(before), event_id(after)]
-    held = await database.fetchrow("SELECT request_id, attempts, last_error FROM outbox_held")
+    held = await database.fetchrow("SELECT request_id, attempts, last_error, parked_at FROM outbox_held")
     assert held is not None
     assert (held["request_id"], held["attempts"]) == (broken.id, 1)
+    assert held["parked_at"] is not None
     assert held["last_error"].startswith("unencodable")
 
 
@@ -418,8 +613,9 @@ async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_
     await route(channel)
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
-    await make_due(database)
-    await relay.relay_lanes(publisher, [LANE])
+    for _ in range(2):  # One first, to see whether refusals go on.
+        await make_due(database)
+        await relay.relay_lanes(publisher, [LANE])
 
     assert sorted(await take_ids(tap), key=str) == sorted(event_id(request) for request in requests[1::2])
     left = await database.fetch("SELECT request_id FROM outbox_held ORDER BY id")
@@ -573,6 +769,24 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     assert await waiting_events(database) == 0
 
 
+async def test_nothing_is_published_from_a_postgres_that_takes_no_writes(
+    relay: Relay,
+    publisher: Publisher,
+    database: Connection,
+    tap: AbstractQueue,
+    stored_request: CalculationRequest,
+) -> None:
+    """Nothing could be settled there, and every pass would publish the same events again."""
+    name = await database.fetchval("SELECT quote_ident(current_database())")
+    await database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+
+    with pytest.raises(PostgresUnavailable):
+        await relay.relay_due(publisher, NEVER)
+
+    assert await take_ids(tap) == []
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
 async def test_window_whose_commit_fails_is_published_again(
     relay: Relay,
     publisher: Publisher,
@@ -707,7 +921,25 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
         return await relay.relay_due(publisher, NEVER) == 1
 
     assert not await is_found()
-    await eventually(is_found)
+    with rises("relay_lanes_passed_over_total"):
+        await eventually(is_found)
+
+
+async def test_events_are_read_although_ids_were_set_back_without_an_error(
+    relay: Relay, publisher: Publisher, database: Connection
+) -> None:
+    """As after a failover that lost the last commits and that a pooler has hidden."""
+    for _ in range(3):
+        await store(database)
+    for _ in range(8):
+        await relay.relay_due(publisher, NEVER)
+    assert relay.low_water_marks == [4] * outbox.LANES
+    await database.execute("ALTER SEQUENCE outbox_id_seq RESTART")
+    await store(database)
+
+    moved = [await relay.relay_due(publisher, NEVER) for _ in range(2)]
+
+    assert sum(moved) == 1
 
 
 async def outbox_id(database: Connection, request: CalculationRequest) -> int:

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from service import postgres
+from service import outbox, postgres
 from service.postgres import Connection
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
@@ -71,3 +71,45 @@ async def test_delivered_event_leaves_one_dead_tuple(
     assert await eventually(written) == (0, events)
     held = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'outbox_held'"
     assert await database.fetchval(held) == 0
+
+
+async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: Connection) -> None:
+    """Counted: the rows, and the entries of indexes, that Postgres reads."""
+    await _hold_many(database, 20_000)
+
+    async with database.transaction():
+        due = await outbox.find_due(database, [0] * outbox.LANES)
+        held = await outbox.read_held(database, range(outbox.LANES), limit_created=2, limit_others=2)
+        read: int = await database.fetchval(
+            """
+            SELECT sum(pg_stat_get_xact_tuples_returned(relation) + pg_stat_get_xact_tuples_fetched(relation))
+              FROM (SELECT 'outbox_held'::regclass::oid
+                    UNION ALL
+                    SELECT indexrelid
+                      FROM pg_index
+                     WHERE indrelid = 'outbox_held'::regclass) AS of_them (relation)
+            """
+        )
+
+    assert (due.held_lanes, [row.id for row in held]) == ([_LANE], [0])
+    assert read < 100
+
+
+async def _hold_many(database: Connection, events: int) -> None:
+    """Hold an event that is due, and in every lane a request whose first is parked, with many behind it."""
+    await database.execute(
+        """
+        INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                 attempts, next_attempt_at, parked_at)
+        SELECT $2, 0, gen_random_uuid(), 'request.calculated', 1, '{}'::bytea, now(), 1, now(),
+               NULL::timestamptz
+         UNION ALL
+        SELECT id % $3, id, md5((id % $3)::text)::uuid, 'request.calculated', id, '{}', now(), 0, now(),
+               CASE WHEN id <= $3 THEN now() END
+          FROM generate_series(1, $1::integer) AS id
+        """,
+        events,
+        _LANE,
+        outbox.LANES,
+    )
+    await database.execute("ANALYZE outbox_held")

@@ -12,4 +12,4 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
-INSERT INTO schema_version (version) VALUES (3);
+INSERT INTO schema_version (version) VALUES (4);

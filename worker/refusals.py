@@ -1,0 +1,54 @@
+"""What blocks an event, when a refused one is tried again, and what parks it.
+
+An event waits for the earlier ones of its request, and for nothing else. One that RabbitMQ returns (no queue
+is bound for it) or refuses (a nack) is tried again for as long as it takes: the fault may be any team's queue
+and concern every event, so it is never parked. One that cannot be encoded never will be: it is parked at
+once. Nothing else parks events but an operator.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+
+from service.outbox import OutboxRow
+from worker.publisher import Outcome
+
+
+class Retries:
+    """Which refused events this process may try again now.
+
+    Each attempt is one more copy in every other queue that takes the event. So while refusals go on, one
+    event is tried in *pause_seconds* over all lanes, the one that has waited longest first; the first that is
+    confirmed lifts that. New events are published at once all the same.
+
+    request.created takes turns with the others, and is lifted by itself: a queue of another team that refuses
+    their kind must not delay e-mails.
+    """
+
+    def __init__(self, *, pause_seconds: float) -> None:
+        self._pause_seconds = pause_seconds
+        self._refused = set[bool]()  # is_created of those of which none held was confirmed since a refusal
+        self._last_tried = False
+        self._next_at = -math.inf
+
+    def limits(self, most: int) -> tuple[int, int]:
+        """Return how many held events to look for in each lane: of request.created, and of the others."""
+        one = min(most, int(time.monotonic() >= self._next_at))
+        return one if True in self._refused else most, one if False in self._refused else most
+
+    def choose(self, held: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Leave out those whose turn has not come."""
+        paced = [row for row in held if row.is_created in self._refused]
+        if not paced:
+            return list(held)
+        turn = min(paced, key=lambda row: row.is_created is self._last_tried)  # the first of equals
+        self._last_tried = turn.is_created
+        self._next_at = time.monotonic() + self._pause_seconds
+        return [row for row in held if row is turn or row.is_created not in self._refused]
+
+    def note(self, fresh: Sequence[OutboxRow], held: Sequence[OutboxRow], outcome: Outcome) -> None:
+        """Take note of what became of a window; where anything was refused, no confirm counts."""
+        if not held and not outcome.refused:
+            return
+        self._refused -= {row.is_created for row in held if row.id in outcome.confirmed}
+        self._refused |= {row.is_created for row in (*fresh, *held) if row.id in outcome.refused}
