@@ -58,10 +58,7 @@ def main() -> int:
         arguments.run(arguments)
     except (
         BreakingChange,
-<<<<<<< HEAD
         InvalidConveyancer,
-=======
->>>>>>> wt-pool
         InvalidSetting,
         PostgresUnavailable,
         SchemaBusy,
