@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import msgspec
 
-from service import postgres, schema, settings
+from service import calculation_requests, postgres, schema, settings
 from service.postgres import Connection, PostgresUnavailable
 from service.request_secrets import SecretKeyRing
 from service.schema import SchemaOutdated
@@ -116,6 +116,7 @@ def postgres_check(read: Settings, *, connections: int) -> Check:
                     await _event_ids(connection),
                     await _clock(connection),
                     await _connections(connection, connections),
+                    await _secret_keys(connection, read.request_secret_keys),
                 ]
             finally:
                 connection.terminate()
@@ -204,6 +205,25 @@ async def _connections(connection: Connection, needed: int) -> Finding:
     if needed > row["available"] - row["others"]:
         return Finding("warn", "connections", says, hint)
     return Finding("ok", "connections", says)
+
+
+async def _secret_keys(connection: Connection, ring: str) -> Finding:
+    """Look for keys that requests were made with, and that have left the ring.
+
+    Every row would take too long, and an index would be written by every create. A key is replaced seldom, so
+    rows from the whole time that there have been requests show it.
+    """
+    try:
+        keys = SecretKeyRing.parse(ring or "").keys
+        used = await calculation_requests.sample_secret_keys(connection)
+    except InvalidSetting:
+        return Finding("warn", "secret keys", "not checked without REQUEST_SECRET_KEYS")
+    except asyncpg.UndefinedTableError:
+        return Finding("warn", "secret keys", "not checked without the schema")
+    if missing := sorted(used.keys() - keys.keys()):
+        says = f"REQUEST_SECRET_KEYS lacks {', '.join(missing)}, which made the secrets of requests"
+        return Finding("fail", "secret keys", says, "put it back: their links cannot be made without")
+    return Finding("ok", "secret keys", f"all there that {sum(used.values())} requests were made with")
 
 
 async def signing_keys(read: ServiceSettings) -> Findings:

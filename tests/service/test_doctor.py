@@ -7,17 +7,28 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from yarl import URL
 
 from service.doctor import Finding, examine_service
+from service.identifiers import parse_uuid
 from service.postgres import Connection
 from service.settings import ServiceSettings
 from tests.certificates import Authority
-from tests.conftest import Issuer
+from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.processes import environment_of, free_port, run
 
-CHECKS = ["settings", "postgres", "schema", "event ids", "clock", "connections", "signing keys"]
+CHECKS = [
+    "settings",
+    "postgres",
+    "schema",
+    "event ids",
+    "clock",
+    "connections",
+    "secret keys",
+    "signing keys",
+]
 
 
 @pytest.fixture
@@ -186,6 +197,46 @@ async def test_database_that_takes_no_writes_is_found(
     finding = await found(environment, "schema")
 
     assert (finding.state, finding.says) == ("fail", "Postgres takes no writes")
+
+
+async def test_key_that_has_left_the_ring_is_found(
+    environment: dict[str, str], client: httpx.AsyncClient, database: Connection
+) -> None:
+    for number in range(3):
+        response = await client.post("/v1/request", json=A_REQUEST)
+        assert response.status_code == 200, number
+    before = await found(environment, "secret keys")
+    request_id = parse_uuid(response.json()["data"]["uuid"])
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", request_id)
+
+    finding = await found(environment, "secret keys")
+
+    assert (before.state, before.says) == ("ok", "all there that 3 requests were made with")
+    assert finding.state == "fail"
+    assert "REQUEST_SECRET_KEYS lacks lost," in finding.says
+    assert "A" * 43 not in finding.says
+
+
+async def test_key_of_the_middle_of_many_requests_is_found(
+    environment: dict[str, str], database: Connection
+) -> None:
+    await database.execute(
+        """
+        INSERT INTO calculation_request (
+                   id, conveyancer_id, created_at, updated_at, customer_email, customer_first_name,
+                   customer_last_name, sender_email, sender_organization_name, sender_first_name,
+                   sender_last_name, case_ref, request_type, calculation_fee_exempt, secret_salt,
+                   secret_key_id)
+        SELECT ('0' || to_hex(1700000000000 + number * 60000::bigint) || '70008000000000000000')::uuid,
+               'acme', now(), now(), '', '', '', '', '', '', '', '', '', false, '',
+               CASE WHEN number BETWEEN 20000 AND 20200 THEN 'lost' ELSE 'current' END
+          FROM generate_series(1, 40000) AS number
+        """
+    )
+
+    finding = await found(environment, "secret keys")
+
+    assert (finding.state, finding.hint) == ("fail", "put it back: their links cannot be made without")
 
 
 @pytest.mark.parametrize(

@@ -52,17 +52,8 @@ async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 1
 async def test_all_is_well(environment: Mapping[str, str]) -> None:
     findings = await examine_worker(environment, processes=1, timeout_seconds=10.0)
 
-    checks = [
-        "settings",
-        "postgres",
-        "schema",
-        "event ids",
-        "clock",
-        "connections",
-        "listening",
-        *PARTS,
-        "mail server",
-    ]
+    database = ["postgres", "schema", "event ids", "clock", "connections", "secret keys"]
+    checks = ["settings", *database, "listening", *PARTS, "mail server"]
     assert [finding.check for finding in findings] == checks
     assert [finding.check for finding in findings if finding.state != "ok"] == ["mail server"]
 
@@ -71,7 +62,7 @@ async def test_command_prints_a_line_for_each_check(environment: Mapping[str, st
     ended = await run("worker", "doctor", "--processes", "2", environment=environment)
 
     assert (ended.status, ended.errors) == (0, "")
-    assert len(ended.output.splitlines()) == 16
+    assert len(ended.output.splitlines()) == 17
     assert "24 for us of" in ended.output  # two pools of 10, and a connection each to listen and to probe
 
 
