@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 @asynccontextmanager
 async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run *work* until the block is left. A failure is logged and counted; after a pause it begins again."""
-    task = asyncio.create_task(_keep_running(name, work))
+    task = asyncio.create_task(keep_running(name, work))
     try:
         yield
     finally:
@@ -24,7 +24,8 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
         await asyncio.wait([task])  # Not the task itself, whose cancellation would look like ours.
 
 
-async def _keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Run *work* to its end, begun again after a pause whenever it fails."""
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()
     while True:

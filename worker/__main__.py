@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 
 import structlog
 import uvloop
 
 from service import health, postgres, schema, telemetry, tracing
-from service.background import in_background
+from service.background import in_background, keep_running
 from service.health import Check, ReadGauges
 from service.http_server import listen, stop_on_signals
 from service.postgres import Pool, PostgresUnavailable
@@ -86,8 +87,8 @@ async def _run_parts(
     async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
         running.create_task(health.serve(checks, read_gauges, probes, stop))
         await _wait_for_schema(checks["postgres"], settings, stop)
-        for part in parts:
-            running.create_task(part(stop))
+        for name, part in parts.items():
+            running.create_task(keep_running(name, partial(part, stop)))
         _log.info("worker_started", roles=sorted(roles))
         try:
             await stop.wait()
@@ -125,26 +126,29 @@ async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio
 
 def assemble(
     settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
-) -> tuple[list[Part], dict[str, Check], ReadGauges]:
+) -> tuple[dict[str, Part], dict[str, Check], ReadGauges]:
     """Return what *roles* are made of, their readiness checks, and what reads their gauges."""
-    parts: list[Part] = []
+    parts: dict[str, Part] = {}
     readings: list[backlog.Reading] = []
     checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
         relay = Relay(settings, pool, woken)
-        parts += [relay.run, Listener(settings, woken).run, Discrepancies(settings, pool).run]
+        parts["relay"] = relay.run
+        parts["listener"] = Listener(settings, woken).run
+        parts["discrepancies"] = Discrepancies(settings, pool).run
         readings.append(backlog.of_outbox(relay))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
-        parts += [notification_consumer.run, Postman(settings, pool, due, relay_waker).run]
+        parts["notifications"] = notification_consumer.run
+        parts["emails"] = Postman(settings, pool, due, relay_waker).run
         readings.append(backlog.of_emails)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
-        parts.append(calculation_consumer.run)
+        parts["calculations"] = calculation_consumer.run
         checks["calculations"] = calculation_consumer.check
     gauges = backlog.Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
     return parts, checks, gauges.read

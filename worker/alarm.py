@@ -40,3 +40,14 @@ class Alarm:
                 self.is_raised = False
                 _log.info("broker_unblocked")
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def is_blocked(channel: AbstractChannel) -> bool:
+    """Whether the broker has said to the connection of *channel* that it takes nothing."""
+    connection = (await channel.get_underlay_channel()).connection
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            await connection.ready()
+    except TimeoutError:
+        return True
+    return False

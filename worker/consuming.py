@@ -7,6 +7,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
@@ -16,7 +17,8 @@ from service.health import NotReady
 from service.postgres import PostgresUnavailable
 from service.schema import SchemaOutdated
 from worker import broker, metrics, topology
-from worker.broker import BROKER_ERRORS, BrokerUnavailable
+from worker.alarm import is_blocked
+from worker.broker import BROKER_ERRORS, BrokerUnavailable, TopologyDiffers
 from worker.copying import copy_of
 from worker.outages import Pauses, first_of, rest
 from worker.settings import WorkerSettings
@@ -67,9 +69,12 @@ class Consumer(Generic[Content]):
         self._handle = handle
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
+        # The queue before the pool has an end and a deadline, which would look like an outage of Postgres.
+        self._room = asyncio.Semaphore(settings.database_pool_size)
         self._deliveries: set[asyncio.Task[None]] = set()
         self._leaving = asyncio.Event()  # nothing more may be handled on the present channel
         self._consuming = False
+        self._obstacle = ""
         for outcome in ("handled", "dead_lettered", "returned"):
             metrics.consumer_messages.labels(queue.name, outcome)
         metrics.consumer_reading.labels(queue.name).set_function(lambda: self._consuming)
@@ -77,36 +82,49 @@ class Consumer(Generic[Content]):
     async def check(self) -> None:
         """Raise NotReady unless the queue is being read."""
         if not self._consuming:
-            raise NotReady(f"not reading {self._queue.name}")
+            raise NotReady(self._obstacle or f"not reading {self._queue.name}")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until *stop*, through every outage of RabbitMQ and Postgres."""
         pauses = Pauses("consumer_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        name = self._queue.name
+        needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
         while not stop.is_set():
             try:
                 await self._dependency()
-                async with broker.open_channel(self._settings, name=self._queue.name) as channel:
-                    await self._consume(channel, pauses, stop)
+                async with (
+                    broker.open_role(self._settings, name=name, needs=needs) as channel,
+                    broker.open_channel(self._settings, name=self._queue.dead_letters) as burials,
+                ):
+                    await self._consume(channel, burials, pauses, stop)
             except _OUTAGES as error:
+                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
                 await pauses.after(error, stop)
 
-    async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Consume on one channel until *stop*, or until the channel or its consumer is gone."""
+    async def _consume(
+        self, channel: AbstractChannel, burials: AbstractChannel, pauses: Pauses, stop: asyncio.Event
+    ) -> None:
+        """Consume on one channel until *stop*, or until a channel or the consumer is gone.
+
+        Dead letters go over another connection: during an alarm RabbitMQ reads nothing more from one that
+        publishes, acknowledgements included.
+        """
         self._leaving = leaving = asyncio.Event()
-        channel.close_callbacks.add(lambda *_: leaving.set())
+        for each in (channel, burials):
+            each.close_callbacks.add(lambda *_: leaving.set())
         underlay = await channel.get_underlay_channel()
         underlay.on_consumer_cancel_callbacks.add(lambda _: leaving.set())
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await channel.set_qos(prefetch_count=self._settings.consumer_prefetch)
             queue = await channel.get_queue(self._queue.name, ensure=False)
-            tag = await queue.consume(partial(self._receive, channel))
+            tag = await queue.consume(partial(self._receive, burials))
         self._consuming = True
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
             await first_of(leaving, stop)
             if leaving.is_set():
-                raise BrokerUnavailable("the channel, its consumer or Postgres is gone")
+                raise BrokerUnavailable("a channel, the consumer or Postgres is gone")
             await queue.cancel(tag, timeout=broker.CLOSE_SECONDS)
         finally:
             self._consuming = False
@@ -121,13 +139,13 @@ class Consumer(Generic[Content]):
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
 
-    async def _receive(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _receive(self, burials: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Start a delivery. In a task of ours: the channel would cancel its own in the middle of the work."""
-        delivery = asyncio.create_task(self._deliver(channel, message))
+        delivery = asyncio.create_task(self._deliver(burials, message))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
-    async def _deliver(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _deliver(self, burials: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Handle one message and settle it. A lost channel leaves it unsettled: it will come again."""
         outcome = "returned"
         with (
@@ -141,8 +159,8 @@ class Consumer(Generic[Content]):
             ) as span,
         ):
             try:
-                outcome = await self._handle_and_settle(channel, message)
-            except PostgresUnavailable:
+                outcome = await self._handle_and_settle(burials, message)
+            except (BrokerUnavailable, PostgresUnavailable):
                 _log.info("message_left_to_the_queue")  # We are leaving; closing the channel returns it.
             except BROKER_ERRORS as error:
                 self._leaving.set()
@@ -164,14 +182,16 @@ class Consumer(Generic[Content]):
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
 
-    async def _handle_and_settle(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> str:
+    async def _handle_and_settle(self, burials: AbstractChannel, message: AbstractIncomingMessage) -> str:
         """Return what became of the message: handled, dead_lettered or returned."""
         try:
-            await self._handle_through_outages(self._decode(message.body))
+            content = self._decode(message.body)
+            async with self._room:
+                await self._handle_through_outages(content)
         except self._refusals as refusal:
-            await self._bury(channel, message, refusal)
+            await self._bury(burials, message, refusal)
             return "dead_lettered"
-        except (PostgresUnavailable, *BROKER_ERRORS):
+        except (BrokerUnavailable, PostgresUnavailable, *BROKER_ERRORS):
             raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
             _log.error("message_failed", **telemetry.describe(error))
@@ -185,6 +205,8 @@ class Consumer(Generic[Content]):
     async def _handle_through_outages(self, content: Content) -> None:
         """Handle, and again while Postgres is away: giving the message back would count against it."""
         pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
+        if self._leaving.is_set():
+            raise BrokerUnavailable
         while True:
             try:
                 return await self._handle(content)
@@ -194,19 +216,36 @@ class Consumer(Generic[Content]):
                 await pauses.after(error, self._leaving)
 
     async def _bury(
-        self, channel: AbstractChannel, message: AbstractIncomingMessage, refusal: Exception
+        self, burials: AbstractChannel, message: AbstractIncomingMessage, refusal: Exception
     ) -> None:
         """Move a message to the dead letters: a confirmed copy with the reason first, then the settling."""
         reason = type(refusal).__name__
-        exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
         headers = {**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""}
         copy = copy_of(message, headers)
         if len(copy.headers) < len(headers):
             _log.warning("headers_not_copied", number=len(headers) - len(copy.headers))
-        async with asyncio.timeout(self._settings.broker_timeout_seconds):
-            await exchange.publish(copy, self._queue.dead_letters, mandatory=True)
+        await confirm_copy(burials, copy, self._queue, seconds=self._settings.broker_timeout_seconds)
         await message.ack()
         _log.warning("message_dead_lettered", reason=reason)
+
+
+async def confirm_copy(channel: AbstractChannel, copy: Message, queue: Queue, *, seconds: float) -> None:
+    """Publish to the dead letters of *queue*, and have it confirmed within *seconds* after the last alarm.
+
+    To drop the channel during an alarm would leave one more copy there for each attempt. Raises TimeoutError.
+    """
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
+    publishing = asyncio.create_task(exchange.publish(copy, queue.dead_letters, mandatory=True))
+    was_blocked = False
+    try:
+        while not (await asyncio.wait([publishing], timeout=seconds))[0]:
+            blocked = await is_blocked(channel)
+            if channel.is_closed or not (blocked or was_blocked):
+                raise TimeoutError
+            was_blocked = blocked
+        await publishing
+    finally:
+        publishing.cancel()  # The channel goes with it.
 
 
 def safe_id(message_id: str | None) -> str | None:

@@ -8,12 +8,18 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.encode import field_table
 
+# RabbitMQ routes a message to the keys in these headers too: they are where its sender once wanted it.
+_ROUTING = ("CC", "BCC")
+
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
-    """Return a persistent copy with these headers, less those that the library reads but cannot write."""
+    """Return a persistent copy with these headers, which is routed by its routing key alone.
+
+    Headers that the library reads but cannot write are left out.
+    """
     return Message(
         message.body,
-        headers=_writable(headers),
+        headers=_writable({name: value for name, value in headers.items() if name not in _ROUTING}),
         content_type=message.content_type,
         content_encoding=message.content_encoding,
         correlation_id=message.correlation_id,

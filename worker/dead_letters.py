@@ -1,12 +1,13 @@
 """Dead letters: looked at where they lie, or moved back to their queue."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from typing import cast
 
 import msgspec
-from aio_pika import Message
+from aio_pika import IncomingMessage, Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity, DeliveryError
 from yarl import URL
@@ -21,6 +22,9 @@ QUEUES = {queue.name: queue for queue in (NOTIFICATIONS, CALCULATION_RESULTS)}
 
 _ANSWER_SECONDS = 10.0  # for the broker's answer to any one thing
 _ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
+_LARGEST_BYTES = 64 * 2**20  # of the messages in memory; the body of one may be larger
+_LOCK_SECONDS = 5.0  # for the end of another command
+_LOCK_LOOK_SECONDS = 0.1
 _LOCK = "calculation-requests.operator."  # of an exclusive queue: one operator at a time
 
 # Headers that tell how a message died. They are told anew if it dies again.
@@ -102,6 +106,9 @@ class Held(msgspec.Struct, frozen=True):
     messages: list[AbstractIncomingMessage]
 
 
+Wanted = Callable[[int, AbstractIncomingMessage], bool]  # of its position, and the message
+
+
 def queue_named(name: str) -> Queue:
     """Return the queue of this name, or whose dead letters have it. Raises UnknownQueue."""
     queue = QUEUES.get(name.removesuffix(".dead-letters"))
@@ -125,22 +132,23 @@ async def connect(amqp_url: str) -> AsyncIterator[AbstractConnection]:
 
 
 @asynccontextmanager
-async def held(connection: AbstractConnection, queue: Queue, *, limit: int) -> AsyncIterator[Held]:
+async def held(
+    connection: AbstractConnection, queue: Queue, *, limit: int, wanted: Wanted = lambda *_: True
+) -> AsyncIterator[Held]:
     """Lend the first dead letters of a queue; what is not settled within goes back, in the same order.
+
+    Only those *wanted* have their bodies. When their bytes are too many, the later ones are left out.
 
     They are consumed, not got one by one, and go back by the closing of the channel: RabbitMQ 3.10 returns
     what one consumer held in order, and rejected messages in any. Raises QueueMissing and DeadLettersInUse.
     """
-    arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    messages: list[AbstractIncomingMessage] = []
+    arrivals = _Arrivals(wanted)
     async with asyncio.timeout(_ANSWER_SECONDS):
-        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        dead_letters, count = await _find(channel, queue)
+        channel, dead_letters = await _find(connection, queue)
         await channel.set_qos(prefetch_count=limit)
-        await dead_letters.consume(arrived.put)
-    with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
-        while len(messages) < min(limit, count):
-            messages.append(await asyncio.wait_for(arrived.get(), _ARRIVAL_SECONDS))
+        await dead_letters.consume(arrivals.take)
+    count = dead_letters.declaration_result.message_count or 0
+    messages = await arrivals.first(min(limit, count))
     try:
         yield Held(channel, count, messages)
     finally:
@@ -149,21 +157,70 @@ async def held(connection: AbstractConnection, queue: Queue, *, limit: int) -> A
                 await channel.close()
 
 
-async def _find(channel: AbstractChannel, queue: Queue) -> tuple[AbstractQueue, int]:
-    """Return the queue of the dead letters, for this connection alone, and their number."""
+class _Arrivals:
+    """The messages of a consumer in their order, with a bound in bytes."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._messages: list[AbstractIncomingMessage] = []
+        self._bytes = 0
+        self._has_body = False
+        self._is_full = False
+        self._arrived = asyncio.Event()
+
+    async def take(self, message: AbstractIncomingMessage) -> None:
+        """Keep a message while there is room."""
+        wanted = self._wanted(len(self._messages) + 1, message)
+        size = len(repr(message.headers)) + (len(message.body) if wanted else 0)
+        is_first_body = wanted and not self._has_body  # However large, it must not stand in the way for ever.
+        if self._is_full or (self._bytes + size > _LARGEST_BYTES and not is_first_body):
+            self._is_full = True
+        else:
+            if not wanted:
+                cast("IncomingMessage", message).body = b""
+            self._messages.append(message)
+            self._bytes += size
+            self._has_body |= wanted
+        self._arrived.set()
+
+    async def first(self, number: int) -> list[AbstractIncomingMessage]:
+        """Return so many messages once they have come, or as many as fit, and keep no more."""
+        with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
+            while len(self._messages) < number and not self._is_full:
+                self._arrived.clear()
+                await asyncio.wait_for(self._arrived.wait(), _ARRIVAL_SECONDS)
+        self._is_full = True
+        return self._messages
+
+
+async def _find(connection: AbstractConnection, queue: Queue) -> tuple[AbstractChannel, AbstractQueue]:
+    """Return the queue of the dead letters, for this connection alone, and a channel to read it on."""
+    channel = await _lock(connection, queue)
     try:
-        await channel.declare_queue(_LOCK + queue.name, exclusive=True)
-        dead_letters = await channel.declare_queue(queue.dead_letters, passive=True)
+        return channel, await channel.declare_queue(queue.dead_letters, passive=True)
     except ChannelNotFoundEntity:
         raise QueueMissing(f"{queue.dead_letters}: {QueueMissing.__doc__}") from None
-    except ChannelLockedResource:
-        raise DeadLettersInUse from None
-    return dead_letters, dead_letters.declaration_result.message_count or 0
+
+
+async def _lock(connection: AbstractConnection, queue: Queue) -> AbstractChannel:
+    """Return a channel once no other connection has the lock; RabbitMQ frees one a moment after its end."""
+    clock = asyncio.get_running_loop()
+    deadline = clock.time() + _LOCK_SECONDS
+    while True:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        try:
+            await channel.declare_queue(_LOCK + queue.name, exclusive=True)
+        except ChannelLockedResource:
+            if clock.time() >= deadline:
+                raise DeadLettersInUse from None
+            await asyncio.sleep(_LOCK_LOOK_SECONDS)
+        else:
+            return channel
 
 
 async def list_letters(connection: AbstractConnection, queue: Queue, *, limit: int) -> Listing:
     """Return the first dead letters of a queue, without bodies."""
-    async with held(connection, queue, limit=limit) as letters:
+    async with held(connection, queue, limit=limit, wanted=lambda *_: False) as letters:
         described = [_describe(message, number) for number, message in enumerate(letters.messages, 1)]
     return Listing(queue.dead_letters, letters.count, described)
 
@@ -172,9 +229,13 @@ async def show_letter(
     connection: AbstractConnection, queue: Queue, *, message_id: str | None, position: int | None, limit: int
 ) -> Opened:
     """Return one dead letter with its headers and body. Raises LetterNotFound."""
-    async with held(connection, queue, limit=limit) as letters:
+
+    def is_it(number: int, message: AbstractIncomingMessage) -> bool:
+        return number == position or (message_id is not None and message.message_id == message_id)
+
+    async with held(connection, queue, limit=limit, wanted=is_it) as letters:
         for number, message in enumerate(letters.messages, 1):
-            if number == position or (message_id is not None and message.message_id == message_id):
+            if is_it(number, message):
                 headers = {name: str(value) for name, value in message.headers.items()}
                 body = message.body.decode(errors="backslashreplace")
                 return Opened(_describe(message, number), headers, body)
@@ -186,13 +247,19 @@ async def redrive(
 ) -> Redriven:
     """Move dead letters back to their queue, in order: all of the first *limit*, or those with these ids.
 
+    Fewer when they are large: what is left over is for the next redrive.
+
     Each is published and confirmed before it is taken out: a crash in between leaves it in both places, and
     consumers bear a repeat. Raises LiveQueueRefuses.
     """
     moved: list[str | None] = []
-    async with held(connection, queue, limit=limit) as letters:
-        for message in letters.messages:
-            if not message_ids or message.message_id in message_ids:
+
+    def is_chosen(_: int, message: AbstractIncomingMessage) -> bool:
+        return not message_ids or message.message_id in message_ids
+
+    async with held(connection, queue, limit=limit, wanted=is_chosen) as letters:
+        for position, message in enumerate(letters.messages, 1):
+            if is_chosen(position, message):
                 await _move_back(letters.channel, queue, message, moved)
                 moved.append(message.message_id)
     return Redriven(queue.name, moved, sorted(set(message_ids).difference(moved)), letters.count - len(moved))

@@ -154,13 +154,19 @@ async def reconcile(connection: Connection, asked: argparse.Namespace) -> Answer
         email_seconds=asked.email_seconds,
     )
     found = await reconciliation.reconcile(connection, limits)
+    if asked.repair:
+        announced = await reconciliation.repair(connection, limits)
+        found = msgspec.structs.replace(found, announced_again=announced)
     counts = table(("there are", "number"), found.counts.items())
     rows = [
         (anomaly.name, anomaly.count, anomaly.meaning, ", ".join(anomaly.uuids[:2]))
         for anomaly in found.anomalies
     ]
     anomalies = table(("anomaly", "number", "meaning", "for example"), rows)
-    return Answer(found, f"{counts}\n\n{anomalies}", status=0 if found.is_clean else 1)
+    said = f"{counts}\n\n{anomalies}"
+    if asked.repair:
+        said += f"\n\n{found.announced_again} requests without an e-mail announced again"
+    return Answer(found, said, status=0 if found.is_clean else 1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -174,6 +180,9 @@ def parser() -> argparse.ArgumentParser:
     compare = _on_database(commands, "reconcile", reconcile)
     compare.add_argument(
         "--since", type=arguments.time, metavar="TIME", help="only requests stored from then on"
+    )
+    compare.add_argument(
+        "--repair", action="store_true", help="then publish request.created again where no e-mail is noted"
     )
     for option, default in (
         ("--event-seconds", Limits().event_seconds),

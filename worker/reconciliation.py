@@ -1,15 +1,21 @@
 """Stored requests against their events, e-mails and calculations: what there is, and what does not add up."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from service.events import RequestCreated
 from service.identifiers import uuid_of
 from service.postgres import Connection
+from worker import replay
+from worker.replay import Selection
 
 _EXAMPLES = 10
+_PAGE_REQUESTS = 1000
+_REPAIRS_PER_SECOND = 200.0
 
 Found = Sequence[Any]  # rows of a request's id, and of how many there are in all
 
@@ -36,6 +42,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
     counts: dict[str, int]
     anomalies: list[Anomaly]
+    announced_again: int = 0  # requests without an e-mail, by a repair
 
     @property
     def is_clean(self) -> bool:
@@ -81,6 +88,29 @@ async def reconcile(connection: Connection, limits: Limits) -> Reconciliation:
         )
 
 
+async def repair(connection: Connection, limits: Limits) -> int:
+    """Publish request.created again for all that `requests_without_email` finds. Returns their number.
+
+    By way of the outbox, and with the same event id: where the e-mail was only late, nothing is sent twice.
+    Raises OutboxNotDraining.
+    """
+    created = Selection(since=None, until=datetime.now(UTC), types=frozenset({RequestCreated.type}))
+    tally = await replay.replay_requests(
+        connection,
+        _pages_without_email(connection, limits),
+        created,
+        events_per_second=_REPAIRS_PER_SECOND,
+        report=lambda _: None,
+    )
+    return tally.requests
+
+
+async def _pages_without_email(connection: Connection, limits: Limits) -> AsyncIterator[list[UUID]]:
+    while page := await read_ids_without_email(connection, limits):
+        yield page
+        limits = msgspec.structs.replace(limits, first_id=UUID(int=page[-1].int + 1))
+
+
 def _anomaly(name: str, meaning: str, found: Found) -> Anomaly:
     count = found[0]["total"] if found else 0
     return Anomaly(name, meaning, count, [uuid_of(row["request_id"]) for row in found])
@@ -118,27 +148,37 @@ async def count_states(connection: Connection, first_id: UUID) -> dict[str, int]
 async def requests_without_email(connection: Connection, limits: Limits) -> Found:
     """Find requests whose request.created has left, long ago, and has not come to an e-mail."""
     return await connection.fetch(
-        """
-        SELECT id AS request_id, count(*) OVER () AS total
-          FROM calculation_request AS request
-         WHERE id >= $1
-           AND created_at < now() - make_interval(secs => $2)
-           AND NOT EXISTS (SELECT
-                             FROM email
-                            WHERE email.request_id = request.id)
-           AND NOT EXISTS (SELECT
-                             FROM outbox
-                            WHERE outbox.request_id = request.id)
-           AND NOT EXISTS (SELECT
-                             FROM outbox_held
-                            WHERE outbox_held.request_id = request.id)
-         ORDER BY id
-         LIMIT $3
-        """,
+        f"SELECT id AS request_id, count(*) OVER () AS total {_WITHOUT_EMAIL}",
         limits.first_id,
         limits.event_seconds,
         _EXAMPLES,
     )
+
+
+async def read_ids_without_email(connection: Connection, limits: Limits) -> list[UUID]:
+    """Return the first of these requests, a page of them."""
+    rows = await connection.fetch(
+        f"SELECT id {_WITHOUT_EMAIL}", limits.first_id, limits.event_seconds, _PAGE_REQUESTS
+    )
+    return [row["id"] for row in rows]
+
+
+_WITHOUT_EMAIL = """
+      FROM calculation_request AS request
+     WHERE id >= $1
+       AND created_at < now() - make_interval(secs => $2)
+       AND NOT EXISTS (SELECT
+                         FROM email
+                        WHERE email.request_id = request.id)
+       AND NOT EXISTS (SELECT
+                         FROM outbox
+                        WHERE outbox.request_id = request.id)
+       AND NOT EXISTS (SELECT
+                         FROM outbox_held
+                        WHERE outbox_held.request_id = request.id)
+     ORDER BY id
+     LIMIT $3
+"""
 
 
 async def overdue_emails(connection: Connection, limits: Limits) -> Found:

@@ -14,9 +14,9 @@ from service.background import in_background
 from service.health import NotReady
 from service.outbox import Due, LaneLost, OutboxRow
 from service.postgres import Connection, Pool, PostgresUnavailable
-from worker import broker, metrics
+from worker import broker, metrics, topology
 from worker.alarm import Alarm
-from worker.broker import BrokerUnavailable
+from worker.broker import BrokerUnavailable, TopologyDiffers
 from worker.lane_mark import LaneMarks
 from worker.outages import Pauses, rest
 from worker.publisher import Outcome, Publisher
@@ -49,6 +49,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._connected = False
+        self._obstacle = ""
         self._alarm = Alarm()
         self._marks = LaneMarks()
         self._retries = Retries(pause_seconds=settings.relay_retry_seconds)
@@ -66,19 +67,21 @@ class Relay:
         """Raise NotReady while RabbitMQ is away, or takes nothing."""
         await self._alarm.check()
         if not self._connected:
-            raise NotReady("not connected to RabbitMQ")
+            raise NotReady(self._obstacle or "not connected to RabbitMQ")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until *stop*, through every outage of RabbitMQ and Postgres."""
         pauses = Pauses("relay_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
         while not stop.is_set():
             try:
-                async with broker.open_channel(self._settings, name="relay") as channel:
+                needs = [topology.REQUESTS]
+                async with broker.open_role(self._settings, name="relay", needs=needs) as channel:
                     await self._relay_on(channel, pauses, stop)
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
                 dependency = "rabbitmq" if isinstance(error, BrokerUnavailable) else "postgres"
                 metrics.outages.labels(dependency).inc()
                 self._marks = LaneMarks()  # A failover may have set ids back.
+                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
                 await pauses.after(error, stop)
             finally:
                 self._connected, self._alarm = False, Alarm()

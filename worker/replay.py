@@ -86,7 +86,25 @@ async def count(connection: Connection, selection: Selection) -> Tally:
 async def replay(
     connection: Connection, selection: Selection, *, events_per_second: float, report: Callable[[Tally], None]
 ) -> Tally:
-    """Write the selected events to the outbox again, no faster than given; *report* hears of every batch.
+    """Write the selected events to the outbox again, on the terms of `replay_requests`."""
+    matching = (
+        [history.id for history in page if selection.of(history)]
+        async for page in _pages(connection, selection)
+    )
+    return await replay_requests(
+        connection, matching, selection, events_per_second=events_per_second, report=report
+    )
+
+
+async def replay_requests(
+    connection: Connection,
+    pages: AsyncIterator[Sequence[UUID]],
+    selection: Selection,
+    *,
+    events_per_second: float,
+    report: Callable[[Tally], None],
+) -> Tally:
+    """Write the selected events of these requests again, no faster than given; *report* hears of every batch.
 
     A request of which any event is still to be delivered is left out: what is pending will be delivered
     anyway, and would be out of order after a replay of an earlier one. Raises OutboxNotDraining.
@@ -95,9 +113,8 @@ async def replay(
     clock = asyncio.get_running_loop()
     due = clock.time()
     size = max(1, min(_BATCH_REQUESTS, int(events_per_second)))
-    async for page in _pages(connection, selection):
-        matching = [history.id for history in page if selection.of(history)]
-        for batch in (matching[start : start + size] for start in range(0, len(matching), size)):
+    async for page in pages:
+        for batch in (page[start : start + size] for start in range(0, len(page), size)):
             await _wait_for_room(connection)
             written = await replay_batch(connection, batch, selection, tally)
             await outbox.notify(connection)

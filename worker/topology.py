@@ -1,10 +1,13 @@
 """Exchanges, queues and bindings, in one place. Declaring them again changes nothing."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 from aio_pika import ExchangeType
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed
 from pamqp.common import FieldValue
 
 from service import events
@@ -61,14 +64,64 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 }
 
 
+async def ensure(connection: AbstractConnection) -> dict[str, str]:
+    """Create what is missing, bind every queue again: every role does, so that any may come first.
+
+    Returns the names of what is there but is another than ours, with what the broker says about it.
+    """
+    try:
+        async with connection.channel() as channel:
+            await declare(channel)
+    except ChannelClosed:
+        return await _find_differences(connection)
+    return {}
+
+
 async def declare(channel: AbstractChannel) -> None:
-    """Create what is missing. Every role does, so that any of them may come first."""
-    for name, kind in EXCHANGES.items():
-        await channel.declare_exchange(name, kind, durable=True)
-    for queue in QUEUES:
-        graveyard = await channel.declare_queue(
-            queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS
-        )
-        await graveyard.bind(DEAD_LETTERS, queue.dead_letters)
-        living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
-        await living.bind(queue.exchange, queue.routing_key)
+    """Create what is missing on this channel. The broker closes it at the first thing that is another."""
+    for declare_part in _PARTS.values():
+        await declare_part(channel)
+
+
+async def _find_differences(connection: AbstractConnection) -> dict[str, str]:
+    """Declare each part on a channel of its own: one that differs must not keep the others from existing."""
+    differences = {}
+    for name, declare_part in _PARTS.items():
+        try:
+            async with connection.channel() as channel:
+                await declare_part(channel)
+        except ChannelClosed as error:
+            if not (isinstance(error, ChannelAccessRefused) and await _is_there(connection, name)):
+                differences[name] = str(error)
+    return differences
+
+
+async def _is_there(connection: AbstractConnection, name: str) -> bool:
+    """Whether a part that we may not declare was made by others, for whom its properties and bindings are."""
+    names = [each for queue in QUEUES if queue.name == name for each in (queue.name, queue.dead_letters)]
+    try:
+        async with connection.channel() as channel:
+            if name in EXCHANGES:
+                await channel.get_exchange(name)
+            for each in names:
+                await channel.get_queue(each)
+    except ChannelClosed:
+        return False
+    return True
+
+
+async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
+    await channel.declare_exchange(name, EXCHANGES[name], durable=True)
+
+
+async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
+    graveyard = await channel.declare_queue(queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS)
+    await graveyard.bind(DEAD_LETTERS, queue.dead_letters)
+    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
+    await living.bind(queue.exchange, queue.routing_key)
+
+
+_PARTS: Final[dict[str, Callable[[AbstractChannel], Awaitable[None]]]] = {
+    **{name: partial(_declare_exchange, name=name) for name in EXCHANGES},
+    **{queue.name: partial(_declare_queue, queue=queue) for queue in QUEUES},
+}

@@ -20,6 +20,8 @@ from tests.faults.invariants import check_all
 from tests.faults.records import Record
 from tests.faults.report import summary, table, verdict
 
+_ROUND_SECONDS = 150.0  # in which every fault comes once, mixed or by itself
+
 
 def main() -> int:
     """Run the harness as the command line says."""
@@ -27,8 +29,8 @@ def main() -> int:
     seed = secrets.randbelow(10**9) if arguments.seed is None else arguments.seed
     plan = Plan(
         seconds=arguments.seconds,
-        requests=arguments.requests,
-        times=arguments.times,
+        requests=_or(arguments.requests, round(arguments.seconds * arguments.rate)),
+        times=_or(arguments.times, max(1, round(arguments.seconds / _ROUND_SECONDS))),
         rate=arguments.rate,
         http_share=0.15,
         seed=seed,
@@ -65,6 +67,10 @@ async def _run_until_signal(plan: Plan) -> Record:
     return await running
 
 
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
@@ -72,8 +78,12 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
-    parser.add_argument("--requests", type=int, default=100_000, help="acknowledged, at least")
-    parser.add_argument("--times", type=int, default=20, help="that every fault is injected, at least")
+    parser.add_argument("--requests", type=int, help="acknowledged, at least; else seconds times rate")
+    parser.add_argument(
+        "--times",
+        type=int,
+        help=f"that every fault comes, at least; else once in {_ROUND_SECONDS:.0f} s",
+    )
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument(
         "--longest-stall", type=float, default=13.0, help="seconds of silence: longer than our timeouts"
@@ -84,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain", type=float, default=120.0, help="seconds for what is left at the end")
     parser.add_argument("--seed", type=int, help="of every random choice")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break the worker on purpose")
+    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break our programs on purpose")
     parser.add_argument(
         "--faults",
         nargs="*",

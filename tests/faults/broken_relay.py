@@ -1,11 +1,12 @@
-"""A worker with one piece broken on purpose, to see the harness find it: `… broken_relay NAME ROLE`."""
+"""Our programs with one piece broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from service import events, outbox
+from service import __main__ as service
+from service import events, idempotency, outbox
 from service.outbox import OutboxRow
 from service.postgres import Connection
 from worker import __main__ as worker
@@ -86,15 +87,26 @@ def forget_claims() -> None:
     emails.claim = claim
 
 
+def forget_keys() -> None:
+    """Take every repeat for another request."""
+
+    def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - that is the breakage
+        return None
+
+    idempotency.parse_key = parse_nothing
+
+
 BREAKAGES: dict[str, Callable[[], Any]] = {
     "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
     "publishes-twice": publish_twice,
     "loses-returned": lose_returned,
     "forgets-claims": forget_claims,
+    "forgets-keys": forget_keys,
 }
+_PROGRAMS = {"service": service.main, "worker": worker.main}
 
 
 if __name__ == "__main__":
     BREAKAGES[sys.argv.pop(1)]()
-    sys.exit(worker.main())
+    sys.exit(_PROGRAMS[sys.argv.pop(1)]())

@@ -4,21 +4,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from aio_pika import DeliveryMode, Message
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from service import outbox
+from service import outbox, postgres
 from service.events import CalculationCreated
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import Connection
 from tests.faults import queues
 from tests.faults.proxy import Proxy
-from tests.faults.records import CREATED, Span
+from tests.faults.records import CREATED, Interval, Span
 from tests.faults.waiting import until
 from tests.faults.world import HARNESS, World
 from worker import topology
@@ -27,6 +28,13 @@ _FULL = "harness.full"
 _TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
 _EMPTY_SECONDS = 30.0
 _KEEPALIVE_SECONDS = 30.0  # after which the network would tell Postgres; by default it takes two hours
+_REPEATED_AT_ONCE = 10  # keys
+_HELD_SECONDS = 5.0
+_HELD_AT_ONCE = 3  # of the four that a process sends side by side
+_FREEZING_SECONDS = 0.2  # from a SIGSTOP until nothing runs any more
+_LOCKED_SECONDS = 4.0
+_PASS_SECONDS = 2.0  # in which a batch that was under way is done
+_RECONNECTED_SECONDS = 10.0
 _SETTLED_SECONDS = 1.0  # a connection older than this has declared what it declares
 
 
@@ -81,8 +89,21 @@ async def kill_calculations(world: World) -> None:
 
 @_fault("API killed", "api", repeats=False)
 async def kill_api(world: World) -> None:
-    """SIGKILL to the API."""
+    """SIGKILL to one API, at times to both."""
     await _kill(world, "api")
+
+
+@_fault("APIs killed amid repeats", "api", repeats=False)
+async def kill_apis_amid_repeats(world: World) -> None:
+    """SIGKILL to one API after the other, while creates come to both, several times each with its key."""
+    async with asyncio.TaskGroup() as calling:
+        for api in world.chance.sample(world.of_role("api"), k=2):
+            for _ in range(_REPEATED_AT_ONCE):
+                calling.create_task(world.callers.create())
+            await asyncio.sleep(world.chance.uniform(0.0, 0.2))
+            await api.kill()
+            if world.chance.random() < 0.7:
+                await api.becomes_ready()
 
 
 async def _kill(world: World, role: str) -> None:
@@ -91,6 +112,36 @@ async def _kill(world: World, role: str) -> None:
         victims = [world.chance.choice(victims)]
     await asyncio.sleep(world.some_seconds(0.5))
     await asyncio.gather(*(victim.kill() for victim in victims))
+
+
+@_fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)
+async def freeze_relay(world: World) -> None:
+    """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
+    seconds = postgres.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
+    await world.chance.choice(world.of_role("relay")).freeze(seconds)
+
+
+@_fault(
+    "notifications frozen",
+    *("notifications", "mail", "postgres", "backends", "postgres links"),
+    repeats=False,
+)
+async def freeze_notifications(world: World) -> None:
+    """SIGSTOP to a sender for longer than its claims, with e-mails in hand that the mail server waits for.
+
+    Their content has not been sent yet: what was has an answer that the others cannot know.
+    """
+    sender = world.chance.choice(world.of_role("notifications"))
+    world.mail.hold(sender.name)
+    try:
+        await until(lambda: world.mail.held_sessions >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
+            group.create_task(sender.freeze(seconds))
+            await asyncio.sleep(_FREEZING_SECONDS)
+            world.mail.let_go()
+    finally:
+        world.mail.let_go()
 
 
 @_fault("rolling restart", "relay", "notifications", "calculations", "api", repeats=False)
@@ -137,6 +188,65 @@ async def kill_postgres(world: World) -> None:
     await world.servers.postgres.kill()
     await asyncio.sleep(world.some_seconds(1.5))
     await world.servers.postgres.start()
+
+
+@_fault("Postgres read-only", "postgres", "backends", "postgres links", repeats=True)
+async def make_postgres_read_only(world: World) -> None:
+    """No session can write for a while, and all stay open."""
+    await world.on_postgres(_all_read_only)
+    began = time.monotonic()
+    try:
+        await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
+    finally:
+        world.record.read_only.append(Interval(began, time.monotonic()))
+        await world.on_postgres(_all_writable)
+
+
+@_fault("Postgres demoted", "postgres", "backends", "postgres links", repeats=True)
+async def demote_postgres(world: World) -> None:
+    """Sessions are cut, those opened then can never write, and only later ones can.
+
+    As behind a proxy that leads to a primary, which becomes a standby, and after a while to the new primary.
+    """
+    await world.on_postgres(_later_read_only)
+    await world.on_postgres(_terminate_some(1.0))
+    began = time.monotonic()
+    try:
+        await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
+    finally:
+        world.record.read_only.append(Interval(began, time.monotonic()))
+        await world.on_postgres(_later_writable)
+
+
+async def _all_read_only(connection: Connection) -> None:
+    await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    await connection.execute("SELECT pg_reload_conf()")
+
+
+async def _all_writable(connection: Connection) -> None:
+    await connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+    await connection.execute("SELECT pg_reload_conf()")
+
+
+async def _later_read_only(connection: Connection) -> None:
+    await connection.execute("ALTER ROLE ALL SET default_transaction_read_only = on")
+
+
+async def _later_writable(connection: Connection) -> None:
+    await connection.execute("ALTER ROLE ALL RESET default_transaction_read_only")
+
+
+async def _lock_table(world: World, *, table: str) -> None:
+    async def hold(connection: Connection) -> None:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            await asyncio.sleep(_LOCKED_SECONDS)
+
+    await world.on_postgres(hold)
+
+
+for _table in ("calculation_request", "outbox", "email"):
+    _fault(f"{_table} locked", "postgres", "backends", repeats=False)(partial(_lock_table, table=_table))
 
 
 @_fault("Postgres connections cut", "postgres links", repeats=True)
@@ -243,8 +353,9 @@ async def close_before_confirm(world: World) -> None:
 async def return_messages(world: World) -> None:
     """No queue is bound to request.created: mandatory messages come back.
 
-    Who connects declares the bindings again, so nobody may connect meanwhile. The queue of the product is
-    bound twice, to its exchange and to our switch, so that the switch takes the events from all at once.
+    A process declares the bindings when it connects and each minute after, so none may do so meanwhile.
+    The queue of the product is bound twice, to its exchange and to our switch, so that the switch takes the
+    events from all at once.
     """
     async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
@@ -279,16 +390,25 @@ async def delete_queue(world: World) -> None:
 
 @_fault("messages refused", "broker", "broker links", repeats=True)
 async def refuse_messages(world: World) -> None:
-    """A full queue refuses every event, while all others take it."""
+    """Another team's queue is full and refuses every event, while all others take it."""
     async with queues.open_channel(world.servers.broker.url) as channel:
         full = await channel.declare_queue(
             _FULL, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
         )
         try:
-            await full.bind(topology.REQUESTS, "request.#")
-            await asyncio.sleep(world.some_seconds(2.0))
+            await full.bind(topology.REQUESTS, "request.*")
+            began = time.monotonic()
+            await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
+            world.record.refusals.append(Interval(began, time.monotonic()))
+            if world.chance.random() < 0.5:  # Its team comes back, before it deletes it.
+                await full.consume(_drop, no_ack=True)
+                await asyncio.sleep(world.some_seconds(1.0))
         finally:
             await full.delete(if_unused=False, if_empty=False)
+
+
+async def _drop(_: AbstractIncomingMessage) -> None:
+    """Be done with a message."""
 
 
 # What is malformed
@@ -416,6 +536,16 @@ async def lose_mail_answers(world: World) -> None:
         world.mail.death_rate = 0.0
 
 
+@_fault("mail server hangs up", "mail", repeats=False)
+async def hang_up_mail(world: World) -> None:
+    """The mail server closes every connection before the content: after RCPT, or when it has asked for it."""
+    world.mail.hangs_up_after = world.chance.choice((b"RCPT", b"DATA"))
+    try:
+        await asyncio.sleep(world.some_seconds())
+    finally:
+        world.mail.hangs_up_after = None
+
+
 # What several have in common
 
 
@@ -474,6 +604,15 @@ async def _slow(world: World, links: Sequence[Proxy]) -> None:
 
 @asynccontextmanager
 async def _no_new_connections(world: World) -> AsyncIterator[None]:
+    """Have every process connect, and then no more: none declares its bindings for a minute."""
+    for link in world.broker_links:
+        link.cut()
+    await until(
+        lambda: all(
+            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+        ),
+        seconds=_RECONNECTED_SECONDS,
+    )
     for link in world.broker_links:
         await link.refuse()
     try:

@@ -23,6 +23,7 @@ from service.settings import Settings
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues, workers
 from tests.faults.auditor import Auditor
+from tests.faults.callers import Callers
 from tests.faults.faults import FAULTS, Fault
 from tests.faults.latency import Latencies
 from tests.faults.load import Load
@@ -32,8 +33,8 @@ from tests.faults.schedule import rounds
 from tests.faults.servers import Servers, private_servers
 from tests.faults.team import Team
 from tests.faults.waiting import until
-from tests.faults.workers import API, CALCULATORS, NOTIFIERS, RELAYS, Command, Worker
-from tests.faults.world import World, connect
+from tests.faults.workers import APIS, CALCULATORS, NOTIFIERS, RELAYS, Command, Worker
+from tests.faults.world import World, connect, writable
 from worker import topology
 
 LOCAL = CHECKOUT / ".local" / "faults"
@@ -75,16 +76,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     recovery_bar_seconds: float
     drain_seconds: float
 
+    @property
+    def email_claim_seconds(self) -> float:
+        """Longer than Postgres is out of reach, with all that a sender waits for afterwards."""
+        return self.longest_stall_seconds + 17.0
+
 
 async def run(plan: Plan, report: Report) -> Record:
     """Carry out a plan and return the record of it."""
-    record = Record(recovery_bar_seconds=plan.recovery_bar_seconds)
+    record = Record(
+        relays=len(RELAYS),
+        email_claim_seconds=plan.email_claim_seconds,
+        recovery_bar_seconds=plan.recovery_bar_seconds,
+    )
     chance = random.Random(plan.seed)  # noqa: S311 - to be repeated, not to keep a secret
     place = Place(folder=LOCAL, keep=False, report=report)
     with working_folder(place, "run") as folder, _logs_kept(folder), private_servers(place) as servers:
         await _prepare(servers)
-        async with _started(plan, record, servers, folder, chance) as (world, latencies, api, auditor):
-            await _live(plan, record, world, latencies, api, report)
+        async with _started(plan, record, servers, folder, chance) as (world, latencies, apis, auditor):
+            await _live(plan, record, world, latencies, apis, report)
             await _drain(plan, record, world, report)
             await asyncio.gather(*(worker.end() for worker in world.workers))
             await _take_stock(record, world)
@@ -119,7 +129,7 @@ async def _prepare(servers: Servers) -> None:
 @asynccontextmanager
 async def _started(
     plan: Plan, record: Record, servers: Servers, folder: Path, chance: random.Random
-) -> AsyncIterator[tuple[World, Latencies, httpx.AsyncClient, Auditor]]:
+) -> AsyncIterator[tuple[World, Latencies, list[httpx.AsyncClient], Auditor]]:
     """Start all that surrounds the load: auditor, team, mail server, snapshot, our processes."""
     latencies = Latencies()
 
@@ -145,56 +155,62 @@ async def _started(
         )
         for worker in started:
             await stack.enter_async_context(in_background("harness", worker.watch))
-        (api,) = (worker for worker in started if worker.name == API)
         token = issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
-        client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{api.port}",
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=5.0,
-        )
-        await stack.enter_async_context(client)
+        apis = [
+            await stack.enter_async_context(_client(worker.port, token))
+            for worker in started
+            if worker.name in APIS
+        ]
         world = World(
             servers=servers,
             workers=started,
             mail=mail,
+            callers=Callers(record, latencies, apis, random.Random(plan.seed + 2)),  # noqa: S311 - likewise
             record=record,
             chance=chance,
             longest_stall_seconds=plan.longest_stall_seconds,
         )
-        yield world, latencies, client, auditor
+        yield world, latencies, apis, auditor
+
+
+def _client(port: int, token: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=5.0
+    )
 
 
 def _commands(plan: Plan, mail: MailServer, issuer: Issuer) -> Iterable[Command]:
     shared = {"APP_URL": "https://app.example.com", "REQUEST_SECRET_KEYS": SECRET_KEYS}
-    yield Command(
-        name=API,
-        arguments=["-m", "service", "serve"],
-        environment={
-            **shared,
-            "AUTH_ISSUER": ISSUER,
-            "AUTH_AUDIENCE": AUDIENCE,
-            "AUTH_JWKS_URL": issuer.jwks.as_uri(),
-        },
-        port_variable="PORT",
-    )
-    program = ["-m", "worker"] if plan.broken is None else ["-m", "tests.faults.broken_relay", plan.broken]
+    broken = [] if plan.broken is None else ["tests.faults.broken_relay", plan.broken]
+    for name in APIS:
+        yield Command(
+            name=name,
+            arguments=["-m", *broken, "service", "serve"],
+            environment={
+                **shared,
+                "AUTH_ISSUER": ISSUER,
+                "AUTH_AUDIENCE": AUDIENCE,
+                "AUTH_JWKS_URL": issuer.jwks.as_uri(),
+            },
+            port_variable="PORT",
+        )
     for name in (*RELAYS, *NOTIFIERS, *CALCULATORS):
         yield Command(
             name=name,
-            arguments=[*program, name.partition("-")[0]],
+            arguments=["-m", *broken, "worker", name.partition("-")[0]],
             environment={
                 **shared,
                 "SMTP_URL": mail.url(name if name in NOTIFIERS else NOTIFIERS[0]),
                 "MAIL_FROM": "Calculations <calculations@service.example.com>",
+                "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
                 **_SOONER,
             },
             port_variable="HEALTH_PORT",
         )
 
 
-# The defaults but for the schedules of retries, which would outlast the run: parking takes eight minutes.
+# The defaults but for the longest pauses between retries, which would outlast the run.
 _SOONER: Mapping[str, str] = {
-    "RELAY_RETRY_SECONDS": "0.2",
     "RELAY_LONGEST_RETRY_SECONDS": "2",
     "EMAIL_RETRY_SECONDS": "1",
     "EMAIL_LONGEST_RETRY_SECONDS": "4",
@@ -221,13 +237,13 @@ async def _live(
     record: Record,
     world: World,
     latencies: Latencies,
-    api: httpx.AsyncClient,
+    apis: Sequence[httpx.AsyncClient],
     report: Report,
 ) -> None:
     """Put load on the system and do it harm until the plan is fulfilled."""
     stop = asyncio.Event()
     settings = Settings(
-        database_url=world.servers.postgres.url,
+        database_url=writable(world.servers.postgres.url),
         app_url="https://app.example.com",
         request_secret_keys=SECRET_KEYS,
         database_pool_size=16,
@@ -238,12 +254,13 @@ async def _live(
             record,
             latencies,
             pool,
-            api,
+            apis,
             rate=plan.rate,
             http_share=plan.http_share,
             chance=random.Random(plan.seed + 1),  # noqa: S311 - its pace must not change the faults
         )
         group.create_task(load.run(stop))
+        group.create_task(world.callers.run(stop))
         began = time.monotonic()
         try:
             await asyncio.sleep(_CALM_SECONDS)

@@ -1,8 +1,10 @@
 """What must hold, judged from the record of a run alone. Every check returns what breaches it."""
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -13,6 +15,7 @@ from tests.faults.records import (
     EMAIL_SENT,
     Acceptance,
     Arrival,
+    Interval,
     Record,
     Span,
 )
@@ -20,6 +23,9 @@ from tests.faults.team import calculation_of
 
 _BEFORE_SECONDS = 3.0  # an event may have been confirmed this long before the fault that kept it unsettled
 _AFTER_SECONDS = 15.0  # and be repeated this long after: timeouts, pauses and a backlog go by
+_PASS_SECONDS = 2.0  # a batch that was under way is done after that
+_RECORDING_SECONDS = 5.0  # the answer of a mail server may wait that long for Postgres
+_ON_THE_WAY_SECONDS = 1.0  # content that had left its sender
 
 
 class Breach(msgspec.Struct, frozen=True):
@@ -102,12 +108,70 @@ def _explanation(
     return None
 
 
+def copies_bounded(record: Record) -> Iterable[str]:
+    """While a queue refuses, others get each new event once, and once more at most each second and relay."""
+    again = [(first.at, arrival.at) for first, arrival, _ in repeats(record)]
+    for refusal in filter(partial(_by_itself, record), record.refusals):
+        seconds = refusal.ended - refusal.began
+        copies = sum(refusal.began <= first and at <= refusal.ended for first, at in again)
+        allowed = record.relays * math.ceil(seconds + 1)
+        if copies > allowed:
+            yield f"{copies} copies in {seconds:.1f} s of refusals, not {allowed} at most"
+
+
+def nothing_published_while_read_only(record: Record) -> Iterable[str]:
+    """A relay that cannot settle does not publish: it would again and again."""
+    for silence in filter(partial(_by_itself, record), record.read_only):
+        began = silence.began + _PASS_SECONDS
+        published = sum(began < arrival.at < silence.ended for arrival in record.arrivals)
+        if published:
+            yield f"{published} events in {silence.ended - began:.1f} s in which none can be settled"
+
+
+def _by_itself(record: Record, interval: Interval) -> bool:
+    """Whether no fault but its own was on meanwhile: others have copies of theirs."""
+    return sum(span.began <= interval.ended and interval.began <= span.ended for span in record.spans) == 1
+
+
+def one_request_per_key(record: Record) -> Iterable[str]:
+    """One Idempotency-Key is one uuid in all answers, one row, one request.created and one e-mail."""
+    keys = {row.recipient: row.key for row in record.stored}
+    found = {
+        "request": [
+            *((row.key, row.uuid) for row in record.stored),
+            *((answer.key, answer.uuid) for answer in record.answers if answer.uuid),
+        ],
+        CREATED: [(each.key, each.event_id) for each in record.arrivals if each.type == CREATED],
+        "e-mail": [(keys.get(each.recipient, ""), each.message_id) for each in record.acceptances],
+    }
+    for what, pairs in found.items():
+        for key, ids in _grouped(pairs).items():
+            if len(ids) > 1:
+                yield f"{key} has more than one {what}: {sorted(ids)}"
+    new = Counter(answer.key for answer in record.answers if answer.uuid and not answer.is_replay)
+    for key, times in new.items():
+        if times > 1:
+            yield f"{key}: {times} answers call the request new"
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    grouped = defaultdict(set)
+    for key, each in pairs:
+        grouped[key].add(each)
+    return grouped
+
+
 def emails_sent_once(record: Record) -> Iterable[str]:
-    """A second e-mail follows only a lost answer of the mail server, or a SIGKILL to its sender."""
+    """A second e-mail follows only an answer that was lost: with the mail server, or with its sender.
+
+    A sender that is frozen with the answer is as good as dead. One that wakes before it has sent the content
+    has no excuse: its claim is over.
+    """
     for first, again in second_emails(record):
         gap = again.at - first.at
         # A sender that was killed before the acceptance had its bytes on the way already.
-        if first.answered and not _was_killed(record, first.process, first.connected_at, again.at):
+        lost = not first.answered or _was_killed(record, first.process, first.connected_at, again.at)
+        if not lost and not _was_frozen(record, first, again):
             yield (
                 f"{first.message_id} was accepted from {first.process} and {gap:.2f} s later from "
                 f"{again.process}: neither the mail server nor the sender had died"
@@ -121,6 +185,16 @@ def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
         if acceptance.message_id in latest:
             yield latest[acceptance.message_id], acceptance
         latest[acceptance.message_id] = acceptance
+
+
+def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
+    """Whether the first sender was frozen before it can have recorded the answer, and its claim ran out."""
+    return any(
+        freeze.process == first.process != again.process
+        and freeze.began - _RECORDING_SECONDS <= first.at <= freeze.began + _ON_THE_WAY_SECONDS
+        and freeze.began + record.email_claim_seconds / 2 <= again.at
+        for freeze in record.freezes
+    )
 
 
 def _was_killed(record: Record, process: str, after: float, before: float) -> bool:
@@ -179,10 +253,13 @@ def no_unhandled_exceptions(record: Record) -> Iterable[str]:
 
 
 def answers_as_documented(record: Record) -> Iterable[str]:
-    """The API says 200, or 503 when Postgres is away."""
+    """The API says 200, or 503 when Postgres is away, or 409 while a request with the same key is stored."""
     for status, times in record.statuses.items():
         if status not in (200, 503):
             yield f"HTTP {status}, {times} times"
+    for status, times in Counter(answer.status for answer in record.answers).items():
+        if status not in (200, 409, 503):
+            yield f"HTTP {status} to a create with a key, {times} times"
 
 
 def plan_fulfilled(record: Record) -> Iterable[str]:
@@ -195,6 +272,9 @@ CHECKS: Mapping[str, Check] = {
     "nothing lost": nothing_lost,
     "no inversions": no_inversions,
     "repeats only in a fault's unconfirmed window": repeats_explained,
+    "copies bounded while a queue refuses": copies_bounded,
+    "nothing published while Postgres is read-only": nothing_published_while_read_only,
+    "one key is one request": one_request_per_key,
     "e-mails sent once": emails_sent_once,
     "e-mails reach their recipient": emails_reach_their_recipient,
     "outbox drained": outbox_drained,

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,9 @@ from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.faults.latency import Latencies
 from tests.faults.mail import REFUSED_RECIPIENT
 from tests.faults.records import Record
+
+# What a call without an answer ends with. The latter is anyio's, when the API dies as it takes a connection.
+CUT_OFF = (httpx.TransportError, AttributeError)
 
 _AT_ONCE = 32  # requests under way; with more than that the load falls behind instead
 _BEHIND_SECONDS = 1.0  # what it does not catch up on
@@ -42,7 +46,7 @@ class Load:
         record: Record,
         latencies: Latencies,
         pool: Pool,
-        api: httpx.AsyncClient,
+        apis: Sequence[httpx.AsyncClient],
         *,
         rate: float,
         http_share: float,
@@ -51,7 +55,7 @@ class Load:
         self._record = record
         self._latencies = latencies
         self._pool = pool
-        self._api = api
+        self._apis = apis
         self._interval_seconds = 1 / rate
         self._http_share = http_share
         self._chance = chance
@@ -80,7 +84,8 @@ class Load:
     def _start(self) -> None:
         self._number += 1
         store = self._post if self._chance.random() < self._http_share else self._insert
-        task = asyncio.create_task(store(f"case-{self._number}", _body(self._number)))
+        key = f"case-{self._number}"
+        task = asyncio.create_task(store(key, body_of(key, self._number)))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
@@ -102,8 +107,8 @@ class Load:
 
     async def _post(self, key: str, body: dict[str, Any]) -> None:
         try:
-            response = await self._api.post("/v1/request", json=body)
-        except (httpx.TransportError, asyncio.CancelledError):
+            response = await self._chance.choice(self._apis).post("/v1/request", json=body)
+        except (*CUT_OFF, asyncio.CancelledError):
             self._doubt(key)
             return
         self._record.statuses[response.status_code] += 1
@@ -122,13 +127,14 @@ class Load:
         self._latencies.forget(key)
 
 
-def _body(number: int) -> dict[str, Any]:
-    prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else "customer-"
+def body_of(key: str, number: int) -> dict[str, Any]:
+    """Return what is submitted under a key; now and then for a customer whom the mail server refuses."""
+    prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
     return (
         A_REQUEST
         | _OPTIONAL
         | {
-            "customer_email": f"{prefix}{number}@customer.example.com",
-            "external_id": f"case-{number}",
+            "customer_email": f"{prefix}{key}@customer.example.com",
+            "external_id": key,
         }
     )

@@ -14,6 +14,7 @@ from tests.faults.records import Acceptance
 
 REFUSED_RECIPIENT = b"refused-"  # addresses that begin so are refused for good
 
+_OK = b"250 OK"
 _LONGEST_MESSAGE = 1 << 20
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*<([^>]*)>", re.MULTILINE | re.IGNORECASE)
 _ADDRESS = re.compile(rb"<([^>]*)>")
@@ -26,6 +27,10 @@ class MailServer:
         self.acceptances: list[Acceptance] = []
         self.refusal: bytes | None = None  # a 4xx for every e-mail
         self.death_rate = 0.0  # the share of acceptances whose answer is lost
+        self.hangs_up_after: bytes | None = None  # the command whose answer is the last: RCPT or DATA
+        self.held_sessions = 0
+        self._held_process: str | None = None
+        self._let_go = asyncio.Event()
         self._chance = chance
         self._ports = {process: free_port() for process in processes}
         self._listening: list[asyncio.Server] = []
@@ -70,6 +75,25 @@ class MailServer:
     async def answering(self) -> None:
         """Wait until the server is in the mood."""
         await self._answering.wait()
+
+    def hold(self, process: str) -> None:
+        """Answer no RCPT of this process until `let_go`: what it sends then waits before its content."""
+        self._held_process = process
+        self._let_go.clear()
+
+    def let_go(self) -> None:
+        """End `hold`."""
+        self._held_process = None
+        self._let_go.set()
+
+    async def passing(self, process: str) -> None:
+        """Wait while this process is held."""
+        if process == self._held_process:
+            self.held_sessions += 1
+            try:
+                await self._let_go.wait()
+            finally:
+                self.held_sessions -= 1
 
     def dies_now(self) -> bool:
         """Whether the answer to the present acceptance is to be lost."""
@@ -117,17 +141,29 @@ class _Session:
                 case b"QUIT":
                     return await self._say(b"221 Bye")
                 case b"RCPT":
-                    await self._say(self._take_recipient(line))
+                    reply = self._take_recipient(line)
+                    if reply == _OK:
+                        await self._server.passing(self._process)
+                    await self._say(reply)
+                    if self._server.hangs_up_after == b"RCPT":
+                        return await self._hang_up()
                 case b"DATA":
                     await self._say(b"354 Go ahead")
+                    if self._server.hangs_up_after == b"DATA":
+                        return await self._hang_up()
                     content = await self._reader.readuntil(b"\r\n.\r\n")
                     await self._server.answering()
                     if not self._take(content):
                         return None
                     await self._writer.drain()
                 case _:
-                    await self._say(b"250 OK")
+                    await self._say(_OK)
         return None
+
+    async def _hang_up(self) -> None:
+        """Close the connection in order: the sender reads all that was answered."""
+        self._writer.close()
+        await self._writer.wait_closed()
 
     async def _say(self, reply: bytes) -> None:
         await self._server.answering()
@@ -139,7 +175,7 @@ class _Session:
         self._recipient = address[1] if address else b""
         if self._recipient.startswith(REFUSED_RECIPIENT):
             return b"550 5.1.1 no such mailbox"
-        return self._server.refusal or b"250 OK"
+        return self._server.refusal or _OK
 
     def _take(self, content: bytes) -> bool:
         """Take charge of an e-mail, or not. False when the connection broke instead of an answer."""

@@ -46,6 +46,11 @@ class Proxy:
         return str(self._there.with_host("127.0.0.1").with_port(self._port))
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is any connection."""
+        return bool(self._connections)
+
+    @property
     def youngest_seconds(self) -> float:
         """The age of the youngest connection."""
         now = asyncio.get_running_loop().time()

@@ -62,6 +62,30 @@ class Kill(msgspec.Struct, frozen=True):
     at: float
 
 
+class Freeze(msgspec.Struct, frozen=True):
+    """A SIGSTOP to one of our processes, until its SIGCONT."""
+
+    process: str
+    began: float
+    ended: float
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """From when until when something was so."""
+
+    began: float
+    ended: float
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """What the API answered to a create with an Idempotency-Key, which is the external_id too."""
+
+    key: str
+    status: int
+    uuid: str | None
+    is_replay: bool = False
+
+
 class Recovery(msgspec.Struct, frozen=True):
     """How long after the end of faults a newly stored request took less than the bar again."""
 
@@ -81,12 +105,16 @@ class Record(msgspec.Struct, kw_only=True):
 
     acknowledged: set[str] = msgspec.field(default_factory=set)
     unknown: set[str] = msgspec.field(default_factory=set)  # sent, but nobody knows whether stored
-    statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of HTTP answers
+    statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
+    answers: list[Answer] = msgspec.field(default_factory=list)  # to those with one
     stored: Sequence[Stored] = ()
     arrivals: list[Arrival] = msgspec.field(default_factory=list)
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
+    freezes: list[Freeze] = msgspec.field(default_factory=list)
+    refusals: list[Interval] = msgspec.field(default_factory=list)  # a queue refused every event
+    read_only: list[Interval] = msgspec.field(default_factory=list)  # no process of ours could write
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
     outbox_left: int = 0
     held: Sequence[Held] = ()
@@ -98,5 +126,7 @@ class Record(msgspec.Struct, kw_only=True):
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that nobody had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan: time ran out
     seconds: float = 0.0
+    relays: int = 3
+    email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0
     latencies: Mapping[str, float] = msgspec.field(default_factory=dict)  # commit → auditor, quantiles

@@ -22,6 +22,8 @@ def summary(record: Record, breaches: Sequence[Breach], *, seed: int) -> dict[st
         "requests_acknowledged": len(record.acknowledged),
         "requests_of_unknown_outcome": len(record.unknown),
         "requests_stored": len(record.stored),
+        "keys": len({answer.key for answer in record.answers}),
+        "answers_to_keys": dict(Counter(answer.status for answer in record.answers)),
         "events_first_delivered": len({arrival.event_id for arrival in record.arrivals}),
         "events_repeated": repeats.total(),
         "emails_accepted": len(record.acceptances),
@@ -80,7 +82,8 @@ def table(figures: dict[str, Any]) -> str:
     totals = (
         f"{figures['seconds']:.0f} s, {figures['requests_acknowledged']} requests acknowledged "
         f"(+ {figures['requests_of_unknown_outcome']} of unknown outcome, "
-        f"{figures['requests_stored']} stored), {figures['events_first_delivered']} events "
+        f"{figures['requests_stored']} stored), {figures['keys']} keys "
+        f"(answers: {figures['answers_to_keys']}), {figures['events_first_delivered']} events "
         f"(+ {figures['events_repeated']} repeats), {figures['emails_accepted']} e-mails accepted "
         f"({figures['emails_repeated']} repeats), {figures['poison_rows']} poison rows, "
         f"{figures['poison_messages']} poison messages"

@@ -11,8 +11,11 @@ from tests.faults.records import (
     CREATED,
     EMAIL_SENT,
     Acceptance,
+    Answer,
     Arrival,
+    Freeze,
     Held,
+    Interval,
     Kill,
     Record,
     Recovery,
@@ -23,15 +26,16 @@ from tests.faults.team import calculation_of
 
 UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
-SENDER = "notifications-1"
+SENDER, OTHER_SENDER = "notifications-1", "notifications-2"
+ONE_REQUEST = "one key is one request"
 
 
 def arrival(type_: str, sequence: int, at: float, *, redelivered: bool = False) -> Arrival:
     return Arrival(f"{UUID}.{type_}.{sequence}", "case-1", type_, sequence, at, redelivered)
 
 
-def acceptance(at: float, *, answered: bool = True, recipient: str = "ada@example.com") -> Acceptance:
-    return Acceptance(MESSAGE_ID, recipient, SENDER, 99.9, at, answered)
+def acceptance(at: float, *, answered: bool = True, process: str = SENDER) -> Acceptance:
+    return Acceptance(MESSAGE_ID, "ada@example.com", process, 89.9, at, answered)
 
 
 @pytest.fixture
@@ -40,6 +44,7 @@ def record() -> Record:
     return Record(
         acknowledged={"case-1"},
         statuses=Counter({200: 1}),
+        answers=[Answer("case-1", 200, UUID), Answer("case-1", 200, UUID, is_replay=True)],
         stored=[Stored("case-1", UUID, "ada@example.com", calculation_of(UUID))],
         arrivals=[arrival(CREATED, 1, 100.0), arrival(CALCULATED, 2, 100.2), arrival(EMAIL_SENT, 3, 100.3)],
         acceptances=[acceptance(100.1)],
@@ -143,7 +148,7 @@ def test_a_second_email_after_a_lost_answer_is_allowed(record: Record) -> None:
         (Kill(SENDER, 100.15), True),
         (Kill(SENDER, 100.05), True),
         (Kill("notifications-2", 100.15), False),
-        (Kill(SENDER, 99.0), False),
+        (Kill(SENDER, 89.0), False),
         (Kill(SENDER, 105.0), False),
     ],
 )
@@ -153,6 +158,90 @@ def test_a_second_email_is_allowed_only_where_its_sender_was_killed_between(
     record.kills = [kill]
     record.acceptances.append(acceptance(104.0))
     assert breached(record) == (set() if allowed else {"e-mails sent once"})
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "allowed"),
+    [
+        ((SENDER, 100.1), (OTHER_SENDER, 131.0), True),
+        ((SENDER, 100.1), (SENDER, 131.0), False),
+        ((SENDER, 100.1), (OTHER_SENDER, 103.0), False),
+        ((SENDER, 90.0), (OTHER_SENDER, 131.0), False),
+        ((OTHER_SENDER, 131.0), (SENDER, 134.0), False),
+    ],
+    ids=["with the answer", "by itself", "claim not over", "long recorded", "before the content"],
+)
+def test_a_second_email_is_allowed_only_where_its_sender_was_frozen_with_the_answer(
+    record: Record, first: tuple[str, float], again: tuple[str, float], *, allowed: bool
+) -> None:
+    record.freezes = [Freeze(SENDER, 100.2, 133.9)]
+    record.acceptances = [acceptance(at, process=process) for process, at in (first, again)]
+    assert breached(record) == (set() if allowed else {"e-mails sent once"})
+
+
+@pytest.mark.parametrize(("copies", "allowed"), [(3 * 4, True), (3 * 4 + 1, False)])
+def test_copies_beside_a_queue_that_refuses_are_bounded(
+    record: Record, copies: int, *, allowed: bool
+) -> None:
+    record.refusals = [Interval(99.0, 102.0)]
+    record.spans = [Span("messages refused", 98.9, 102.1, repeats_events=True)]
+    record.arrivals += [arrival(CREATED, 1, 101.0)] * copies
+    assert breached(record) == (set() if allowed else {"copies bounded while a queue refuses"})
+
+
+def test_copies_are_not_counted_while_another_fault_makes_some(record: Record) -> None:
+    record.refusals = [Interval(99.0, 102.0)]
+    record.spans = [
+        Span("messages refused", 98.9, 102.1, repeats_events=True),
+        Span("relay killed", 101.0, 101.5, repeats_events=True),
+    ]
+    record.arrivals += [arrival(CREATED, 1, 101.0)] * 20
+    assert breached(record) == set()
+
+
+@pytest.mark.parametrize(("began", "allowed"), [(99.0, True), (97.5, False)])
+def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(
+    record: Record, began: float, *, allowed: bool
+) -> None:
+    record.read_only = [Interval(began, 105.0)]
+    record.spans = [Span("Postgres read-only", began, 105.0, repeats_events=True)]
+    del record.arrivals[1:]
+    others = {"nothing lost"}  # The rest of the story is cut off.
+    assert breached(record) - others == (
+        set() if allowed else {"nothing published while Postgres is read-only"}
+    )
+
+
+def test_repeats_of_a_key_that_get_the_same_request_breach_nothing(record: Record) -> None:
+    assert [answer.is_replay for answer in record.answers] == [False, True]
+    assert breached(record) == set()
+
+
+def test_another_uuid_for_the_same_key_is_a_breach(record: Record) -> None:
+    record.answers.append(Answer("case-1", 200, "req_9", is_replay=True))
+    assert breached(record) == {ONE_REQUEST}
+
+
+def test_a_second_row_for_the_same_key_is_a_breach(record: Record) -> None:
+    record.stored = [*record.stored, msgspec.structs.replace(record.stored[0], uuid="req_9")]
+    assert ONE_REQUEST in breached(record)
+
+
+def test_a_second_event_for_the_same_key_is_a_breach(record: Record) -> None:
+    record.arrivals.append(Arrival("req_9.request.created.1", "case-1", CREATED, 1, 101.0))
+    assert ONE_REQUEST in breached(record)
+
+
+def test_a_second_email_for_the_same_key_is_a_breach(record: Record) -> None:
+    record.acceptances.append(
+        msgspec.structs.replace(acceptance(101.0), message_id="req_9.request.created.1@x")
+    )
+    assert ONE_REQUEST in breached(record)
+
+
+def test_two_answers_that_call_the_request_new_are_a_breach(record: Record) -> None:
+    record.answers.append(Answer("case-1", 200, UUID))
+    assert breached(record) == {ONE_REQUEST}
 
 
 def test_an_email_to_somebody_else_is_a_breach(record: Record) -> None:
@@ -213,3 +302,9 @@ def test_a_plan_that_was_cut_short_is_a_breach(record: Record) -> None:
 def test_an_http_answer_other_than_200_and_503_is_a_breach(record: Record) -> None:
     record.statuses[500] += 1
     assert breached(record) == {"HTTP answers"}
+
+
+@pytest.mark.parametrize(("status", "allowed"), [(409, True), (503, True), (422, False), (500, False)])
+def test_a_create_with_a_key_may_also_be_in_flight(record: Record, status: int, *, allowed: bool) -> None:
+    record.answers.append(Answer("case-1", status, None))
+    assert breached(record) == (set() if allowed else {"HTTP answers"})

@@ -16,13 +16,13 @@ from deploy.local.folders import CHECKOUT
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program
 from tests.faults.proxy import Proxy
-from tests.faults.records import Kill, Record
+from tests.faults.records import Freeze, Kill, Record
 from tests.faults.waiting import until
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
 NOTIFIERS = ("notifications-1", "notifications-2")
 CALCULATORS = ("calculations-1", "calculations-2")
-API = "api"
+APIS = ("api-1", "api-2")
 
 _INHERITED = ("PATH", "HOME", "LANG")
 _READY_SECONDS = 60.0
@@ -87,6 +87,16 @@ class Worker:
         await self._gone(_GONE_SECONDS)
         self._process.restart()
         self._expected_gone = False
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop it where it is (SIGSTOP), and let it go on after *seconds*: to itself no time has passed."""
+        began = time.monotonic()
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+            self._record.freezes.append(Freeze(self.name, began, time.monotonic()))
 
     async def restart(self) -> None:
         """End it with SIGTERM, as a rolling update does, and start it again."""
@@ -154,7 +164,7 @@ async def started(
         for command in commands:
             postgres = await proxies.enter_async_context(Proxy(command.name, database_url))
             broker = None
-            if command.name != API:
+            if command.name not in APIS:
                 broker = await proxies.enter_async_context(Proxy(command.name, amqp_url))
             workers.append(Worker(command, record, folder, postgres=postgres, broker=broker))
         await asyncio.gather(*(worker.becomes_ready() for worker in workers))

@@ -10,6 +10,7 @@ import asyncpg
 
 from service import postgres
 from service.postgres import Connection
+from tests.faults.callers import Callers
 from tests.faults.mail import MailServer
 from tests.faults.proxy import Proxy
 from tests.faults.records import Record
@@ -28,6 +29,7 @@ class World:
     servers: Servers
     workers: Sequence[Worker]
     mail: MailServer
+    callers: Callers
     record: Record
     chance: random.Random
     longest_stall_seconds: float
@@ -85,5 +87,10 @@ class World:
 async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
     """Connect to Postgres as the harness."""
     return await asyncpg.connect(
-        url, timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
+        writable(url), timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
     )
+
+
+def writable(url: str) -> str:
+    """Return the URL for sessions that may write while all others are read-only."""
+    return f"{url}?default_transaction_read_only=off"

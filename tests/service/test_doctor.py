@@ -20,8 +20,14 @@ from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.processes import environment_of, free_port, run
 
 CHECKS = [
-    *("settings", "postgres", "schema", "event ids", "clock", "connections"),
-    *("secret keys", "signing keys"),
+    "settings",
+    "postgres",
+    "schema",
+    "event ids",
+    "clock",
+    "connections",
+    "secret keys",
+    "signing keys",
 ]
 
 

@@ -12,10 +12,12 @@ from pamqp.common import FieldTable
 
 from service.postgres import PostgresUnavailable
 from tests.conftest import eventually, running
+from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import count, passes, publish, settings_with, take
 from tests.worker.forwarder import Forwarder
 from worker import topology
-from worker.consuming import Consumer, Malformed, safe_id
+from worker.broker import open_channel
+from worker.consuming import Consumer, Malformed, confirm_copy, safe_id
 from worker.settings import WorkerSettings
 from worker.topology import NOTIFICATIONS, Queue
 
@@ -32,6 +34,8 @@ class Work:
         self.done: list[int] = []
         self.error: Exception | None = None
         self.dependency_error: Exception | None = None
+        self.most_at_once = 0
+        self._at_once = 0
         self.going_on = asyncio.Event()
         self.going_on.set()
 
@@ -46,7 +50,12 @@ class Work:
     async def handle(self, number: int) -> None:
         """Record a number once the test lets it go on, or fail."""
         self.started.append(number)
-        await self.going_on.wait()
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await self.going_on.wait()
+        finally:
+            self._at_once -= 1
         if self.error is not None:
             raise self.error
         self.done.append(number)
@@ -184,6 +193,71 @@ async def test_dead_letters_keep_nobody_waiting(
 
     async with running(consumer.run):
         await eventually(lambda: work.done == [1, 2])
+
+
+async def test_broker_that_blocks_dead_letters_still_gets_the_acknowledgements(
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+) -> None:
+    consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=60.0)
+
+    async with running(consumer.run):
+        await eventually(lambda: passes(consumer.check))
+        broker_link.hold_before(topology.DEAD_LETTERS.encode())  # as an alarm does with who publishes
+        await publish(channel, NOTIFICATIONS, b"bad")
+        await broker_link.marker_reached.wait()
+        for body in (b"1", b"2", b"3"):
+            await publish(channel, NOTIFICATIONS, body)
+        await eventually(lambda: work.done == [1, 2, 3])
+        broker_link.resume()
+        dead = await dead_letter(channel)
+
+    assert dead.body == b"bad"
+
+
+async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
+    worker_settings: WorkerSettings,
+) -> None:
+    async with ScriptedBroker() as scripted:
+        settings = settings_with(worker_settings, amqp_url=scripted.url)
+        async with open_channel(settings, name="test") as burials:
+            scripted.raise_alarm()
+            burying = asyncio.create_task(
+                confirm_copy(burials, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=1.0)
+            )
+            await asyncio.wait([burying], timeout=2.5)
+            was_waiting = not burying.done()
+            scripted.clear_alarm()
+            await burying
+
+    assert was_waiting
+    assert scripted.taken == ["m-1"]
+
+
+async def test_dead_letter_that_a_silent_broker_does_not_confirm_is_an_error_in_time(
+    worker_settings: WorkerSettings, broker_link: Forwarder
+) -> None:
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    async with open_channel(settings, name="test") as burials:
+        broker_link.hold()
+        with pytest.raises(TimeoutError):
+            await confirm_copy(burials, Message(b""), NOTIFICATIONS, seconds=0.1)
+
+
+async def test_no_more_is_handled_at_once_than_the_pool_has_connections(
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
+) -> None:
+    consumer = consumer_with(consumer_prefetch=50, database_pool_size=3)
+    work.going_on.clear()
+    for number in range(10):
+        await publish(channel, NOTIFICATIONS, str(number).encode())
+
+    async with running(consumer.run):
+        await eventually(lambda: has_no_messages(channel, NOTIFICATIONS.name))
+        await eventually(lambda: len(work.started) == 3)
+        work.going_on.set()
+        await eventually(lambda: len(work.done) == 10)
+
+    assert work.most_at_once == 3
 
 
 async def test_handler_that_fails_unforeseen_gets_the_message_again_up_to_the_limit(
@@ -348,6 +422,21 @@ async def test_message_whose_headers_cannot_be_written_again_is_buried_all_the_s
         assert (dead.body, dead.headers["x-reason"], dead.headers["kept"]) == (b"bad", "Malformed", "yes")
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: work.done == [1])
+
+
+async def test_message_is_buried_nowhere_but_among_the_dead_letters_of_its_queue(
+    consumer: Consumer[int], channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await theirs.bind(topology.DEAD_LETTERS, theirs.name)
+    headers: FieldTable = {"CC": [theirs.name], "cc": "kept"}
+    await publish(channel, NOTIFICATIONS, b"bad", headers=headers)
+
+    async with running(consumer.run):
+        dead = await dead_letter(channel)
+
+    assert (dead.body, dead.headers["cc"]) == (b"bad", "kept")
+    assert await take(theirs) is None
 
 
 class NotText(str):

@@ -19,7 +19,7 @@ from service.calculation_requests import CalculationRequest
 from service.postgres import Connection
 from tests.conftest import ROOT, eventually
 from tests.mail_server import MailServer
-from tests.worker.conftest import publish
+from tests.worker.conftest import publish, store
 from worker.settings import WorkerSettings
 from worker.topology import CALCULATION_RESULTS
 
@@ -150,6 +150,36 @@ async def is_done(database: Connection) -> bool:
             """
         )
     )
+
+
+async def test_failure_that_nobody_foresaw_ends_no_role(
+    worker_settings: WorkerSettings, unused_tcp_port: int, channel: AbstractChannel, database: Connection
+) -> None:
+    environment = environment_of(worker_settings, unused_tcp_port)
+    checks = {"postgres", "relay", "notifications", "calculations"}
+
+    async with started(environment=environment) as process:
+        await eventually(lambda: is_ready(unused_tcp_port, checks), seconds=30)
+        await database.execute("ALTER TABLE email RENAME TO email_elsewhere")
+        await eventually(lambda: has_counted_failure(unused_tcp_port, "emails"))
+        request = await store(database)
+        await eventually(lambda: is_relayed(database))
+        await database.execute("ALTER TABLE email_elsewhere RENAME TO email")
+        result = {"request_uuid": request.uuid, "calculation_id": "calc-1"}
+        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(result))
+        await eventually(lambda: is_done(database))
+        process.send_signal(signal.SIGTERM)
+        status, _, errors = await finish(process)
+
+    assert (status, errors) == (0, "")
+
+
+async def has_counted_failure(port: int, part: str) -> bool:
+    """Whether the worker has counted a failure of this part."""
+    async with httpx.AsyncClient() as client:
+        response = await client.get(f"http://127.0.0.1:{port}/metrics")
+    series = f'background_failures_total{{work="{part}"}}'
+    return any(line.startswith(series) and not line.endswith(" 0.0") for line in response.text.splitlines())
 
 
 async def test_worker_with_one_role_has_that_role_alone(

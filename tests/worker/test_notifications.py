@@ -863,32 +863,6 @@ async def test_stopping_postman_finishes_the_email_in_hand(
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
 
 
-async def test_email_whose_secret_has_lost_its_key_is_put_off_and_others_are_sent(
-    database: Connection, pool: Pool, postman: Postman
-) -> None:
-    lost, _ = await intend_for_new_requests(database, pool, 2)
-    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
-
-    with (
-        capture_logs() as logs,
-        rises("emails_total", outcome="put_off"),
-        rises("request_secret_keys_missing_total"),
-    ):
-        async with running(postman.run):
-            await eventually(lambda: each_was_tried(database))
-
-    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
-    assert await states(database) == {"sent": 1, "pending": 1}
-
-
-async def each_was_tried(database: Connection) -> bool:
-    """Whether an attempt at every e-mail has been recorded."""
-    tried: bool = await database.fetchval(
-        "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
-    )
-    return tried
-
-
 async def test_stopping_postman_frees_the_email_that_the_mail_server_was_not_given(
     worker_settings: WorkerSettings,
     mail_link: Forwarder,
@@ -946,3 +920,29 @@ async def test_process_that_was_frozen_for_longer_than_its_claim_does_not_send_w
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert "email_claim_lost" in process.output
+
+
+async def test_email_whose_secret_has_lost_its_key_is_put_off_and_others_are_sent(
+    database: Connection, pool: Pool, postman: Postman
+) -> None:
+    lost, _ = await intend_for_new_requests(database, pool, 2)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
+
+    with (
+        capture_logs() as logs,
+        rises("emails_total", outcome="put_off"),
+        rises("request_secret_keys_missing_total"),
+    ):
+        async with running(postman.run):
+            await eventually(lambda: each_was_tried(database))
+
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+    assert await states(database) == {"sent": 1, "pending": 1}
+
+
+async def each_was_tried(database: Connection) -> bool:
+    """Whether an attempt at every e-mail has been recorded."""
+    tried: bool = await database.fetchval(
+        "SELECT every(attempts > 0 AND server_reply IS NOT NULL) FROM email"
+    )
+    return tried

@@ -196,6 +196,40 @@ async def test_no_more_than_the_limit_is_redriven_from_the_head(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 20) == ids[40:]
 
 
+async def test_bodies_in_memory_have_a_bound_and_what_is_beyond_it_is_left_for_the_next_redrive(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LARGEST_BYTES", 2_500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, b"x" * 1_000, message_id=message_id)
+
+    first = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+    left = await listing_of(worker_settings)
+    second = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert first.data == Redriven(QUEUE, ["a", "b"], [], 1)
+    assert [letter.message_id for letter in left.letters] == ["c"]
+    assert second.data == Redriven(QUEUE, ["c"], [], 0)
+    assert await ids_in(channel, QUEUE, 3) == ["a", "b", "c"]
+
+
+async def test_bodies_that_nobody_asked_for_are_not_kept(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LARGEST_BYTES", 500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, message_id.encode() * 1_000, message_id=message_id)
+
+    listing = await listing_of(worker_settings)
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c")
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b")
+
+    assert [letter.message_id for letter in listing.letters] == ["a", "b", "c"]
+    assert isinstance(shown.data, Opened)
+    assert shown.data.body == "c" * 1_000
+    assert answer.data == Redriven(QUEUE, ["b"], [], 2)
+
+
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
@@ -265,6 +299,19 @@ async def test_other_teams_get_nothing_of_a_redrive(
     assert await take(theirs) is None
 
 
+async def test_redriven_message_goes_to_no_queue_of_its_senders_choice(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await bury(channel, NOTIFICATIONS, b"body", headers={"CC": [theirs.name], "cc": "kept"})
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    back = await eventually(lambda: take_unsettled_from(channel))
+    assert {name: back.headers.get(name) for name in ("CC", "cc")} == {"CC": None, "cc": "kept"}
+    assert await take(theirs) is None
+
+
 async def test_nothing_is_lost_when_the_live_queue_is_gone(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
@@ -330,9 +377,28 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
             await command(settings, "dead-letters", "redrive", QUEUE)
 
 
-async def test_two_operators_do_not_read_the_same_dead_letters(
+async def test_command_waits_for_the_end_of_the_one_before(
     worker_settings: WorkerSettings, channel: AbstractChannel, connection: AbstractConnection
 ) -> None:
+    await bury_many(channel, 1)
+
+    async with dead_letters.held(connection, NOTIFICATIONS, limit=1):
+        waiting = asyncio.create_task(listing_of(worker_settings))
+        await asyncio.wait([waiting], timeout=0.5)
+        was_waiting = not waiting.done()
+        await connection.close()  # RabbitMQ 4.3 deletes its exclusive queues a moment later.
+
+    assert was_waiting
+    assert [letter.message_id for letter in (await waiting).letters] == ["message-0"]
+
+
+async def test_two_operators_do_not_read_the_same_dead_letters(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    connection: AbstractConnection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letters, "_LOCK_SECONDS", 0.2)
     await bury_many(channel, 3)
 
     async with dead_letters.held(connection, NOTIFICATIONS, limit=10):

@@ -8,12 +8,12 @@ import pytest
 
 from service import calculation_requests
 from service.calculation_requests import CalculationRequest
-from service.postgres import Connection
+from service.postgres import Connection, Pool
 from tests.conftest import eventually, running
 from tests.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events, store
 from tests.worker.test_operate import command
-from worker import emails, reconciliation
+from worker import emails, notifications, reconciliation
 from worker.notifications import Postman
 from worker.publisher import Publisher
 from worker.reconciliation import Limits, Reconciliation
@@ -273,6 +273,52 @@ async def test_request_without_an_email_is_found_once_its_event_is_gone(
     assert answer.status == 1
     assert stored_request.uuid in answer.text
     assert json.loads(answer.rendered(as_json=True))["anomalies"][0]["uuids"] == [stored_request.uuid]
+
+
+async def test_repair_announces_again_every_old_request_without_an_email_and_no_other(
+    worker_settings: WorkerSettings, database: Connection, settled: CalculationRequest
+) -> None:
+    vanished = [await store(database) for _ in range(15)]
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+    await store(database)  # young
+    await database.execute("DELETE FROM outbox")
+
+    answer = await command(worker_settings, "reconcile", "--repair")
+
+    assert isinstance(answer.data, Reconciliation)
+    assert anomalies(answer.data) == {"request_without_email": 15}
+    assert (answer.status, answer.data.announced_again) == (1, 15)
+    rows = await database.fetch("SELECT request_id, type, sequence FROM outbox ORDER BY request_id")
+    announced = [(row["request_id"], row["type"], row["sequence"]) for row in rows]
+    assert announced == [(request.id, "request.created", 1) for request in vanished]
+    assert settled.id not in [request_id for request_id, *_ in announced]
+
+
+async def test_repair_may_be_run_again_and_beside_the_processes(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    pool: Pool,
+    relay: Relay,
+    postman: Postman,
+    mail_server: MailServer,
+) -> None:
+    request = await store(database)
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+
+    first = await command(worker_settings, "reconcile", "--repair")
+    while_pending = await command(worker_settings, "reconcile", "--repair")
+    notified = notifications.consumer(worker_settings, pool, asyncio.Event())
+    async with running(relay.run, notified.run, postman.run):
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM outbox"))
+    again = await command(worker_settings, "reconcile", "--repair")
+
+    repaired = [json.loads(answer.rendered(as_json=True)) for answer in (first, while_pending, again)]
+    assert [answer["announced_again"] for answer in repaired] == [1, 0, 0]
+    assert [mail.recipients for mail in mail_server.accepted] == [[request.customer_email]]
+    assert again.status == 0
 
 
 async def test_email_that_is_pending_for_too_long_is_found(

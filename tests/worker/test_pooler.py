@@ -111,7 +111,9 @@ async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
     )
     async with postgres.open_pool(settings) as pool:
         waker = RelayWaker(pool, timeout_seconds=5.0)
-        parts = [part for _ in range(2) for part in assemble(settings, pool, frozenset(ROLES), waker)[0]]
+        parts = [
+            part for _ in range(2) for part in assemble(settings, pool, frozenset(ROLES), waker)[0].values()
+        ]
         async with running_parts(*parts):
             async with asyncio.TaskGroup() as group:
                 inserts = [group.create_task(_store(pool)) for _ in range(50)]

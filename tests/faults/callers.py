@@ -1,0 +1,103 @@
+"""Callers that send a create several times with its Idempotency-Key, until they are answered."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from service import idempotency, outbox
+from service.identifiers import parse_uuid
+from tests.faults.latency import Latencies
+from tests.faults.load import CUT_OFF, body_of
+from tests.faults.records import Answer, Record
+from worker.outages import rest
+
+_INTERVAL_SECONDS = 0.3
+_AT_ONCE = 16  # keys under way; with more than that nobody calls
+_PATIENCE_SECONDS = 20.0
+_PAUSE_SECONDS = 0.2  # before an API is asked again
+_IMPATIENCE = 0.1  # the share of calls that are broken off
+_IMPATIENT_SECONDS = 0.02
+
+
+class Callers:
+    """Creates requests under a key each, and writes down every answer."""
+
+    def __init__(
+        self, record: Record, latencies: Latencies, apis: Sequence[httpx.AsyncClient], chance: random.Random
+    ) -> None:
+        self._record = record
+        self._latencies = latencies
+        self._apis = apis
+        self._chance = chance
+        self._numbers = count(1)
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Create a few requests a second until *stop*, then wait for those under way."""
+        try:
+            while not stop.is_set():
+                if len(self._under_way) < _AT_ONCE:
+                    self._start()
+                await rest(_INTERVAL_SECONDS, stop)
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=10.0)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _start(self) -> None:
+        task = asyncio.create_task(self.create())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def create(self) -> None:
+        """Send one create to any API, side by side and once more, each time until it is answered."""
+        number = next(self._numbers)
+        key = f"keyed-{number}"
+        body = body_of(key, number)
+        try:
+            stored = await asyncio.gather(*(self._send(key, body) for _ in range(self._chance.randint(2, 3))))
+        except asyncio.CancelledError:
+            self._doubt(key)
+            raise
+        request_id = next(filter(None, stored), None)
+        if request_id is None:
+            self._doubt(key)
+            return
+        self._record.acknowledged.add(key)
+        self._latencies.committed(key, outbox.lane_of(request_id))
+        await self._send(key, body)
+
+    async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:
+        """Send until a request is named, for a while; an answer may be cut off, or the call broken off."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            impatient = self._chance.random() < _IMPATIENCE
+            try:
+                response = await self._chance.choice(self._apis).post(
+                    "/v1/request",
+                    json=body,
+                    headers={"Idempotency-Key": key},
+                    timeout=_IMPATIENT_SECONDS if impatient else 5.0,
+                )
+            except CUT_OFF:
+                pass
+            else:
+                uuid = response.json()["data"]["uuid"] if response.is_success else None
+                is_replay = idempotency.REPLAYED in response.headers
+                self._record.answers.append(Answer(key, response.status_code, uuid, is_replay))
+                if uuid is not None:
+                    return parse_uuid(uuid)
+            await asyncio.sleep(self._chance.uniform(0.0, _PAUSE_SECONDS))
+        return None
+
+    def _doubt(self, key: str) -> None:
+        self._record.unknown.add(key)
+        self._latencies.forget(key)
