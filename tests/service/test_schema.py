@@ -209,6 +209,44 @@ async def test_held_events_of_version_2_wait_in_turn_after_the_upgrade(database:
     assert await database.fetch(due) == [(2,), (3,)]
 
 
+async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database: Connection) -> None:
+    request_id = uuid.uuid4()
+    await database.execute("SET search_path = ''")  # as pg_restore has it
+    for number in (1, 2):
+        await database.execute(
+            """
+            INSERT INTO public.outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                            attempts, next_attempt_at)
+            VALUES (0, $1, $2, 'request.calculated', 1, '', now(), 1, now())
+            """,
+            number,
+            request_id,
+        )
+    due = "SELECT id FROM public.outbox_held WHERE next_attempt_at <= clock_timestamp()"
+    before = await database.fetch(due)
+
+    await database.execute("DELETE FROM public.outbox_held WHERE id = 1")
+
+    assert before == [(1,)]
+    assert await database.fetch(due) == [(2,)]
+
+
+async def test_upgrade_that_waits_for_the_outbox_keeps_no_event_from_getting_its_id(
+    database: Connection, database_url: str
+) -> None:
+    await empty(database, up_to=2)
+    upgrading = await asyncpg.connect(database_url)
+    async with database.transaction():
+        await database.execute("LOCK TABLE outbox IN ROW EXCLUSIVE MODE")  # as an INSERT begins
+        applying = asyncio.create_task(schema.apply(upgrading))
+        await eventually(lambda: someone_waits(database))
+
+        await database.execute("SET LOCAL lock_timeout = '20ms'; SELECT nextval('outbox_id_seq')")
+
+    assert await applying == schema.VERSION
+    await upgrading.close()
+
+
 async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
     database: Connection, database_url: str
 ) -> None:
