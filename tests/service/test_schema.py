@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from service import schema
-from service.postgres import Connection
+from service.postgres import Connection, PostgresUnavailable
 from service.schema import SchemaOutdated, versions
 from tests.conftest import A_REQUEST, ROOT, eventually, someone_waits
+from tests.metrics import rises
 
 EARLIER = [version.number for version in versions()[:-1]]
 
@@ -282,6 +283,13 @@ async def test_current_and_newer_schemas_are_left_alone_without_a_lock(
         async with asyncio.timeout(10):
             assert await schema.apply(database) == version
     await backup.close()
+
+
+async def test_server_that_takes_no_writes_is_counted_as_unavailable(database: Connection) -> None:
+    await database.execute("SET default_transaction_read_only = on")
+
+    with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
+        await schema.check(database)
 
 
 async def test_schema_is_applied_by_two_processes_at_once(database: Connection, database_url: str) -> None:
