@@ -20,7 +20,7 @@ class Retries:
     Each attempt is one more copy in every other queue that takes the event. So while refusals go on, one
     event is tried in *pause_seconds* over all lanes, the one that has waited longest first; the first that is
     confirmed lifts that, and ends the wait of the others. New events are published at once all the same.
-    Their confirms lift nothing: a queue may refuse one event for ever, too large for it, and take every other.
+    Their confirms lift nothing: a queue may refuse one event for ever, too large for it, and take all others.
 
     request.created takes turns with the others, and is lifted by itself: a queue of another team that refuses
     their kind must not delay e-mails.
