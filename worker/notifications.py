@@ -168,6 +168,10 @@ class Postman:
         except PostgresUnavailable as error:
             await self._pauses.after(error, stop)
             return
+        except Exception as error:  # noqa: BLE001 - to end here would forget the answers that are being recorded
+            _log.error("emails_not_claimed", **telemetry.describe(error))
+            await self._pauses.after(error, stop)
+            return
         if self._outage is not None:
             outage, self._outage = self._outage, None
             await self._pauses.after(outage, stop)
