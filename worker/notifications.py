@@ -330,7 +330,7 @@ class Postman:
             )
 
     async def _put_off(self, connection: Connection, *, email: Email) -> str:
-        """Try again much later, for ever: no mail server refused this e-mail, so nobody may be told so."""
+        """Try again much later, for ever: no mail server refused this e-mail, so no event may say so."""
         seconds = self._settings.email_longest_retry_seconds
         await emails.postpone(
             connection, self._process_id, email.event_id, server_reply=_OWN_FAULT, seconds=seconds

@@ -270,7 +270,7 @@ class Relay:
 
 
 async def _keep_lanes(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
-    """Talk to Postgres until *published*: it ends the transactions of who falls silent, and may itself."""
+    """Talk to Postgres until *published*: it ends a transaction that falls silent. It may be away too."""
     while True:
         await rest(postgres.SILENCE_SECONDS / 3, published, lost)
         if published.is_set() or lost.is_set():
