@@ -20,6 +20,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "postgres_pool_max_connections": frozenset(),
     "postgres_unavailable_total": frozenset(),
     "background_failures_total": frozenset({"work"}),
+    "request_secret_keys_missing_total": frozenset(),
     "process_cpu_seconds_total": frozenset(),
     "process_resident_memory_bytes": frozenset(),
     "http_requests_in_progress": frozenset(),

@@ -39,6 +39,8 @@ OLDEST_EMAIL = "emails_oldest_pending_age_seconds"
 SENT = 'emails_total{outcome="sent"}'
 REFUSED = 'emails_total{outcome="failed"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
+FAILURES = 'background_failures_total{work="relay"}'
+KEYS_MISSING = "request_secret_keys_missing_total"
 PUT_OFF = 'emails_total{outcome="put_off"}'
 RECONCILED = "reconciliation_last_success_timestamp_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"
@@ -147,6 +149,10 @@ CASES = [
         "PostgresPoolSaturated", "few wait long", {SHORT_WAITS: "0+995x80", ALL_WAITS: "0+1000x80"}, at="15m"
     ),
     silent("PostgresPoolSaturated", "no waits", {SHORT_WAITS: "3x80", ALL_WAITS: "9x80"}, at="15m"),
+    fires("BackgroundWorkFailing", "every minute", {FAILURES: "0+1x160"}, at="20m", work="relay"),
+    silent("BackgroundWorkFailing", "once", {FAILURES: "0x20 1x140"}, at="20m"),
+    fires("SecretKeyMissing", "one request", {KEYS_MISSING: "0x10 1x50"}, at="4m"),
+    silent("SecretKeyMissing", "none", {KEYS_MISSING: "0x60"}, at="4m"),
     fires("ApiErrorRate", "2 %", {CALLS: "0+98x60", FAILED: "0+2x60"}, at="10m"),
     silent("ApiErrorRate", "0.5 %", {CALLS: "0+199x60", FAILED: "0+1x60"}, at="10m"),
     silent("ApiErrorRate", "one of few calls", {CALLS: "0+1x60", FAILED: "0x10 1x50"}, at="7m30s"),
@@ -333,6 +339,7 @@ CASES = [
 ]
 # When the first story that makes an alert fire has begun, but for too short a time.
 TOO_EARLY = {
+    "BackgroundWorkFailing": "3m",
     "ProcessAbsent": "4m",
     "PostgresUnavailable": "2m",
     "PostgresPoolSaturated": "8m",

@@ -73,6 +73,7 @@ async def test_each_process_tells_of_itself_only(api: Process, worker: Process) 
         "postgres_pool_wait_seconds",
         "postgres_unavailable_total",
         "background_failures_total",
+        "request_secret_keys_missing_total",
     }
 
 
