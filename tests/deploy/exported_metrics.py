@@ -70,13 +70,18 @@ _OPERATORS = frozenset({"and", "or", "unless", "bool", "by", "without", "on", "i
 
 
 def exported_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series, by its name, that the processes and engines export."""
+    """Return the labels of every series, by its name, that our processes and the engines export."""
+    return {**our_metrics(), **_OF_ENGINES}
+
+
+def our_metrics() -> Mapping[str, frozenset[str]]:
+    """Return the labels of every series, by its name, that our processes export."""
     parts = {
         f"{name}_{suffix}": labels | extra
         for name, labels in _HISTOGRAMS.items()
         for suffix, extra in (("bucket", {"le"}), ("sum", frozenset[str]()), ("count", frozenset[str]()))
     }
-    return {**_COUNTERS_AND_GAUGES, **parts, **_OF_ENGINES}
+    return {**_COUNTERS_AND_GAUGES, **parts}
 
 
 def not_exported(query: str) -> set[str]:

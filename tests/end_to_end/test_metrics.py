@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.conftest import A_REQUEST, ROOT, eventually
-from tests.deploy.exported_metrics import exported_metrics
+from tests.deploy.exported_metrics import our_metrics
 from tests.end_to_end.events import Subscriber
 from tests.end_to_end.processes import Process, started
 from tests.metrics import scrape, series
@@ -55,7 +55,7 @@ async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
         samples = [*await _samples(api), *await _samples(worker)]
         families = await _families(api) | await _families(worker)
 
-    known = exported_metrics()
+    known = our_metrics()
     for sample in samples:
         assert known.get(sample.name) == sample.labels.keys(), sample.name
     without_suffix = {re.sub("_(bucket|sum|count)$", "", name) for name in known}
