@@ -142,6 +142,8 @@ class _Protocol(HttpToolsProtocol):
     _head_size = 0  # bytes of the parts of this message's head that are complete
     _body_size = 0  # bytes of its body
     _unassigned = 0  # bytes that came and belong to neither: of an incomplete head, or around chunks
+    _unread = 0  # bytes of our answers that the caller has not taken
+    _unread_since = 0.0
     _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -215,10 +217,13 @@ class _Protocol(HttpToolsProtocol):
             self._waits_since = self.loop.time()
 
     def end_if_overdue(self, now: float, *, head_seconds: float, body_seconds: float) -> None:
-        """Give up a caller that has taken too long to send what comes next.
+        """Give up a caller that has taken too long to send the next part, or to read any of our answers.
 
         As long as reading is paused it is not the caller's fault.
         """
+        if self._is_left_unread(now, body_seconds):
+            self.transport.abort()  # To close it would wait until all is read.
+            return
         if self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
             return
         seconds = {"head": head_seconds, "body": body_seconds, "gap": self.timeout_keep_alive}[self._part]
@@ -234,6 +239,12 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self.cycle.scope["state"][_OVERDUE] = True
             self.cycle.message_event.set()  # Whoever waits for the body looks up.
+
+    def _is_left_unread(self, now: float, seconds: float) -> bool:
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        return now - self._unread_since >= seconds
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read: it is not HTTP, or too much."""
