@@ -29,7 +29,7 @@ class ApplicationNotStarted(Exception):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises InvalidSetting when the port is not to be had."""
+    """Return a listening socket. Raises InvalidSetting when the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -65,7 +65,7 @@ async def serve(
         interface="asgi3",
         http=_Protocol,
         ws="none",
-        proxy_headers=False,  # Nobody asks who the client is.
+        proxy_headers=False,  # The address of the client is not used.
         access_log=False,
         log_config=None,
         server_header=False,
@@ -136,7 +136,7 @@ class _HeadTooLarge(Exception):
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
 
-    _part: Literal["gap", "head", "body"] = "gap"  # what of a message is being read; or nothing, between two
+    _part: Literal["gap", "head", "body"] = "gap"  # of a message that is being read; gap: between two
     _read_at = 0.0  # when the latest bytes came
     _waits_since: float | None = None  # for this part; None while the caller waits for us
     _head_size = 0  # bytes of the parts of this message's head that are complete
@@ -152,7 +152,7 @@ class _Protocol(HttpToolsProtocol):
         self._waits_since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, as long as the head, and what surrounds the body, are of bearable size."""
+        """Read on while the head, and the framing of the body, are not too large."""
         self._read_at = self.loop.time()
         self._unassigned += len(data)
         super().data_received(data)
@@ -200,7 +200,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that all was read: now it is the caller who waits, or the answer was there before."""
+        """Note that all was read: now the caller waits, unless it has its answer already."""
         self._part = "gap"
         self._waits_since = self._read_at if self.cycle.response_complete else None
         super().on_message_complete()
@@ -238,7 +238,7 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.cycle.keep_alive = False
             self.cycle.scope["state"][_OVERDUE] = True
-            self.cycle.message_event.set()  # Whoever waits for the body looks up.
+            self.cycle.message_event.set()  # ends the application's wait for the body
 
     def _is_left_unread(self, now: float, seconds: float) -> bool:
         unread = self.transport.get_write_buffer_size()
