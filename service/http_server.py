@@ -275,6 +275,9 @@ class _Protocol(HttpToolsProtocol):
             latest.keep_alive = False  # It is being served, and its answer comes first: and last.
             self.flow.pause_reading()
             return
+        if self.pipeline:
+            self.flow.pause_reading()  # The latest has its turn, and its refusal, after the one being served.
+            return
         request_id = access_log.new_request_id()
         body = envelope.encode_failure(status, code, message)
         headers = [

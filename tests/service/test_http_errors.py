@@ -357,6 +357,26 @@ async def test_body_that_nobody_wants_keeps_no_connection_open(
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
 
 
+async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_served(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect_to(impatient)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(
+            head(impatient, f"Content-Length: {len(body)}")
+            + body
+            + head(impatient, "Transfer-Encoding: chunked")
+            + b"no size\r\n"
+        )
+        await eventually(lambda: someone_waits(database))
+
+    assert (await connection.answer()).status == 200
+    assert (await connection.answer()).status in {400, 408}
+    assert await connection.is_closed()
+
+
 async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx.AsyncClient) -> None:
     connection = await connect_to(impatient)
     connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
