@@ -281,6 +281,7 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
                                  attempts, next_attempt_at)
         SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, now()
           FROM moved
+         ORDER BY id
         """,
         *_keys(events),
     )
@@ -313,6 +314,41 @@ async def postpone(
         base_seconds,
         longest_seconds,
     )
+
+
+async def make_refused_due(connection: Connection, kinds: Sequence[bool], *, limit: int) -> int:
+    """End the wait of refused events, of request.created (true) or of the others. Returns their number.
+
+    Of each lane at most *limit* of a kind, in whatever relay has the lane; those that it settles are skipped.
+    """
+    woken = await connection.execute(
+        """
+        WITH late AS (
+            SELECT lane, id
+              FROM generate_series(0, $1 - 1) AS number
+             CROSS JOIN unnest($2::boolean[]) AS kind (is_created)
+             CROSS JOIN LATERAL (SELECT lane, id
+                                   FROM outbox_held
+                                  WHERE lane = number::smallint
+                                    AND (type = 'request.created') = is_created
+                                    AND parked_at IS NULL
+                                    AND next_attempt_at > now()
+                                    AND next_attempt_at < 'infinity'
+                                  ORDER BY next_attempt_at
+                                  LIMIT $3
+                                    FOR UPDATE SKIP LOCKED) AS refused
+        )
+        UPDATE outbox_held
+           SET next_attempt_at = clock_timestamp()
+          FROM late
+         WHERE outbox_held.lane = late.lane
+           AND outbox_held.id = late.id
+        """,
+        LANES,
+        kinds,
+        limit,
+    )
+    return int(woken.removeprefix("UPDATE "))
 
 
 async def park(connection: Connection, events: Sequence[OutboxRow], errors: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 class Alarm:
     """Whether the broker blocks a connection: it says so once something is published (Connection.Blocked).
 
-    The library tells nobody of us: it logs the broker's reason, and lets one wait until the block has ended.
+    The library raises nothing: it logs the broker's reason, and lets one wait until the block has ended.
     """
 
     def __init__(self) -> None:

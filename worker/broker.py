@@ -17,7 +17,7 @@ from worker.settings import WorkerSettings
 # What aio-pika raises when the broker, its network or the time allowed is at fault.
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
-CLOSE_SECONDS = 2.0  # for the broker to hear that we go
+CLOSE_SECONDS = 2.0  # for the goodbye to the broker
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
@@ -60,7 +60,7 @@ async def open_role(
 async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[AbstractChannel]:
     """Connect, and lend a channel with publisher confirms.
 
-    The connection is not a robust one: who uses it leaves the block when anything goes wrong, and opens
+    The connection is not a robust one: a caller leaves the block when anything goes wrong, and opens
     another. Raises BrokerUnavailable when it cannot be opened.
     """
     async with _connect(settings, name) as connection:

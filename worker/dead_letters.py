@@ -27,7 +27,7 @@ _LOCK_SECONDS = 5.0  # for the end of another command
 _LOCK_LOOK_SECONDS = 0.1
 _LOCK = "calculation-requests.operator."  # of an exclusive queue: one operator at a time
 
-# Headers that tell how a message died. They are told anew if it dies again.
+# Headers that say how a message died. They are written anew if it dies again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 _REDRIVEN = "x-redriven"
 
@@ -172,7 +172,7 @@ class _Arrivals:
         """Keep a message while there is room."""
         wanted = self._wanted(len(self._messages) + 1, message)
         size = len(repr(message.headers)) + (len(message.body) if wanted else 0)
-        is_first_body = wanted and not self._has_body  # However large, it must not stand in the way for ever.
+        is_first_body = wanted and not self._has_body  # However large, it must not block the others for ever.
         if self._is_full or (self._bytes + size > _LARGEST_BYTES and not is_first_body):
             self._is_full = True
         else:
@@ -185,7 +185,7 @@ class _Arrivals:
 
     async def first(self, number: int) -> list[AbstractIncomingMessage]:
         """Return so many messages once they have come, or as many as fit, and keep no more."""
-        with suppress(TimeoutError):  # What a consumer of somebody else's has taken never arrives.
+        with suppress(TimeoutError):  # A message that another consumer has taken never arrives.
             while len(self._messages) < number and not self._is_full:
                 self._arrived.clear()
                 await asyncio.wait_for(self._arrived.wait(), _ARRIVAL_SECONDS)

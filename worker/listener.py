@@ -1,4 +1,4 @@
-"""Hears the NOTIFY that says the outbox has grown; the relay's polling covers for it when it fails."""
+"""Receives the NOTIFY that says the outbox has grown; the relay's polling covers for it when it fails."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 class NothingHeard(Exception):
-    """A NOTIFY of our own did not come back: the connection is dead, or a pooler stands in between."""
+    """A NOTIFY of our own did not come back: the connection is dead, or goes through a pooler."""
 
 
 class Listener:

@@ -351,7 +351,7 @@ Please answer a few questions about the purchase here:
 
 {request_url}
 
-This link is yours alone: whoever has it can see your answers, so please do
+This link is yours alone: anyone who has it can see your answers, so please do
 not forward it. If you have any questions, reply to this e-mail and
 {words.sender or firm} will get your message.
 """
@@ -371,7 +371,7 @@ purchase.{details}</p>
 <p><a href="{url}">
 {url}
 </a></p>
-<p>This link is yours alone: whoever has it can see your answers, so please do not forward it. If you have
+<p>This link is yours alone: anyone who has it can see your answers, so please do not forward it. If you have
 any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your
 message.</p>
 </body>

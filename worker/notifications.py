@@ -168,6 +168,10 @@ class Postman:
         except PostgresUnavailable as error:
             await self._pauses.after(error, stop)
             return
+        except Exception as error:  # noqa: BLE001 - to end here would forget the answers that are being recorded
+            _log.error("emails_not_claimed", **telemetry.describe(error))
+            await self._pauses.after(error, stop)
+            return
         if self._outage is not None:
             outage, self._outage = self._outage, None
             await self._pauses.after(outage, stop)
@@ -326,7 +330,7 @@ class Postman:
             )
 
     async def _put_off(self, connection: Connection, *, email: Email) -> str:
-        """Try again much later, for ever: no mail server refused this e-mail, so nobody may be told so."""
+        """Try again much later, for ever: no mail server refused this e-mail, so no event may say so."""
         seconds = self._settings.email_longest_retry_seconds
         await emails.postpone(
             connection, self._process_id, email.event_id, server_reply=_OWN_FAULT, seconds=seconds

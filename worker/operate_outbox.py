@@ -102,7 +102,7 @@ def _row(event: UndeliveredEvent) -> tuple[object, ...]:
 
 
 async def retry(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Make held and parked events due now. Their attempts are kept: the next refusal parks them again."""
+    """Make held and parked events due now. Their attempts count for the next wait."""
     if arguments.all_parked == bool(arguments.event_ids):
         raise InvalidArgument("name the events to retry, or --all-parked")
     keys = _keys(arguments.event_ids)
@@ -153,7 +153,7 @@ def _outcomes(done: Sequence[tuple[EventKey, str]], asked: Sequence[EventKey], m
 async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]:
     """Hold a lane as a relay does: it must find at the end of a pass what it read at the beginning.
 
-    If we vanish without a word, Postgres frees the lane: nobody else would relay it for two hours.
+    If we vanish without a word, Postgres frees the lane: else it would be kept for two hours.
     """
     for _ in range(int(_LANE_SECONDS / _LANE_LOOK_SECONDS)):
         async with connection.transaction():
@@ -185,7 +185,7 @@ async def replay_events(connection: Connection, arguments: argparse.Namespace) -
 
 
 def _progress() -> Callable[[Tally], None]:
-    """Return what tells a person every few seconds how far a replay is."""
+    """Return a report, for a person, of how far a replay is: every few seconds."""
     last = time.monotonic()
 
     def report(tally: Tally) -> None:
@@ -206,5 +206,5 @@ def _summed_up(tally: Tally) -> str:
             f"{tally.requests_undelivered} requests left out: an event of theirs has yet to be delivered"
         )
     if tally.events_unknown:
-        lines.append(f"{tally.events_unknown} events left out: their rows do not tell the sequence")
+        lines.append(f"{tally.events_unknown} events left out: their rows lack the sequence")
     return "\n".join(lines)

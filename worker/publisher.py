@@ -58,10 +58,10 @@ class Publisher:
         return cls(underlay, timeout_seconds=timeout_seconds)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Have an empty message confirmed that goes nowhere: a broker with an alarm tells only publishers.
+        """Have an empty message confirmed that goes nowhere: a broker announces its alarm to publishers only.
 
-        Not to the exchange of our events: who binds `#` there would hear it. During an alarm this waits until
-        *stop*; with no alarm it has the timeout. Raises BrokerUnavailable.
+        Not to the exchange of our events: a queue bound to `#` there would get it. During an alarm this waits
+        until *stop*; with no alarm it has the timeout. Raises BrokerUnavailable.
         """
         answered = asyncio.Event()
         probing = asyncio.create_task(
@@ -160,7 +160,7 @@ class Publisher:
     ) -> Exception | None:
         """Wait with a bound. What is unfinished then is cancelled; its channel must go too.
 
-        Returns what closed the channel, if it did: nobody tells that to those who wait for a confirm.
+        Returns what closed the channel, if it did: a wait for a confirm does not end by that.
         """
         closing = self._channel.closing
         waits: list[asyncio.Future[Any]] = [

@@ -81,7 +81,7 @@ async def reconcile(connection: Connection, limits: Limits) -> Reconciliation:
                 ),
                 _anomaly(
                     "sequence_wrong",
-                    "the events that the rows tell of are not those that were counted",
+                    "the events that the rows account for are not those that were counted",
                     await wrong_sequences(connection, limits),
                 ),
             ],

@@ -19,7 +19,8 @@ class Retries:
 
     Each attempt is one more copy in every other queue that takes the event. So while refusals go on, one
     event is tried in *pause_seconds* over all lanes, the one that has waited longest first; the first that is
-    confirmed lifts that. New events are published at once all the same.
+    confirmed lifts that, and ends the wait of the others. New events are published at once all the same.
+    Their confirms lift nothing: a queue may refuse one event for ever, too large for it, and take all others.
 
     request.created takes turns with the others, and is lifted by itself: a queue of another team that refuses
     their kind must not delay e-mails.
@@ -28,6 +29,7 @@ class Retries:
     def __init__(self, *, pause_seconds: float) -> None:
         self._pause_seconds = pause_seconds
         self._refused = set[bool]()  # is_created of those of which none held was confirmed since a refusal
+        self._recovering = set[bool]()  # is_created of those of which one was confirmed at last
         self._last_tried = False
         self._next_at = -math.inf
 
@@ -50,5 +52,16 @@ class Retries:
         """Take note of what became of a window; where anything was refused, no confirm counts."""
         if not held and not outcome.refused:
             return
-        self._refused -= {row.is_created for row in held if row.id in outcome.confirmed}
-        self._refused |= {row.is_created for row in (*fresh, *held) if row.id in outcome.refused}
+        refused = {row.is_created for row in (*fresh, *held) if row.id in outcome.refused}
+        taken = {row.is_created for row in held if row.attempts and row.id in outcome.confirmed} - refused
+        self._refused = (self._refused - taken) | refused
+        self._recovering = (self._recovering | taken) - refused
+
+    @property
+    def recovering(self) -> list[bool]:
+        """Of which kinds (request.created or others) the wait of refused events is to end."""
+        return list(self._recovering)
+
+    def note_recovered(self) -> None:
+        """Take note that none of them waits any more."""
+        self._recovering.clear()

@@ -104,6 +104,8 @@ class Relay:
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
         """Give every lane in which something is due one pass. Returns the number of events moved."""
+        if recovering := self._retries.recovering:
+            await self._make_refused_due(recovering)
         due = await self._find_due()
         held_lanes = due.held_lanes if any(self._retries.limits(1)) else []
         lanes = list({*due.lanes, *held_lanes})
@@ -114,6 +116,13 @@ class Relay:
                 some = lanes[first : first + _LANES_AT_ONCE]
                 moved += await self.relay_lanes(publisher, some, held_lanes=held_lanes)
         return moved
+
+    async def _make_refused_due(self, kinds: Sequence[bool]) -> None:
+        """End the wait of refused events, some at a time: what refused them takes one of them now."""
+        async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
+            limit = self._settings.relay_held_batch_size
+            if await outbox.make_refused_due(connection, kinds, limit=limit) == 0:
+                self._retries.note_recovered()
 
     async def _find_due(self) -> Due:
         """Look behind the marks. A look that fails is followed by a longer one.
@@ -261,7 +270,7 @@ class Relay:
 
 
 async def _keep_lanes(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
-    """Talk to Postgres until *published*: it ends the transactions of who falls silent, and may itself."""
+    """Talk to Postgres until *published*: it ends a transaction that falls silent. It may be away too."""
     while True:
         await rest(postgres.SILENCE_SECONDS / 3, published, lost)
         if published.is_set() or lost.is_set():

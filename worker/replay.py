@@ -62,7 +62,7 @@ class Tally(msgspec.Struct, kw_only=True):
     events: int = 0
     types: Counter[str] = msgspec.field(default_factory=Counter)
     requests_undelivered: int = 0  # left out: something of theirs has yet to leave the outbox
-    events_unknown: int = 0  # left out: the row does not tell their sequence
+    events_unknown: int = 0  # left out: the row lacks their sequence
 
     def add(self, happenings: Sequence[Happening]) -> list[Happening]:
         """Count the selected events of one request, and return those that can be made again."""
@@ -104,7 +104,7 @@ async def replay_requests(
     events_per_second: float,
     report: Callable[[Tally], None],
 ) -> Tally:
-    """Write the selected events of these requests again, no faster than given; *report* hears of every batch.
+    """Write the selected events of these requests again, no faster than given; *report* is given each batch.
 
     A request of which any event is still to be delivered is left out: what is pending will be delivered
     anyway, and would be out of order after a replay of an earlier one. Raises OutboxNotDraining.

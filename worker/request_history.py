@@ -1,4 +1,4 @@
-"""The events of a request as its rows tell them: the same ones, whenever they are made again."""
+"""The events of a request, from its rows: the same ones, whenever they are made again."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -25,7 +25,7 @@ class Happening(msgspec.Struct, frozen=True):
     """That an event was written: the n-th of its request, at this time."""
 
     type: str
-    sequence: int | None  # None when the row does not tell, being older than the column
+    sequence: int | None  # None in a row older than the column
     at: datetime
 
 

@@ -694,6 +694,30 @@ async def test_postgres_away_after_the_acceptance_does_not_send_the_email_again(
     assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
 
 
+async def test_claim_that_fails_does_not_forget_what_the_mail_server_has_accepted(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    """As on a standby, which has no unlogged tables: an error unlike those of a Postgres that is away."""
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_poll_seconds=0.01)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        with capture_logs() as logs:
+            await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
+            await eventually(lambda: "emails_not_claimed" in {entry["event"] for entry in logs})
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
 async def is_claimed(database: Connection) -> bool:
     """Whether somebody is sending."""
     return bool(await database.fetchval("SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"))

@@ -524,6 +524,47 @@ async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
     assert moved == [1, 20, 9, 0]
 
 
+async def test_first_confirm_makes_all_that_were_refused_due(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """Else a queue that takes events again would get the last of them minutes later."""
+    relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=1)
+    parked, *_ = [await store(database) for _ in range(10)]
+    while await relay.relay_due(publisher, NEVER):
+        pass
+    await refusing.mend()
+    await database.execute("UPDATE outbox_held SET parked_at = now() WHERE request_id = $1", parked.id)
+    await database.execute(
+        """
+        UPDATE outbox_held
+           SET next_attempt_at = now()
+         WHERE id = (SELECT max(id) FROM outbox_held)
+        """
+    )
+
+    while await relay.relay_due(publisher, NEVER):
+        pass
+
+    held = await database.fetch("SELECT request_id, next_attempt_at > now() AS later FROM outbox_held")
+    assert [tuple(row) for row in held] == [(parked.id, True)]
+
+
+async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
+) -> None:
+    """A queue may refuse one event for ever: that is no reason for a copy a second in every other queue."""
+    relay = relay_with(relay_retry_seconds=3600.0)
+    await store(database)
+    await relay.relay_due(publisher, NEVER)
+    await refusing.mend()
+    await store(database)
+
+    for _ in range(3):
+        await relay.relay_due(publisher, NEVER)
+
+    assert await database.fetchval("SELECT attempts FROM outbox_held WHERE next_attempt_at > now()") == 1
+
+
 async def test_queue_that_refuses_other_events_does_not_keep_request_created_waiting(
     relay_with: MakeRelay,
     publisher: Publisher,

@@ -78,9 +78,19 @@ async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: 
     await _hold_many(database, 20_000)
 
     async with database.transaction():
+        before = await _read_so_far(database)
         due = await outbox.find_due(database, [0] * outbox.LANES)
         held = await outbox.read_held(database, range(outbox.LANES), limit_created=2, limit_others=2)
-        read: int = await database.fetchval(
+        read = await _read_so_far(database) - before
+
+    assert (due.held_lanes, [row.id for row in held]) == ([_LANE], [0])
+    assert read < 100
+
+
+async def _read_so_far(database: Connection) -> int:
+    """Return what this session has read of the held events and not yet reported: rows, entries of indexes."""
+    return int(
+        await database.fetchval(
             """
             SELECT sum(pg_stat_get_xact_tuples_returned(relation) + pg_stat_get_xact_tuples_fetched(relation))
               FROM (SELECT 'outbox_held'::regclass::oid
@@ -90,9 +100,7 @@ async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: 
                      WHERE indrelid = 'outbox_held'::regclass) AS of_them (relation)
             """
         )
-
-    assert (due.held_lanes, [row.id for row in held]) == ([_LANE], [0])
-    assert read < 100
+    )
 
 
 async def _hold_many(database: Connection, events: int) -> None:
@@ -113,3 +121,4 @@ async def _hold_many(database: Connection, events: int) -> None:
         outbox.LANES,
     )
     await database.execute("ANALYZE outbox_held")
+    await database.execute("SELECT pg_stat_force_next_flush()")  # Else this would be counted too.
