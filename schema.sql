@@ -137,7 +137,7 @@ CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
 -- Ends the wait of the next event of the request. In triggers, so that relays of an earlier release and a person with
--- psql do the same: a row that nobody wakes is an event that is never sent.
+-- psql do the same: a row that is not woken is an event that is never sent.
 CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN

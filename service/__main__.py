@@ -204,7 +204,7 @@ def token(arguments: argparse.Namespace) -> None:
 
 
 def _with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
-    """Return what *work* returns. Raises PostgresUnavailable for what goes wrong here, and nowhere else."""
+    """Return what *work* returns. Raises PostgresUnavailable: an OSError from elsewhere is not its."""
     url = load(DatabaseSettings).database_url
 
     async def run() -> Result:

@@ -52,7 +52,7 @@ class AccessLog:
         except asyncio.CancelledError:
             if status:
                 raise
-            # Only the server cancels, last of all; its task ends with this, so nobody misses the exception.
+            # Only the server cancels, last of all, and its task ends here: the exception has nowhere to go.
             await Answer.cut_off()(asked, receive, send_with_id)
         finally:
             duration = time.perf_counter() - started_at

@@ -169,8 +169,8 @@ async def list_requests(request: ApiRequest) -> Answer:
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)
-async def tell_methods() -> Response[None]:
-    """Tell what the path can do: Litestar's own answer forgets every method of a path but one handler's."""
+async def show_methods() -> Response[None]:
+    """Show the methods of the path: Litestar's own answer forgets every method but one handler's."""
     return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 

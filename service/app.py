@@ -18,7 +18,7 @@ from service.api import (
     list_requests,
     questionnaire_structure,
     retrieve_request,
-    tell_methods,
+    show_methods,
 )
 from service.api_keys import ApiKeyUses
 from service.auth import Authenticator
@@ -47,7 +47,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            tell_methods,  # First, or Litestar answers OPTIONS itself.
+            show_methods,  # First, or Litestar answers OPTIONS itself.
             create_request,
             list_requests,
             retrieve_request,

@@ -31,7 +31,7 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - what nobody foresaw must not end the work for good
+        except Exception as error:  # noqa: BLE001 - an unforeseen error must not end the work for good
             failures.inc()
             _log.error("background_work_failed", work=name, **telemetry.describe(error))
             if task is not None and task.cancelling():

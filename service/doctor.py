@@ -143,7 +143,7 @@ async def _schema(connection: Connection) -> Finding:
 
 
 async def _event_ids(connection: Connection) -> Finding:
-    """Look for what makes events appear behind the place from which relays read: then they are late."""
+    """Look for settings with which an event may appear behind the place where relays read, and be late."""
     in_order: bool = await connection.fetchval(
         """
         SELECT EXISTS (SELECT

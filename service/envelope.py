@@ -22,7 +22,7 @@ from service.request_secrets import SecretKeyMissing
 from service.signing_keys import SigningKeysUnavailable
 
 RETRY_AFTER_SECONDS = 1
-_REPAIR_SECONDS = 60  # before another attempt at what an operator has to mend
+_REPAIR_SECONDS = 60  # before another attempt, where an operator has to act
 
 Data = TypeVar("Data")
 Header: TypeAlias = tuple[bytes, bytes]  # a name in lower case, and a value
@@ -103,7 +103,7 @@ class Answer:
 
     @classmethod
     def cut_off(cls) -> "Answer":
-        """Return what is left to say of a request when the time for shutdown is over."""
+        """Return the answer to a request that is under way when the time for shutdown is over."""
         status, message = HTTPStatus.SERVICE_UNAVAILABLE, "The service stopped before it had an answer."
         return cls.failed(status, "unavailable", message, (b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
 

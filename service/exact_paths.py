@@ -10,7 +10,7 @@ from service.envelope import Answer
 
 
 class ExactPaths:
-    """Wraps the router: what a gateway lets through by its path is what is served."""
+    """Wraps the router, so that no other spelling passes a gateway's rules for a path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Group commit: who runs the same statement at the same time shares one round trip and one transaction."""
+"""Group commit: callers of one statement at the same time share one round trip and one transaction."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from service.postgres import Connection, Pool, PostgresUnavailable
 
 LARGEST_GROUP = 32
 # Shares of the time for the database.
-GATHERING_SHARE = 1 / 4  # for which others may join a leader who waits: what it hears, they hear
+GATHERING_SHARE = 1 / 4  # for which others may join a leader that waits: its outcome is theirs
 SLOW_SHARE = 1 / 4  # after a group that took longer, the next are smaller
 
 Arguments: TypeAlias = Sequence[Any]
@@ -19,10 +19,10 @@ Answer: TypeAlias = Ids | Exception | None  # what was returned or raised; None 
 
 
 class GroupCommit:
-    """Runs a statement, which returns an id or nothing, for whoever comes while another gets a connection.
+    """Runs a statement, which returns an id or nothing, for all that come while one gets a connection.
 
-    The first to come is the leader: once it has a connection, it runs the statement for all who are there,
-    and tells them. Nobody waits for others to come; but the more there are, the less each of them costs.
+    The first to come is the leader: once it has a connection, it runs the statement for all that are there,
+    and passes on the outcome. Nobody waits for others to come; but the more there are, the less each costs.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -33,10 +33,10 @@ class GroupCommit:
         self._latest: _Group | None = None
 
     async def execute(self, arguments: Arguments) -> Ids:
-        """Run the statement with *arguments*; return the ids that it returned for all who shared it.
+        """Run the statement with *arguments*; return the ids that it returned for all that shared it.
 
-        Raises PostgresUnavailable; and whatever the statement raises for these arguments, of which the others
-        hear nothing.
+        Raises PostgresUnavailable; and whatever the statement raises for these arguments, which the others do
+        not get.
         """
         group = self._latest
         if group is not None and self._may_grow(group):
@@ -63,7 +63,7 @@ class GroupCommit:
     async def _lead(self, group: "_Group") -> None:
         try:
             async with postgres.connection(self._pool, seconds=self._seconds) as connection:
-                await asyncio.sleep(0)  # Who came in the same turn of the event loop comes along.
+                await asyncio.sleep(0)  # Callers of the same turn of the event loop come along.
                 self._close(group)
                 present = [member for member in group.members if not member.outcome.done()]
                 await self._serve(connection, present, until=group.began + self._seconds)
@@ -73,7 +73,7 @@ class GroupCommit:
         finally:
             self._close(group)
             for member in group.members:
-                member.tell(None)  # unless it has heard already
+                member.settle(None)  # unless it has its answer
 
     def _close(self, group: "_Group") -> None:
         """Let nobody join any more, and give up the followers' places in the queue."""
@@ -82,7 +82,7 @@ class GroupCommit:
             self._pool.leave_places(len(group.members) - 1)
 
     async def _serve(self, connection: Connection, members: Sequence["_Member"], *, until: float) -> None:
-        """Run the statement for all, or for each alone when somebody's arguments are refused."""
+        """Run the statement for all, or for each alone when the arguments of one are refused."""
         try:
             ids = await self._run(connection, [member.arguments for member in members], until=until)
         except Exception as error:
@@ -91,7 +91,7 @@ class GroupCommit:
             await self._serve_each(connection, members, until=until)
         else:
             for member in members:
-                member.tell(ids)
+                member.settle(ids)
 
     async def _serve_each(
         self, connection: Connection, members: Sequence["_Member"], *, until: float
@@ -105,7 +105,7 @@ class GroupCommit:
                     raise
                 answer = error
                 is_fit = is_fit and postgres.is_harmless(error)
-            member.tell(answer)
+            member.settle(answer)
         if not is_fit:
             connection.terminate()  # See postgres.is_harmless.
 
@@ -130,7 +130,7 @@ class _Member:
         # An error is a result, too: as an exception, asyncio would log it, values and all, if nobody asked.
         self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    def tell(self, answer: Answer) -> None:
+    def settle(self, answer: Answer) -> None:
         """Give the answer; the first one counts."""
         if not self.outcome.done():
             self.outcome.set_result(answer)

@@ -72,7 +72,7 @@ async def readyz(request: Request[Any, Any, State]) -> Response[dict[str, str]]:
 
 @get("/metrics", include_in_schema=False)
 async def show_metrics(request: Request[Any, Any, State]) -> Response[bytes]:
-    """Tell Prometheus every metric; what can only be read elsewhere is read first, within a bound."""
+    """Show Prometheus every metric; gauges that are read elsewhere are read first, within a bound."""
     read_gauges: ReadGauges = request.app.state.read_gauges
     await read_gauges()
     return Response(metrics.exposition(request.app.state.registries), media_type=metrics.CONTENT_TYPE)

@@ -30,7 +30,7 @@ class ApplicationNotStarted(Exception):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises InvalidSetting when the port is not to be had."""
+    """Return a listening socket. Raises InvalidSetting when the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -66,7 +66,7 @@ async def serve(
         interface="asgi3",
         http=_Protocol,
         ws="none",
-        proxy_headers=False,  # Nobody asks who the client is.
+        proxy_headers=False,  # The address of the client is not used.
         access_log=False,
         log_config=None,
         server_header=False,
@@ -137,12 +137,14 @@ class _HeadTooLarge(Exception):
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it; but what it refuses is answered and logged like everything else."""
 
-    _part: Literal["gap", "head", "body"] = "gap"  # what of a message is being read; or nothing, between two
+    _part: Literal["gap", "head", "body"] = "gap"  # of a message that is being read; gap: between two
     _read_at = 0.0  # when the latest bytes came
     _waits_since: float | None = None  # for this part; None while the caller waits for us
     _head_size = 0  # bytes of the parts of this message's head that are complete
     _body_size = 0  # bytes of its body
     _unassigned = 0  # bytes that came and belong to neither: of an incomplete head, or around chunks
+    _unread = 0  # bytes of our answers that the caller has not taken
+    _unread_since = 0.0
     _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -151,7 +153,7 @@ class _Protocol(HttpToolsProtocol):
         self._waits_since = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, as long as the head, and what surrounds the body, are of bearable size."""
+        """Read on while the head, and the framing of the body, are not too large."""
         self._read_at = self.loop.time()
         self._unassigned += len(data)
         try:
@@ -235,7 +237,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that all was read: now it is the caller who waits, or the answer was there before."""
+        """Note that all was read: now the caller waits, unless it has its answer already."""
         if self.parser.should_upgrade():
             return  # The body has yet to come.
         self._part = "gap"
@@ -254,10 +256,13 @@ class _Protocol(HttpToolsProtocol):
             self._waits_since = self.loop.time()
 
     def end_if_overdue(self, now: float, *, head_seconds: float, body_seconds: float) -> None:
-        """Give up a caller that has taken too long to send what comes next.
+        """Give up a caller that has taken too long to send the next part, or to read any of our answers.
 
         As long as reading is paused it is not the caller's fault.
         """
+        if self._is_left_unread(now, body_seconds):
+            self.transport.abort()  # To close it would wait until all is read.
+            return
         if self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
             return
         seconds = {"head": head_seconds, "body": body_seconds, "gap": self.timeout_keep_alive}[self._part]
@@ -272,7 +277,13 @@ class _Protocol(HttpToolsProtocol):
         else:
             self.cycle.keep_alive = False
             self.cycle.scope["state"][_OVERDUE] = True
-            self.cycle.message_event.set()  # Whoever waits for the body looks up.
+            self.cycle.message_event.set()  # ends the application's wait for the body
+
+    def _is_left_unread(self, now: float, seconds: float) -> bool:
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        return now - self._unread_since >= seconds
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be read: it is not HTTP, or too much."""
@@ -302,6 +313,9 @@ class _Protocol(HttpToolsProtocol):
         if latest is not None and not latest.response_complete and not latest.more_body:
             latest.keep_alive = False  # It is being served, and its answer comes first: and last.
             self.flow.pause_reading()
+            return
+        if self.pipeline:
+            self.flow.pause_reading()  # The latest has its turn, and its refusal, after the one being served.
             return
         request_id = access_log.new_request_id()
         body = envelope.encode_failure(status, code, message)

@@ -1,4 +1,4 @@
-"""What a single line of text may hold: a name, a reference or an identifier."""
+"""Single lines of text, such as names, references and identifiers, and the characters they may have."""
 
 import re
 
@@ -12,10 +12,10 @@ CHARACTERS = 255
 FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 
-# What shows nothing by itself: Default_Ignorable_Code_Point of DerivedCoreProperties.txt (Unicode 16.0), the
-# annotation characters U+FFF9 to U+FFFB, the blanks that Unicode counts among letters and symbols, and the
-# combining marks that belong to no script. Those of a script take hundreds of ranges, and fonts show them on
-# a dotted circle.
+# Characters that show nothing by themselves: Default_Ignorable_Code_Point of DerivedCoreProperties.txt
+# (Unicode 16.0), the annotation characters U+FFF9 to U+FFFB, the blanks that Unicode counts among letters and
+# symbols, and the combining marks that belong to no script. Those of a script take hundreds of ranges, and
+# fonts show them on a dotted circle.
 INVISIBLE = (
     r"\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"

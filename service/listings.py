@@ -14,7 +14,7 @@ from service.calculation_requests import CalculationRequest, ListedCalculationRe
 from service.errors import Failure, FieldError, InvalidSubmission
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres import Connection
-from service.submissions import UNKNOWN_FIELDS_TOLD
+from service.submissions import UNKNOWN_FIELDS_NAMED
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
@@ -48,7 +48,7 @@ def parse_listing(query_string: bytes) -> Listing:
     query = parse_qsl("&".join(part[0] for part in parts), keep_blank_values=True)
     times = Counter(name for name, _ in query)
     values = dict(query)
-    unknown = islice((name for name in values if name not in _CHECKS), UNKNOWN_FIELDS_TOLD)
+    unknown = islice((name for name in values if name not in _CHECKS), UNKNOWN_FIELDS_NAMED)
     told = [*(name for name in _CHECKS if name in values), *unknown]
     failures = {name: _failure(name, values[name], times[name]) for name in told}
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
@@ -111,4 +111,4 @@ _CHECKS: dict[str, Callable[[str], Failure | None]] = {
     "limit": _check_limit,
     "cursor": _check_cursor,
 }
-_PARAMETERS_READ = len(_CHECKS) + UNKNOWN_FIELDS_TOLD
+_PARAMETERS_READ = len(_CHECKS) + UNKNOWN_FIELDS_NAMED

@@ -42,7 +42,7 @@ secret_keys_missing = Counter(
 
 background_failures = Counter(
     "background_failures_total",
-    "Failures that nobody foresaw of work in the background, which goes on.",
+    "Unforeseen failures of work in the background, which then begins again.",
     ["work"],
 )
 

@@ -360,7 +360,7 @@ async def transaction(
     One that does not wait for the disk may be forgotten, as a whole, when Postgres crashes just after it.
 
     A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
-    two hours. So Postgres ends a transaction in which it hears nothing for SILENCE_SECONDS.
+    two hours. So Postgres ends a transaction that is silent for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent:
         try:

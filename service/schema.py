@@ -49,7 +49,7 @@ class Version(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str]:
-        """What is executed at once; several statements in one string are one transaction."""
+        """The strings of SQL to execute one by one; several statements in one string are one transaction."""
         return re.split(r"(?<=;)\n", self.sql.strip()) if "CONCURRENTLY" in self.sql else [self.sql]
 
 

@@ -189,7 +189,7 @@ def _read_key(entry: dict[str, Any]) -> SigningKey | None:
         return None
     try:
         jwk = jwt.PyJWK.from_dict(entry)
-    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise what they like on odd members
+    except Exception as error:  # noqa: BLE001 - odd members raise errors of every kind in PyJWT and cryptography
         _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
         return None
     if jwk.algorithm_name not in ALGORITHMS:

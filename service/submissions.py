@@ -1,4 +1,4 @@
-"""What a caller may submit, and every reason to refuse it: all failing fields are told at once."""
+"""What a caller may submit, and every reason to refuse it: all failing fields are named at once."""
 
 import hashlib
 import re
@@ -14,14 +14,14 @@ from service import lines
 from service.calculation_requests import RequestType, Submission
 from service.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
 
-UNKNOWN_FIELDS_TOLD = 50  # of thousands, the answer would take longer than a request that is stored
+UNKNOWN_FIELDS_NAMED = 50  # of thousands, the answer would take longer than a request that is stored
 META_DATA_BYTES = 16 * 1024
 META_DATA_DEPTH = 16
 REASON_CHARACTERS = 500
 _LARGE_BODY = 32 * 1024  # bytes
 _INT64 = range(-(2**63), 2**63)
 
-# The patterns tell readers of the OpenAPI document what the checks below refuse, with codes of their own.
+# The patterns show readers of the OpenAPI document what the checks below refuse, with codes of their own.
 LINE = {"pattern": f"^[^{lines.FORBIDDEN}]*$"}
 _SHOWN = f"[^{lines.FORBIDDEN}{lines.SPACES}{lines.INVISIBLE}]"
 _FILLED_LINE = {"minLength": 1, "pattern": f"^[^{lines.FORBIDDEN}]*{_SHOWN}[^{lines.FORBIDDEN}]*$"}
@@ -68,7 +68,7 @@ class Draft:
     """A submitted body whose fee waiver has yet to be judged, for which the conveyancer must be known."""
 
     def __init__(self, body: bytes) -> None:
-        """Read *body*. Raises MalformedBody; what is wrong with its fields is told by `validated`."""
+        """Read *body*. Raises MalformedBody; `validated` says what is wrong with its fields."""
         self.values: Mapping[str, Any]
         self.errors: list[FieldError] = []
         form = _read_at_once(body)
@@ -153,7 +153,7 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
             values[name] = msgspec.convert(_integral(body[name]), field.type)
         except msgspec.ValidationError as error:
             errors.append(_field_error(name, *_classify(str(error))))
-    unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_TOLD)
+    unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_NAMED)
     errors += [_field_error(name, "unknown_field", "There is no such field.") for name in unknown]
     return values, errors
 

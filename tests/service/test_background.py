@@ -1,4 +1,4 @@
-"""Work in the background: its failure is told, ends nothing, and harms nothing else."""
+"""Work in the background: its failure is logged, ends nothing, and harms nothing else."""
 
 import asyncio
 

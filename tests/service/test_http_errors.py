@@ -69,6 +69,11 @@ class RawConnection:
         async with asyncio.timeout(10):
             return await self._reader.read() == b""
 
+    def is_cut_off(self) -> bool:
+        """Whether the server takes nothing any more; nothing is read."""
+        self.send(b"\r\n")
+        return self._writer.is_closing()
+
     async def trickle(self, piece: bytes) -> None:
         """Send *piece* again and again until the server has hung up."""
         closed = asyncio.create_task(self.is_closed())
@@ -350,6 +355,35 @@ async def test_body_that_nobody_wants_keeps_no_connection_open(
     assert (await connection.answer()).status == status
 
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
+
+
+async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_served(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect_to(impatient)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(
+            head(impatient, f"Content-Length: {len(body)}")
+            + body
+            + head(impatient, "Transfer-Encoding: chunked")
+            + b"no size\r\n"
+        )
+        await eventually(lambda: someone_waits(database))
+
+    assert (await connection.answer()).status == 200
+    assert (await connection.answer()).status in {400, 408}
+    assert await connection.is_closed()
+
+
+async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
+
+    await eventually(connection.is_cut_off)
+    await eventually(lambda: value("http_requests_in_progress") == 0)
+    connection.hang_up()
 
 
 async def test_time_that_we_take_is_not_the_callers(

@@ -238,7 +238,7 @@ async def test_waiver_that_was_ignored_is_repeated_after_the_conveyancer_has_beg
     assert await stored(database) == (1, 1)
 
 
-async def test_fault_beside_a_bad_waiver_is_told_without_a_look_at_the_key(
+async def test_fault_beside_a_bad_waiver_is_refused_without_a_look_at_the_key(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     async with database.transaction():

@@ -12,7 +12,7 @@ from service import calculation_requests
 from service.identifiers import new_request_id, uuid_of
 from service.listings import LARGEST_LIMIT
 from service.postgres import Connection
-from service.submissions import UNKNOWN_FIELDS_TOLD
+from service.submissions import UNKNOWN_FIELDS_NAMED
 from tests.benchmarks.rows import OTHERS, fill
 from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer
 
@@ -173,7 +173,7 @@ async def test_of_thousands_of_unknown_parameters_a_bounded_number_is_told(clien
 
     told = errors(await client.get(f"/v1/request?{query}"))
 
-    assert len(told) == UNKNOWN_FIELDS_TOLD + 1
+    assert len(told) == UNKNOWN_FIELDS_NAMED + 1
     assert ("limit", "out_of_range") in told
 
 

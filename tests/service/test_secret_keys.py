@@ -23,7 +23,7 @@ async def without_key(database: Connection, client: httpx.AsyncClient) -> str:
     return uuid
 
 
-async def test_request_whose_key_is_lost_is_not_to_be_had_for_now(
+async def test_request_whose_key_is_lost_is_unavailable_for_now(
     client: httpx.AsyncClient, without_key: str
 ) -> None:
     before = value(MISSING)
