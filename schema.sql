@@ -123,9 +123,10 @@ CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at) WHERE parked_at IS NULL;
 
--- Lets an event wait for those of its request before it. By the index: the plan is kept from a time when the table was
--- empty, and would read all of it for each row.
-CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- Lets an event wait for those of its request before it. With the search_path of this schema: pg_restore has an empty
+-- one. By the index: the plan is kept from a time when the table was empty, and would read all of it for each row.
+CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
+    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     IF EXISTS (SELECT FROM outbox_held WHERE request_id = NEW.request_id AND id < NEW.id) THEN
         NEW.next_attempt_at := 'infinity';
@@ -137,7 +138,8 @@ CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
 
 -- Ends the wait of the next event of the request. In triggers, so that relays of an earlier release and a person with
 -- psql do the same: a row that nobody wakes is an event that is never sent.
-CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
+    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     UPDATE outbox_held
        SET next_attempt_at = clock_timestamp()

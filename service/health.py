@@ -32,7 +32,8 @@ def lasting(check: Check) -> Check:
     """Return a check of Postgres that, once passed, fails no more because Postgres is away.
 
     It is away for every API alike: were none ready, callers would get the answer of the ingress instead of
-    our 503. A login that is refused, or too old a schema, may be this process's own: that still fails.
+    our 503. A login that is refused, or too old a schema, may be this process's own: that still fails, and
+    after a refused login so does an absence, until the check passes again.
     A worker has no callers to lose: its readiness says whether it can work now.
     """
     has_passed = False
@@ -42,8 +43,9 @@ def lasting(check: Check) -> Check:
         try:
             await check()
         except PostgresUnavailable as error:
-            if has_passed and not _refuses_login(error):
-                raise Impaired(_told(error)) from error
+            has_passed = has_passed and not _refuses_login(error)
+            if has_passed:
+                raise Impaired(_state(error)) from error
             raise
         has_passed = True
 
@@ -82,11 +84,11 @@ async def _result(check: Check) -> tuple[bool, str]:
     except Impaired as error:
         return True, str(error)
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
-        return False, _told(error)
+        return False, _state(error)
     return True, "ok"
 
 
-def _told(error: Exception) -> str:
+def _state(error: Exception) -> str:
     if _refuses_login(error):
         return "Postgres refuses the login."
     return (error.args and str(error)) or (error.__doc__ or "")

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Literal
 
+import httptools
 import structlog
 import uvicorn
 from litestar.enums import HttpMethod
@@ -153,7 +154,11 @@ class _Protocol(HttpToolsProtocol):
         """Read on, as long as the head, and what surrounds the body, are of bearable size."""
         self._read_at = self.loop.time()
         self._unassigned += len(data)
-        super().data_received(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._part == "gap":
             self._unassigned = 0
         elif self._part == "head":
@@ -162,8 +167,35 @@ class _Protocol(HttpToolsProtocol):
         elif self._unassigned > self._body_size + _SPARE_FRAMING:
             self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", "The chunk extensions are too large.")
 
+    def _feed(self, data: bytes) -> None:
+        """Have the parser read *data*, and decline each offer of another protocol (RFC 9110, section 7.8).
+
+        Java's HttpClient offers HTTP/2 with each request. The parser leaves what follows to that protocol:
+        the body would be lost, or read as the next request.
+        """
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = memoryview(rest)[offer.args[0] :]
+                self._repeat_head()
+            else:
+                return
+
+    def _repeat_head(self) -> None:
+        """Have the parser expect the body of the request whose head it has read, and what comes after."""
+        framing = [
+            name + b": " + value + b"\r\n"
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+
     def on_message_begin(self) -> None:
-        """Note that the head of a request begins."""
+        """Note that the head of a request begins; unless it is a repeated one."""
+        if self._part == "body":
+            return
         self._part = "head"
         self._waits_since = self._read_at
         self._head_size = self._body_size = 0
@@ -171,16 +203,21 @@ class _Protocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Count a part of the first line."""
+        if self._part == "body":
+            return
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer."""
+        """Count a header, or a trailer, which is none: a gateway may have looked at the headers only."""
         self._count(len(name) + len(b": ") + len(value) + len(b"\r\n"))
-        super().on_header(name, value)
+        if self._part == "head":
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Note which request is the latest, and that its body comes next."""
+        if self._part == "body":
+            return
         super().on_headers_complete()
         self._latest = self.cycle
         self._part = "body"
@@ -199,6 +236,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that all was read: now it is the caller who waits, or the answer was there before."""
+        if self.parser.should_upgrade():
+            return  # The body has yet to come.
         self._part = "gap"
         self._waits_since = self._read_at if self.cycle.response_complete else None
         super().on_message_complete()

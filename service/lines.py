@@ -38,9 +38,11 @@ def check_line(value: str) -> Failure | None:
 
 def check_filled_line(value: str) -> Failure | None:
     """Return why *value* cannot stand in a single-line field that must show something, if so."""
+    if not value.strip():
+        return BLANK
     if value.isascii() and value.isprintable():  # most are, and this is quickly seen
-        return BLANK if value.isspace() or not value else None
-    return BLANK if is_blank(value) else check_line(value)
+        return None
+    return check_line(value) or (BLANK if is_blank(value) else None)
 
 
 def is_blank(value: str) -> bool:

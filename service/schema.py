@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 
 from service import postgres
-from service.postgres import Connection, Pool, PostgresUnavailable
+from service.postgres import Connection, Pool
 
 _FOLDER = resources.files("service") / "versions"
 _FILES = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".sql"))
@@ -100,7 +100,7 @@ async def check(connection: Connection) -> None:
     if row is None or (row["version"] or 0) < VERSION:
         raise SchemaOutdated
     if row["is_read_only"]:
-        raise PostgresUnavailable
+        raise postgres.unavailable()
 
 
 def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:

@@ -4,9 +4,10 @@
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at) WHERE parked_at IS NULL;
 
--- Lets an event wait for those of its request before it. By the index: the plan is kept from a time when the table was
--- empty, and would read all of it for each row.
-CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+-- Lets an event wait for those of its request before it. With the search_path of this schema: pg_restore has an empty
+-- one. By the index: the plan is kept from a time when the table was empty, and would read all of it for each row.
+CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
+    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     IF EXISTS (SELECT FROM outbox_held WHERE request_id = NEW.request_id AND id < NEW.id) THEN
         NEW.next_attempt_at := 'infinity';
@@ -17,7 +18,8 @@ CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
 -- Ends the wait of the next event of the request.
-CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
+    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     UPDATE outbox_held
        SET next_attempt_at = clock_timestamp()
@@ -44,9 +46,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The locks of the table that every request is stored in: last, to be held for a moment.
-ALTER SEQUENCE outbox_id_seq CACHE 1;
+-- The locks of the table that every request is stored in: last, to be held for a moment; and before that of its
+-- sequence, as an INSERT takes them: the other way round the two wait for each other.
 CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
+ALTER SEQUENCE outbox_id_seq CACHE 1;
 
 INSERT INTO schema_version (version) VALUES (3);

@@ -403,6 +403,62 @@ async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: C
         assert (await connection.answer()).status == 200
 
 
+@pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_caller_that_offers_another_protocol_is_served_in_this_one(
+    client: httpx.AsyncClient, connect: Connect, framing: str, size: int
+) -> None:
+    """As Java's HttpClient does, which offers HTTP/2 with each request."""
+    body = json.dumps(A_REQUEST).encode()
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
+    if framing == "Content-Length":
+        create = head(client, f"Content-Length: {len(body)}", *offer) + body
+    else:
+        create = head(client, "Transfer-Encoding: chunked", *offer) + b"%x\r\n%s\r\n0\r\n\r\n" % (
+            len(body),
+            body,
+        )
+    sent = 2 * (create + head(client, *offer, line="GET /v1/request HTTP/1.1"))
+    connection = await connect()
+    for start in range(0, len(sent), size):
+        connection.send(sent[start : start + size])
+        await asyncio.sleep(0)
+
+    answers = [await connection.answer() for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
+
+
+async def test_body_of_a_caller_that_offers_another_protocol_is_no_request(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    """Or a gateway would take its answer for that of the next caller."""
+    body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(body + head(client, "Connection: close", line="GET /livez HTTP/1.1"))
+
+    answers = [await connection.answer() for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [400, 200]
+    assert await connection.is_closed()
+
+
+async def test_what_follows_a_body_is_no_header(client: httpx.AsyncClient, connect: Connect) -> None:
+    """As a gateway may have looked at the headers only."""
+    body = json.dumps(A_REQUEST).encode()
+    chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
+        len(body),
+        body,
+    )
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked") + chunks)
+
+    assert (await connection.answer()).status == 200
+
+
 async def test_nonsense_after_a_request_does_not_cost_its_answer(
     client: httpx.AsyncClient, connect: Connect
 ) -> None:

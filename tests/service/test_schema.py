@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from service import schema
-from service.postgres import Connection
+from service.postgres import Connection, PostgresUnavailable
 from service.schema import SchemaOutdated, versions
 from tests.conftest import A_REQUEST, ROOT, eventually, someone_waits
+from tests.metrics import rises
 
 EARLIER = [version.number for version in versions()[:-1]]
 
@@ -209,6 +210,44 @@ async def test_held_events_of_version_2_wait_in_turn_after_the_upgrade(database:
     assert await database.fetch(due) == [(2,), (3,)]
 
 
+async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database: Connection) -> None:
+    request_id = uuid.uuid4()
+    await database.execute("SET search_path = ''")  # as pg_restore has it
+    for number in (1, 2):
+        await database.execute(
+            """
+            INSERT INTO public.outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                            attempts, next_attempt_at)
+            VALUES (0, $1, $2, 'request.calculated', 1, '', now(), 1, now())
+            """,
+            number,
+            request_id,
+        )
+    due = "SELECT id FROM public.outbox_held WHERE next_attempt_at <= clock_timestamp()"
+    before = await database.fetch(due)
+
+    await database.execute("DELETE FROM public.outbox_held WHERE id = 1")
+
+    assert before == [(1,)]
+    assert await database.fetch(due) == [(2,)]
+
+
+async def test_upgrade_that_waits_for_the_outbox_keeps_no_event_from_getting_its_id(
+    database: Connection, database_url: str
+) -> None:
+    await empty(database, up_to=2)
+    upgrading = await asyncpg.connect(database_url)
+    async with database.transaction():
+        await database.execute("LOCK TABLE outbox IN ROW EXCLUSIVE MODE")  # as an INSERT begins
+        applying = asyncio.create_task(schema.apply(upgrading))
+        await eventually(lambda: someone_waits(database))
+
+        await database.execute("SET LOCAL lock_timeout = '20ms'; SELECT nextval('outbox_id_seq')")
+
+    assert await applying == schema.VERSION
+    await upgrading.close()
+
+
 async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
     database: Connection, database_url: str
 ) -> None:
@@ -244,6 +283,13 @@ async def test_current_and_newer_schemas_are_left_alone_without_a_lock(
         async with asyncio.timeout(10):
             assert await schema.apply(database) == version
     await backup.close()
+
+
+async def test_server_that_takes_no_writes_is_counted_as_unavailable(database: Connection) -> None:
+    await database.execute("SET default_transaction_read_only = on")
+
+    with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
+        await schema.check(database)
 
 
 async def test_schema_is_applied_by_two_processes_at_once(database: Connection, database_url: str) -> None:
