@@ -27,6 +27,7 @@ from service.background import in_background
 from service.calculation_requests import CalculationRequest, RequestNotFound
 from service.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.identifiers import parse_uuid
+from service.metrics import background_failures
 from service.postgres import Connection, Pool, PostgresUnavailable
 from service.relay_waker import RelayWaker
 from service.request_secrets import SecretKeyMissing, SecretKeyRing
@@ -169,6 +170,7 @@ class Postman:
             await self._pauses.after(error, stop)
             return
         except Exception as error:  # noqa: BLE001 - to end here would forget the answers that are being recorded
+            background_failures.labels("emails").inc()
             _log.error("emails_not_claimed", **telemetry.describe(error))
             await self._pauses.after(error, stop)
             return

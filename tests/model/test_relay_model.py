@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from service import events, outbox, postgres
 from service.identifiers import new_request_id, uuid_of
 from service.postgres import UNAVAILABLE
+from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker import broker
 from worker.broker import BrokerUnavailable
@@ -157,6 +158,7 @@ class RelayModel(RuleBasedStateMachine):
         self.broker.script = script
         with suppress(BrokerUnavailable, postgres.PostgresUnavailable, *UNAVAILABLE):
             self.run(self._relay_and_cut())
+        self.run(eventually(self._has_noticed_the_cut))
         self.broker.script = Script([], [], multiple=False)
         self.refused.clear()  # What became of a window that was not settled, only the relay knows.
 
@@ -172,6 +174,14 @@ class RelayModel(RuleBasedStateMachine):
             """
         )
         await relaying
+
+    async def _has_noticed_the_cut(self) -> bool:
+        """Whether the pool lends a connection that works: the end of an idle one may be on its way."""
+        with suppress(postgres.PostgresUnavailable):
+            async with postgres.connection(self.pool, seconds=5.0) as connection:
+                await connection.execute("SELECT 1")
+                return True
+        return False
 
     @invariant()
     def nothing_is_lost_nor_settled_unconfirmed(self) -> None:

@@ -618,15 +618,19 @@ async def test_mail_server_that_breaks_off_charges_no_attempt(
     assert intended.uuid.encode() in rude_server.contents[0]
 
 
-@pytest.mark.parametrize("answer", [None, b"421 Not for this one"])
-async def test_email_at_whose_recipient_the_mail_server_always_breaks_off_is_given_up_and_stops_nobody(
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("RCPT", None), ("RCPT", b"421 Not for this one"), ("DATA", None), ("DATA", b"421 Not this one")],
+)
+async def test_email_at_which_the_mail_server_always_breaks_off_is_given_up_and_stops_nobody(
     worker_settings: WorkerSettings,
     rude_server: RudeMailServer,
     pool: Pool,
     database: Connection,
+    command: str,
     answer: bytes | None,
 ) -> None:
-    rude_server.replies["RCPT"] = answer
+    rude_server.replies[command] = answer
     settings = settings_with(
         worker_settings, smtp_url=rude_server.url, email_give_up_seconds=3600.0, email_poll_seconds=60.0
     )
