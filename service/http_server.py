@@ -59,7 +59,8 @@ async def serve(
 ) -> None:
     """Serve until *stop*, then finish the requests under way, in *shutdown_seconds* at most.
 
-    A caller has *head_seconds* to send the head of a request, and *body_seconds* more for its body.
+    A caller has *head_seconds* to send the head of a request, and *body_seconds* more for its body. It is cut
+    off when it takes nothing of an answer for *body_seconds*.
     """
     config = uvicorn.Config(
         _ending_overdue_bodies(app),
@@ -143,6 +144,8 @@ class _Protocol(HttpToolsProtocol):
     _head_size = 0  # bytes of the parts of this message's head that are complete
     _body_size = 0  # bytes of its body
     _unassigned = 0  # bytes that came and belong to neither: of an incomplete head, or around chunks
+    _unread_size = 0  # bytes of answers that the network has not taken yet
+    _unread_since = 0.0  # when it took some of them, or there were none
     _latest: RequestResponseCycle | None = None  # the latest request with a complete head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -256,8 +259,15 @@ class _Protocol(HttpToolsProtocol):
     def end_if_overdue(self, now: float, *, head_seconds: float, body_seconds: float) -> None:
         """Give up a caller that has taken too long to send what comes next.
 
-        As long as reading is paused it is not the caller's fault.
+        As long as reading is paused it is not the caller's fault. To take nothing of an answer
+        for *body_seconds* is.
         """
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread_size:
+            self._unread_size, self._unread_since = unread, now
+        elif now - self._unread_since >= body_seconds:
+            self.transport.abort()
+            return
         if self._waits_since is None or self.flow.read_paused or self.transport.is_closing():
             return
         seconds = {"head": head_seconds, "body": body_seconds, "gap": self.timeout_keep_alive}[self._part]

@@ -352,6 +352,17 @@ async def test_body_that_nobody_wants_keeps_no_connection_open(
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
 
 
+async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx.AsyncClient) -> None:
+    _, writer = await asyncio.open_connection(impatient.base_url.host, impatient.base_url.port, limit=1)
+    for _ in range(1000):  # More answers than the network and both ends keep.
+        writer.write(head(impatient, line=f"GET {STRUCTURE} HTTP/1.1"))
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+
+    await eventually(lambda: value("http_requests_in_progress") == 0)
+
+    writer.transport.abort()
+
+
 async def test_time_that_we_take_is_not_the_callers(
     impatient: httpx.AsyncClient, database: Connection
 ) -> None:
