@@ -71,7 +71,10 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
 async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[AbstractConnection]:
     """Lend a connection that is made within *seconds*, and closed in time. Raises BrokerUnavailable."""
     async with _in_time(seconds):
-        connection = await aio_pika.connect(url)
+        try:
+            connection = await aio_pika.connect(url)
+        except StopAsyncIteration as error:  # aiormq's word for a broker, or its proxy, that hung up at once
+            raise ConnectionResetError from error
     try:
         yield connection
     finally:
