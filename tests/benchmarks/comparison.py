@@ -75,11 +75,12 @@ async def compare(
 ) -> Comparison:
     """Measure all *sides* in turn, *rounds* times: the machine's moods meet all alike.
 
-    *settle* comes before each, so that none pays for what the last has left behind.
+    Every other round goes backwards, and *settle* comes before each side, so that none gains or loses by
+    what is measured before it.
     """
     comparison = Comparison(name=name, bars=bars, rounds={side: [] for side in sides}, note=note)
-    for _ in range(rounds):
-        for side, measure in sides.items():
+    for number in range(rounds):
+        for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
             await settle()
             comparison.rounds[side].append(await measure())
     return comparison
