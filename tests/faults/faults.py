@@ -35,7 +35,7 @@ _FREEZING_SECONDS = 0.2  # from a SIGSTOP until nothing runs any more
 _LOCKED_SECONDS = 4.0
 _PASS_SECONDS = 2.0  # in which a batch that was under way is done
 _RECONNECTED_SECONDS = 10.0
-_SETTLED_SECONDS = 1.0  # a connection older than this has declared what it declares
+_SETTLED_SECONDS = 2.0  # a connection older than this has declared what it declares
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 )
 async def test_a_broken_program_is_found(broken: str, faults: list[str], breach: str) -> None:
     status, output = await run_harness(
-        *_SHORT, "--seconds", "5", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
+        *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
     )
 
     assert status == 1, output
