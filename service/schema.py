@@ -72,8 +72,7 @@ async def apply(connection: Connection) -> int:
     if await read_version(connection) < VERSION:
         async with _alone(connection):
             for version in versions()[await read_version(connection) :]:
-                for part in version.parts:
-                    await _execute(connection, part)
+                await _apply(connection, version)
     return await read_version(connection)
 
 
@@ -130,13 +129,17 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
             await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
 
 
-async def _execute(connection: Connection, part: str) -> None:
-    """Execute a part of a version, giving up and trying again while a table is in use. Raises SchemaBusy."""
-    lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
-    await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+async def _apply(connection: Connection, version: Version) -> None:
+    """Apply a version, from its beginning again after a table that is in use. Raises SchemaBusy.
+
+    A concurrent index that was given up is left behind, invalid: the part before it drops it.
+    """
     for _ in range(_ATTEMPTS):
         try:
-            await connection.execute(part)
+            for part in version.parts:
+                lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
+                await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+                await connection.execute(part)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
