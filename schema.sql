@@ -96,7 +96,8 @@ CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
 
 -- Events that the broker refused, and behind each the later ones of the same request. Out of the outbox, so that
 -- they delay nobody else. Only the first of a request may be due; next_attempt_at of the others is infinity, or every
--- pass of a relay would step over them.
+-- pass of a relay would step over them. Then it is -infinity: they go before those that were refused themselves, which
+-- may be many and are tried one by one.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -142,7 +143,7 @@ CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
     UPDATE outbox_held
-       SET next_attempt_at = clock_timestamp()
+       SET next_attempt_at = '-infinity'
      WHERE request_id = OLD.request_id
        AND id = (SELECT min(id) FROM outbox_held WHERE request_id = OLD.request_id)
        AND next_attempt_at = 'infinity';
@@ -198,4 +199,4 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
-INSERT INTO schema_version (version) VALUES (4);
+INSERT INTO schema_version (version) VALUES (5);

@@ -193,23 +193,22 @@ async def read(
     return [OutboxRow(**row) for row in rows]
 
 
-async def read_held(
-    connection: Connection, lanes: Sequence[int], *, limit_created: int, limit_others: int
-) -> list[OutboxRow]:
+async def read_held(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
     """Return held events of locked lanes that are due and have none of their request before them.
 
-    Of each lane at most so many request.created and so many others, those that have waited longest first.
+    Of each lane at most *limit* request.created and as many others. First those that were not refused
+    themselves, then those that have waited longest.
     """
     rows = await connection.fetch(
         """
         SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
                true AS held
           FROM unnest($1::smallint[]) AS lane
-         CROSS JOIN (VALUES (true, $2::integer), (false, $3::integer)) AS route (is_created, most)
+         CROSS JOIN (VALUES (true), (false)) AS kind (is_created)
          CROSS JOIN LATERAL (SELECT *
                                FROM outbox_held AS candidate
                               WHERE candidate.lane = lane.lane
-                                AND (candidate.type = 'request.created') = route.is_created
+                                AND (candidate.type = 'request.created') = kind.is_created
                                 AND parked_at IS NULL
                                 AND next_attempt_at <= now()
                                 AND NOT EXISTS (SELECT
@@ -217,12 +216,11 @@ async def read_held(
                                                  WHERE earlier.request_id = candidate.request_id
                                                    AND earlier.id < candidate.id)
                               ORDER BY next_attempt_at
-                              LIMIT route.most) AS event
+                              LIMIT $2) AS event
          ORDER BY next_attempt_at
         """,
         lanes,
-        limit_created,
-        limit_others,
+        limit,
     )
     return [OutboxRow(**row) for row in rows]
 
@@ -264,7 +262,7 @@ async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> No
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Move events out of their lanes; each waits for the earlier ones of its request, then is due at once.
 
-    A trigger lets them wait, and another one wakes the next when one is settled.
+    A trigger lets them wait, and another one wakes the next when one is settled: before all that were refused.
     """
     if not events:
         return
@@ -279,7 +277,7 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
         )
         INSERT INTO outbox_held (lane, id, request_id, type, sequence, traceparent, payload, created_at,
                                  attempts, next_attempt_at)
-        SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, now()
+        SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, '-infinity'
           FROM moved
          ORDER BY id
         """,

@@ -18,9 +18,10 @@ class Retries:
     """Which refused events this process may try again now.
 
     Each attempt is one more copy in every other queue that takes the event. So while refusals go on, one
-    event is tried in *pause_seconds* over all lanes, the one that has waited longest first; the first that is
-    confirmed lifts that, and ends the wait of the others. New events are published at once all the same.
-    Their confirms lift nothing: a queue may refuse one event for ever, too large for it, and take all others.
+    refused event is tried in *pause_seconds* over all lanes, the one that has waited longest first; the first
+    that is confirmed lifts that, and ends the wait of the others. Events that were not refused themselves,
+    new ones and those that waited behind a refused one, are published at once all the same. Their confirms
+    lift nothing: a queue may refuse one event for ever, too large for it, and take all others.
 
     request.created takes turns with the others, and is lifted by itself: a queue of another team that refuses
     their kind must not delay e-mails.
@@ -33,20 +34,18 @@ class Retries:
         self._last_tried = False
         self._next_at = -math.inf
 
-    def limits(self, most: int) -> tuple[int, int]:
-        """Return how many held events to look for in each lane: of request.created, and of the others."""
-        one = min(most, int(time.monotonic() >= self._next_at))
-        return one if True in self._refused else most, one if False in self._refused else most
-
     def choose(self, held: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Leave out those whose turn has not come."""
-        paced = [row for row in held if row.is_created in self._refused]
+        paced = [row for row in held if row.attempts and row.is_created in self._refused]
         if not paced:
             return list(held)
-        turn = min(paced, key=lambda row: row.is_created is self._last_tried)  # the first of equals
-        self._last_tried = turn.is_created
-        self._next_at = time.monotonic() + self._pause_seconds
-        return [row for row in held if row is turn or row.is_created not in self._refused]
+        chosen = [row for row in held if row not in paced]
+        if time.monotonic() >= self._next_at:
+            turn = min(paced, key=lambda row: row.is_created is self._last_tried)  # the first of equals
+            self._last_tried = turn.is_created
+            self._next_at = time.monotonic() + self._pause_seconds
+            chosen.append(turn)
+        return chosen
 
     def note(self, fresh: Sequence[OutboxRow], held: Sequence[OutboxRow], outcome: Outcome) -> None:
         """Take note of what became of a window; where anything was refused, no confirm counts."""

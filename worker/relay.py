@@ -107,14 +107,13 @@ class Relay:
         if recovering := self._retries.recovering:
             await self._make_refused_due(recovering)
         due = await self._find_due()
-        held_lanes = due.held_lanes if any(self._retries.limits(1)) else []
-        lanes = list({*due.lanes, *held_lanes})
+        lanes = list({*due.lanes, *due.held_lanes})
         random.shuffle(lanes)  # Relays that start together should not meet.
         moved = 0
         for first in range(0, len(lanes), _LANES_AT_ONCE):
             if not stop.is_set():
                 some = lanes[first : first + _LANES_AT_ONCE]
-                moved += await self.relay_lanes(publisher, some, held_lanes=held_lanes)
+                moved += await self.relay_lanes(publisher, some, held_lanes=due.held_lanes)
         return moved
 
     async def _make_refused_due(self, kinds: Sequence[bool]) -> None:
@@ -204,11 +203,8 @@ class Relay:
         """Return events of locked lanes that are to be tried again now."""
         if not lanes:
             return []
-        created, others = self._retries.limits(-(-self._settings.relay_held_batch_size // len(lanes)))
-        if not created and not others:
-            return []
-        held = await outbox.read_held(connection, lanes, limit_created=created, limit_others=others)
-        return self._retries.choose(held)
+        limit = -(-self._settings.relay_held_batch_size // len(lanes))
+        return self._retries.choose(await outbox.read_held(connection, lanes, limit=limit))
 
     async def _publish(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]

@@ -549,6 +549,35 @@ async def test_first_confirm_makes_all_that_were_refused_due(
     assert [tuple(row) for row in held] == [(parked.id, True)]
 
 
+async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
+    relay_with: MakeRelay, publisher: Publisher, database: Connection, channel: AbstractChannel
+) -> None:
+    """It has not been refused itself. In one lane, where those refused would fill every batch."""
+    relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=2)
+    refusing_created = await bind_full_queue(channel, "request.created")
+    refusing_sent = await bind_full_queue(channel, "request.email_sent")
+    requests = [await store(database) for _ in range(10)]
+    for request in requests:
+        await announce_next(database, request.id)
+    await database.execute("UPDATE outbox SET type = 'request.calculated' WHERE sequence = 2")
+    for _ in range(5):
+        refused = await store(database)
+        await database.execute(
+            "UPDATE outbox SET type = 'request.email_sent' WHERE request_id = $1", refused.id
+        )
+    await into_one_lane(database)
+    await relay.relay_lanes(publisher, [LANE])
+    await refusing_created.delete(if_empty=False)
+    await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
+
+    while await relay.relay_lanes(publisher, [LANE]):
+        pass
+
+    held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
+    assert [row["type"] for row in held] == ["request.email_sent"]
+    await refusing_sent.delete(if_empty=False)
+
+
 async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:

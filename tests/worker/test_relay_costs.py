@@ -80,7 +80,7 @@ async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: 
     async with database.transaction():
         before = await _read_so_far(database)
         due = await outbox.find_due(database, [0] * outbox.LANES)
-        held = await outbox.read_held(database, range(outbox.LANES), limit_created=2, limit_others=2)
+        held = await outbox.read_held(database, range(outbox.LANES), limit=2)
         made_due = await outbox.make_refused_due(database, [True, False], limit=2)
         read = await _read_so_far(database) - before
 
