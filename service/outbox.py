@@ -262,7 +262,7 @@ async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> No
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Move events out of their lanes; each waits for the earlier ones of its request.
 
-    A trigger lets them wait. Another one wakes the next when one is settled: due before all that were refused.
+    A trigger lets them wait. Another wakes the next when one is settled: due before all that were refused.
     """
     if not events:
         return
