@@ -6,7 +6,7 @@ IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py test_engines.py \
-                check_operator_schemas.py check_image.py) tests/service/test_asyncapi.py
+                check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
 .PHONY: help run demo test fuzz faults drain bench check deploy-check asyncapi format lock clean

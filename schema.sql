@@ -1,4 +1,4 @@
--- The whole schema, to read: what the files of service/versions make of an empty database, in their order. A test
+-- The whole schema, to read: what the files of service/postgres/versions make of an empty database, in their order. A test
 -- holds the two against each other. `python -m service schema apply` applies the files that a database lacks.
 
 -- The versions that have been applied. A process is not ready on an older schema than it needs.

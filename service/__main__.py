@@ -17,26 +17,20 @@ import msgspec
 import structlog
 import uvloop
 
-from service import (
-    api_keys,
-    asyncapi,
-    auth,
-    compatibility,
-    conveyancers,
-    doctor,
-    http_server,
-    openapi,
-    postgres,
-    schema,
-    telemetry,
-    tracing,
-)
 from service.app import create_app
-from service.conveyancers import InvalidConveyancer, UnknownConveyancer
-from service.http_server import listen, stop_on_signals
-from service.postgres import Connection, PostgresUnavailable
-from service.schema import SchemaBusy
+from service.authentication import api_keys, authenticator
+from service.calculation_requests import conveyancers
+from service.calculation_requests.conveyancers import InvalidConveyancer, UnknownConveyancer
+from service.commands import doctor
+from service.contracts import asyncapi, compatibility, openapi
+from service.postgres import pool as postgres
+from service.postgres import schema
+from service.postgres.pool import Connection, PostgresUnavailable
+from service.postgres.schema import SchemaBusy
+from service.server import http_server
+from service.server.http_server import listen, stop_on_signals
 from service.settings import DatabaseSettings, InvalidSetting, ServiceSettings, load
+from service.telemetry import logs, tracing
 
 Result = TypeVar("Result")
 
@@ -81,7 +75,7 @@ def _fail(message: str) -> int:
 def serve(_: argparse.Namespace) -> None:
     """Serve the API until SIGTERM; requests under way are finished first."""
     settings = load(ServiceSettings)
-    telemetry.configure(settings)
+    logs.configure(settings)
     with (
         tracing.exporting(settings, service="calculation-requests-api"),
         listen(settings.host, settings.port) as listening,
@@ -257,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     sign.add_argument("client_id", help="the conveyancer the token is for")
     sign.add_argument("--key", type=Path, required=True, help="PEM file of an EC P-256 private key")
     sign.add_argument("--key-id", default="local", help="its kid in the JWK set (default: local)")
-    sign.add_argument("--scope", default=f"{auth.READ} {auth.WRITE}")
+    sign.add_argument("--scope", default=f"{authenticator.READ} {authenticator.WRITE}")
     sign.add_argument("--expires-in", type=int, default=3600, metavar="SECONDS")
     return parser
 

@@ -9,9 +9,11 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service import api_metrics, calculation_requests, openapi_page, postgres, questionnaire, schema, tracing
-from service.access_log import AccessLog
-from service.api import (
+from service.api import questionnaire
+from service.api.access_log import AccessLog
+from service.api.envelope import as_envelope
+from service.api.exact_paths import ExactPaths
+from service.api.handlers import (
     ApiRequest,
     Resources,
     create_request,
@@ -20,18 +22,21 @@ from service.api import (
     retrieve_request,
     show_methods,
 )
-from service.api_keys import ApiKeyUses
-from service.auth import Authenticator
-from service.background import in_background
-from service.envelope import as_envelope
-from service.exact_paths import ExactPaths
-from service.group_commit import GroupCommit
-from service.health import lasting, livez, nothing_to_read, readyz, show_metrics
-from service.http_tracing import TracedRequests
-from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.api.request_span import TracedRequests
+from service.authentication.api_keys import ApiKeyUses
+from service.authentication.authenticator import Authenticator
+from service.authentication.signing_keys import open_signing_keys
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.contracts import page
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres import schema
+from service.postgres.group_commit import GroupCommit
+from service.server.background import in_background
+from service.server.probes import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.settings import ServiceSettings
-from service.signing_keys import open_signing_keys
+from service.telemetry import api_metrics, tracing
 
 LARGEST_BODY = 256 * 1024
 
@@ -55,7 +60,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             livez,
             readyz,
             show_metrics,
-            *openapi_page.handlers,
+            *page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
         exception_handlers={Exception: as_envelope},

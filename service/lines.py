@@ -2,7 +2,7 @@
 
 import re
 
-from service.errors import Failure
+from service.api.errors import Failure
 
 CHARACTERS = 255
 

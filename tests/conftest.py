@@ -21,14 +21,17 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from litestar.types import ASGIApp
 
 from deploy.local import servers
-from service import conveyancers, http_server, postgres, schema
 from service.app import create_app
-from service.http_server import listen
-from service.postgres import Connection, Pool
+from service.calculation_requests import conveyancers
+from service.postgres import pool as postgres
+from service.postgres import schema
+from service.postgres.pool import Connection, Pool
+from service.server import http_server
+from service.server.http_server import listen
 from service.settings import ServiceSettings
 from tests.certificates import Authority
 from tests.mail_server import MailServer
-from worker import topology
+from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ import httpx
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from service import api_metrics
+from service.telemetry import api_metrics
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 

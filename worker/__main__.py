@@ -15,21 +15,26 @@ from functools import partial
 import structlog
 import uvloop
 
-from service import health, postgres, schema, telemetry, tracing
-from service.background import in_background, keep_running
-from service.health import Check, ReadGauges
-from service.http_server import listen, stop_on_signals
-from service.postgres import Pool, PostgresUnavailable
-from service.relay_waker import RelayWaker
-from service.schema import SchemaOutdated
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres import schema
+from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres.schema import SchemaOutdated
+from service.server import probes as server_probes
+from service.server.background import in_background, keep_running
+from service.server.http_server import listen, stop_on_signals
+from service.server.probes import Check, ReadGauges
 from service.settings import InvalidSetting, load
-from worker import backlog, calculations, notifications, operate
-from worker.discrepancies import Discrepancies
-from worker.listener import Listener
-from worker.notifications import Postman
-from worker.outages import Pauses
-from worker.relay import Relay
+from service.telemetry import logs, tracing
+from worker import gauges as worker_gauges
+from worker.consumers import calculations, notifications
+from worker.consumers.notifications import Postman
+from worker.operating import commands
+from worker.reconciliation.loop import Discrepancies
+from worker.relay.listener import Listener
+from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
+from worker.waiting import Pauses
 
 ROLES = ("relay", "notifications", "calculations")
 
@@ -42,8 +47,8 @@ Part = Callable[[asyncio.Event], Coroutine[None, None, None]]
 
 def main() -> int:
     """Run the roles named on the command line, or all, until SIGTERM; or one operator command to its end."""
-    if sys.argv[1:2] and sys.argv[1] in operate.COMMANDS:
-        return operate.main(sys.argv[1:])
+    if sys.argv[1:2] and sys.argv[1] in commands.COMMANDS:
+        return commands.main(sys.argv[1:])
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument(
         "roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)}; all when none is named"
@@ -53,7 +58,7 @@ def main() -> int:
         parser.error(f"no such role: {', '.join(sorted(unknown))}")
     try:
         settings = load(WorkerSettings)
-        telemetry.configure(settings)
+        logs.configure(settings)
         with tracing.exporting(settings, service="calculation-requests-worker"):
             uvloop.run(run(settings, roles))
     except InvalidSetting as error:
@@ -61,7 +66,7 @@ def main() -> int:
         return 1
     except BaseExceptionGroup as failures:
         for failure in failures.exceptions:
-            _log.critical("worker_failed", **telemetry.describe(failure))
+            _log.critical("worker_failed", **logs.describe(failure))
         return 1
     return 0
 
@@ -85,7 +90,7 @@ async def _run_parts(
     relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
     parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
     async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-        running.create_task(health.serve(checks, read_gauges, probes, stop))
+        running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
         await _wait_for_schema(checks["postgres"], settings, stop)
         for name, part in parts.items():
             running.create_task(keep_running(name, partial(part, stop)))
@@ -129,7 +134,7 @@ def assemble(
 ) -> tuple[dict[str, Part], dict[str, Check], ReadGauges]:
     """Return what *roles* are made of, their readiness checks, and what reads their gauges."""
     parts: dict[str, Part] = {}
-    readings: list[backlog.Reading] = []
+    readings: list[worker_gauges.Reading] = []
     checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
@@ -137,20 +142,20 @@ def assemble(
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
         parts["discrepancies"] = Discrepancies(settings, pool).run
-        readings.append(backlog.of_outbox(relay))
+        readings.append(worker_gauges.of_outbox(relay))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
-        readings.append(backlog.of_emails)
+        readings.append(worker_gauges.of_emails)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
         parts["calculations"] = calculation_consumer.run
         checks["calculations"] = calculation_consumer.check
-    gauges = backlog.Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
+    gauges = worker_gauges.Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
     return parts, checks, gauges.read
 
 

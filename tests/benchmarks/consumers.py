@@ -9,16 +9,16 @@ import aio_pika
 import msgspec
 
 from deploy.local.errors import LocalStackError
-from service.events import CalculationCreated
-from service.postgres import Connection
+from service.outbox.events import CalculationCreated
+from service.postgres.pool import Connection
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures, compare
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
 from tests.faults import queues
 from tests.faults.waiting import until
-from worker import topology
-from worker.topology import Queue
+from worker.rabbitmq import topology
+from worker.rabbitmq.topology import Queue
 
 _MESSAGES_A_SECOND = 500  # to be had in the queue for each second of a measurement
 _EMAILS_A_SECOND = 200  # likewise

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from service import postgres
-from service.postgres import Pool
-from service.relay_waker import RelayWaker
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Pool
 from service.settings import Settings
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
@@ -21,7 +21,7 @@ from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.conftest import SECRET_KEYS
 from tests.faults import queues
 from tests.faults.waiting import until
-from worker import topology
+from worker.rabbitmq import topology
 
 TXOUTBOX, FASTSTREAM = "txoutbox, tuned, NOTIFY", "faststream-outbox, tuned"
 WITHOUT, WITH = "without a relay", "with a relay"

@@ -9,9 +9,9 @@ from uuid import UUID
 import asyncpg
 
 from deploy.local import servers
-from service import schema
-from service.listings import Listing, read_page
-from service.postgres import Connection
+from service.api.list_query import Listing, read_page
+from service.postgres import schema
+from service.postgres.pool import Connection
 from tests.benchmarks.rows import fill
 from tests.conftest import CONVEYANCER, ROOT
 

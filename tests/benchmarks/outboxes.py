@@ -8,7 +8,7 @@ import msgspec
 
 from deploy.local.folders import CHECKOUT
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.benchmarks import subjects
 from tests.benchmarks.stand import Stand
 

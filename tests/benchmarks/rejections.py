@@ -25,9 +25,10 @@ import msgspec
 
 from deploy.local import servers
 from deploy.local.ports import free_port
-from service import conveyancers, schema
 from service.app import LARGEST_BODY
+from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of
+from service.postgres import schema
 from service.settings import ServiceSettings
 from tests.conftest import (
     A_REQUEST,

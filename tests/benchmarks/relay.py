@@ -11,14 +11,14 @@ from contextlib import AbstractAsyncContextManager
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.errors import LocalStackError
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure, compare
 from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
 from tests.benchmarks.stand import Stand
 from tests.faults import queues
 from tests.faults.waiting import until
-from worker import topology
+from worker.rabbitmq import topology
 
 ONE, TWO = "ours", "ours, two processes"
 TXOUTBOX, TXOUTBOX_TUNED = "txoutbox", "txoutbox, tuned"

@@ -1,6 +1,6 @@
 """Rows of calculation_request in any number, made by Postgres itself."""
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.conftest import CONVEYANCER
 
 OTHERS = ("a-firm-of-long-ago", *(f"firm-{number}" for number in range(19)))

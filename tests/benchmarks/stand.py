@@ -19,12 +19,12 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program, end_leftovers, run_command
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues
 from tests.faults.servers import Servers, private_servers
 from tests.faults.waiting import until
-from worker import topology
+from worker.rabbitmq import topology
 
 LOCAL = CHECKOUT / ".local" / "benchmarks"
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"

@@ -6,12 +6,13 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from service import calculation_requests, events
-from service.calculation_requests import Submission
-from service.events import RequestCreated
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import Submission
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import Connection
-from service.request_secrets import SecretKeyRing
+from service.outbox import events
+from service.outbox.events import RequestCreated
+from service.postgres.pool import Connection
 from tests.benchmarks.stand import Stand
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 

@@ -8,7 +8,7 @@ from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
 
 from tests.deploy.manifests import Manifest, of_kind
-from worker import topology
+from worker.rabbitmq import topology
 
 QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
 

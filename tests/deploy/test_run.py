@@ -16,7 +16,7 @@ from deploy.local.folders import CHECKOUT, Place
 from deploy.local.ports import free_port
 from deploy.local.terminal import port_from
 from service.identifiers import uuid_of
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.conftest import Issuer
 
 

@@ -7,14 +7,14 @@ import pytest
 from service.__main__ import _parser as service_parser
 from tests.conftest import ROOT
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
-from worker import operate
+from worker.operating import commands
 
 TEXT = RUNBOOK.read_text()
 # Inline, or a line of a shell block. `…` stands for any command.
 COMMANDS = sorted(
     set(re.findall(r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", TEXT, re.MULTILINE))
 )
-PARSERS = {"service": service_parser, "worker": operate.parser}
+PARSERS = {"service": service_parser, "worker": commands.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
 # What stands in capitals is for the reader to fill in.
 EXAMPLES = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aio_pika.abc import AbstractChannel
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import Issuer, eventually
 from tests.deploy.manifests import grace_seconds

@@ -10,7 +10,7 @@ import httpx
 
 from tests.conftest import A_REQUEST
 from tests.end_to_end.processes import Process
-from worker.outages import rest
+from worker.waiting import rest
 
 _PAUSE_SECONDS = 0.05  # after a call that nobody has answered
 _numbers = itertools.count(1)

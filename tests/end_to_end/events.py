@@ -8,8 +8,8 @@ from typing import Any
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from service.events import CONTENT_TYPE
-from worker import topology
+from service.outbox.events import CONTENT_TYPE
+from worker.rabbitmq import topology
 
 
 class Subscriber:

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from msgspec.structs import replace
 
-from service import schema
-from service.postgres import Connection
+from service.postgres import schema
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import CONVEYANCER, FREE_CONVEYANCER, Issuer
 from tests.end_to_end.callers import another_request, client_of

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 from aio_pika.abc import AbstractChannel
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load

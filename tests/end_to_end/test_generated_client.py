@@ -10,8 +10,9 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from service import api_keys, openapi
-from service.postgres import Connection
+from service.authentication import api_keys
+from service.contracts import openapi
+from service.postgres.pool import Connection
 from tests.conftest import CONVEYANCER, Issuer
 from tests.end_to_end.processes import Process, started
 

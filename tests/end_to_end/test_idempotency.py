@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, eventually
 from tests.end_to_end.events import Subscriber

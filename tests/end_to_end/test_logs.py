@@ -12,15 +12,15 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
-from service import api_keys
-from service.postgres import Connection
+from service.authentication import api_keys
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS, Issuer, eventually
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
 from tests.end_to_end.processes import Process, api_process, started, worker_process
 from tests.mail_server import MailServer
-from worker import topology
+from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 MARK = "zqmark"  # in everything that must not be repeated

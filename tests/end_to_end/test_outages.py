@@ -13,8 +13,8 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
-from service import api_keys
-from service.postgres import Connection
+from service.authentication import api_keys
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.certificates import Authority
 from tests.conftest import CONVEYANCER, Issuer, eventually
@@ -24,7 +24,7 @@ from tests.end_to_end.processes import Process, api_process, started, worker_pro
 from tests.end_to_end.tcp_forwarder import TcpForwarder
 from tests.https_issuer import HttpsIssuer, status
 from tests.mail_server import MailServer
-from worker import topology
+from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 Outage = Callable[[TcpForwarder], Awaitable[None]]

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.callers import client_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from msgspec.structs import replace
 
-from service.postgres import Connection
+from service.postgres.pool import Connection
 from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber

@@ -20,7 +20,7 @@ from tests.end_to_end.collector import Collector, attributes_of, collecting
 from tests.end_to_end.events import Subscriber
 from tests.end_to_end.processes import Process, api_process, free_port, started, worker_process
 from tests.mail_server import MailServer
-from worker import topology
+from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"

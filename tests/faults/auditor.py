@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from service.events import CloudEvent
+from service.outbox.events import CloudEvent
 from tests.faults.queues import AUDITOR, Reader
 from tests.faults.records import Arrival
 

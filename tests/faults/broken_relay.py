@@ -6,13 +6,15 @@ from typing import Any
 from uuid import UUID
 
 from service import __main__ as service
-from service import events, idempotency, outbox
-from service.outbox import OutboxRow
-from service.postgres import Connection
+from service.calculation_requests import idempotency
+from service.outbox import events
+from service.postgres.pool import Connection
 from worker import __main__ as worker
-from worker import emails, relay
-from worker.emails import Email
-from worker.publisher import Outcome, Publisher
+from worker.mail import ledger
+from worker.mail.ledger import Email
+from worker.relay import loop, outbox
+from worker.relay.outbox import OutboxRow
+from worker.relay.publisher import Outcome, Publisher
 
 _FORGET_EVERY = 50
 
@@ -35,7 +37,7 @@ def invert() -> None:
         last = {row.request_id: row for row in rows}
         return [row for row in rows if last[row.request_id] is row]
 
-    relay._first_of_each_request = last_of_each_request  # noqa: SLF001
+    loop._first_of_each_request = last_of_each_request  # noqa: SLF001
 
 
 def publish_twice() -> None:
@@ -84,7 +86,7 @@ def forget_claims() -> None:
         )
         return [Email(**row) for row in rows]
 
-    emails.claim = claim
+    ledger.claim = claim
 
 
 def forget_keys() -> None:

@@ -10,12 +10,13 @@ from uuid import UUID
 
 import httpx
 
-from service import idempotency, outbox
+from service.calculation_requests import idempotency
 from service.identifiers import parse_uuid
+from service.outbox import writing
 from tests.faults.latency import Latencies
 from tests.faults.load import CUT_OFF, body_of
 from tests.faults.records import Answer, Record
-from worker.outages import rest
+from worker.waiting import rest
 
 _INTERVAL_SECONDS = 0.3
 _AT_ONCE = 16  # keys under way; with more than that nobody calls
@@ -72,7 +73,7 @@ class Callers:
             self._doubt(key)
             return
         self._record.acknowledged.add(key)
-        self._latencies.committed(key, outbox.lane_of(request_id))
+        self._latencies.committed(key, writing.lane_of(request_id))
         await self._send(key, body)
 
     async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:

@@ -27,17 +27,21 @@ from deploy.local.errors import LocalStackError
 from deploy.local.folders import CHECKOUT, Place, working_folder
 from deploy.local.ports import free_port
 from deploy.local.processes import Process, Program
-from service import events, metrics, outbox, schema
-from service.events import RequestCalculated
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import Connection
+from service.outbox import events, writing
+from service.outbox.events import RequestCalculated
+from service.postgres import schema
+from service.postgres.pool import Connection
+from service.telemetry import metrics
 from tests.conftest import SECRET_KEYS
 from tests.faults import queues
 from tests.faults.harness import LOCAL
 from tests.faults.servers import Servers, private_servers
 from tests.faults.waiting import until
 from tests.faults.world import connect
-from worker import backlog, topology
+from worker import gauges
+from worker.rabbitmq import topology
+from worker.relay import outbox
 
 _SINK = "harness.sink"
 _TYPE = RequestCalculated.type
@@ -279,7 +283,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
                 async with connection.transaction():
                     if name == "behind_poison":
                         poison = new_request_id()
-                        while outbox.lane_of(poison) != outbox.lane_of(request_id):
+                        while writing.lane_of(poison) != writing.lane_of(request_id):
                             poison = new_request_id()
                         await _insert(connection, poison, "request." + "x" * 300)
                     await _insert(connection, request_id, _TYPE)
@@ -297,7 +301,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
 async def _insert(connection: Connection, request_id: Any, type_: str) -> None:
     await connection.execute(
         "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, 1, $4)",
-        outbox.lane_of(request_id),
+        writing.lane_of(request_id),
         request_id,
         type_,
         b"{}",
@@ -306,7 +310,7 @@ async def _insert(connection: Connection, request_id: Any, type_: str) -> None:
 
 async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
     began = time.monotonic()
-    await outbox.notify(connection)
+    await writing.notify(connection)
 
     async def is_gone() -> bool:
         query = "SELECT EXISTS (SELECT FROM outbox WHERE request_id = $1)"
@@ -344,7 +348,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
     """
     url = await _another_database(servers.postgres.url, "scraped")
     connection, holder = await connect(url), await connect(url)
-    nowhere = [0] * outbox.LANES
+    nowhere = [0] * writing.LANES
     await _fill(connection, rows)
     await connection.execute("SELECT pg_stat_force_next_flush()")
     full, pending = await _time_scrape(connection, nowhere)
@@ -376,7 +380,7 @@ async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float,
     times = []
     for _ in range(_PROBES):
         began = time.perf_counter()
-        sizes = await outbox.read_sizes(connection, marks, exact_limit=backlog.EXACT_LIMIT)
+        sizes = await outbox.read_sizes(connection, marks, exact_limit=gauges.EXACT_LIMIT)
         times.append(time.perf_counter() - began)
     return round(median(times) * 1000, 1), sizes.pending
 

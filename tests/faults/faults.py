@@ -13,16 +13,17 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
-from service import outbox, postgres
-from service.events import CalculationCreated
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import Connection
+from service.outbox import writing
+from service.outbox.events import CalculationCreated
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection
 from tests.faults import queues
 from tests.faults.proxy import Proxy
 from tests.faults.records import CREATED, Interval, Span
 from tests.faults.waiting import until
 from tests.faults.world import HARNESS, World
-from worker import topology
+from worker.rabbitmq import topology
 
 _FULL = "harness.full"
 _TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
@@ -441,7 +442,7 @@ async def _insert_event(connection: Connection, request_id: UUID, type_: str, *,
          WHERE NOT EXISTS (SELECT FROM outbox WHERE request_id = $2 AND sequence = $4)
            AND NOT EXISTS (SELECT FROM outbox_held WHERE request_id = $2 AND sequence = $4)
         """,
-        outbox.lane_of(request_id),
+        writing.lane_of(request_id),
         request_id,
         type_,
         sequence,

@@ -15,10 +15,12 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.folders import CHECKOUT, Place, working_folder
-from service import conveyancers, postgres, schema
-from service.background import in_background
+from service.calculation_requests import conveyancers
 from service.identifiers import uuid_of
-from service.postgres import Connection
+from service.postgres import pool as postgres
+from service.postgres import schema
+from service.postgres.pool import Connection
+from service.server.background import in_background
 from service.settings import Settings
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues, workers
@@ -35,7 +37,7 @@ from tests.faults.team import Team
 from tests.faults.waiting import until
 from tests.faults.workers import APIS, CALCULATORS, NOTIFIERS, RELAYS, Command, Worker
 from tests.faults.world import World, connect, writable
-from worker import topology
+from worker.rabbitmq import topology
 
 LOCAL = CHECKOUT / ".local" / "faults"
 

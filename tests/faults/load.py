@@ -9,12 +9,14 @@ from uuid import UUID
 
 import httpx
 
-from service import calculation_requests, outbox, postgres
-from service.calculation_requests import Submission
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import Submission
 from service.identifiers import parse_uuid
-from service.postgres import Pool, PostgresUnavailable
-from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.outbox import writing
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Pool, PostgresUnavailable
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.faults.latency import Latencies
 from tests.faults.mail import REFUSED_RECIPIENT
@@ -120,7 +122,7 @@ class Load:
 
     def _acknowledge(self, key: str, request_id: UUID) -> None:
         self._record.acknowledged.add(key)
-        self._latencies.committed(key, outbox.lane_of(request_id))
+        self._latencies.committed(key, writing.lane_of(request_id))
 
     def _doubt(self, key: str) -> None:
         self._record.unknown.add(key)

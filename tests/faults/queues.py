@@ -11,8 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from yarl import URL
 
 from tests.faults.records import CALCULATED, CREATED, EMAIL_FAILED, EMAIL_SENT
-from worker import topology
-from worker.broker import BROKER_ERRORS
+from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BROKER_ERRORS
 
 AUDITOR: Final = "harness.auditor"
 TEAM: Final = "harness.calculation-team"

@@ -6,9 +6,9 @@ import msgspec
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from service.events import CalculationCreated, CloudEvent, RequestCreated
+from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated
 from tests.faults.queues import TEAM, Reader
-from worker import topology
+from worker.rabbitmq import topology
 
 _PUBLISH_SECONDS = 30.0
 

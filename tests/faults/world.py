@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from service import postgres
-from service.postgres import Connection
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection
 from tests.faults.callers import Callers
 from tests.faults.mail import MailServer
 from tests.faults.proxy import Proxy

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import schemathesis
 
-from service import idempotency
+from service.calculation_requests import idempotency
 
 _KEY = "Idempotency-Key"
 

@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service import openapi
-from service.submissions import META_DATA_BYTES, META_DATA_DEPTH
+from service.api.request_body import META_DATA_BYTES, META_DATA_DEPTH
+from service.contracts import openapi
 from tests.conftest import Issuer
 from tests.end_to_end.processes import Process
 from tests.fuzz.conftest import LONG
@@ -29,7 +29,7 @@ _LENGTHS = {
 _OPTIONAL_TEXTS = ("customer_phone", "notes", "external_id")
 # In UTF-8 of one to four bytes, and with a JSON escape of two, six or twelve.
 _CHARACTERS = st.sampled_from(["a", '"', "\u00e9", "\u5c71", "\U0001f3e0"])
-# What a schema cannot say of addresses has a test of its own: tests/worker/test_recipients.py.
+# What a schema cannot say of addresses has a test of its own: tests/worker/mail/test_recipients.py.
 _ADDRESSES = st.sampled_from(
     [
         "ada@example.com",

@@ -11,11 +11,11 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from service import openapi
+from service.api.envelope import ErrorEnvelope, answer
+from service.api.errors import InvalidSubmission, MalformedBody
+from service.api.request_body import Draft
 from service.app import LARGEST_BODY
-from service.envelope import ErrorEnvelope, answer
-from service.errors import InvalidSubmission, MalformedBody
-from service.submissions import Draft
+from service.contracts import openapi
 from tests.conftest import Issuer
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.processes import Process

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service import api_keys
-from service.postgres import Connection
+from service.authentication import api_keys
+from service.postgres.pool import Connection
 from tests.conftest import CONVEYANCER, ROOT, Issuer
 from tests.end_to_end.processes import Process, bare_environment
 from tests.fuzz.conftest import LONG

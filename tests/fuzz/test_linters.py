@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from service import openapi
+from service.contracts import openapi
 
 _FOLDER = Path(__file__).parent
 _NPX = shutil.which("npx") or ""

@@ -11,15 +11,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from service import events, outbox, postgres
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import UNAVAILABLE
+from service.outbox import events, writing
+from service.postgres import pool as postgres
+from service.postgres.pool import UNAVAILABLE
 from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
-from worker import broker
-from worker.broker import BrokerUnavailable
-from worker.publisher import Publisher
-from worker.relay import Relay
+from worker.rabbitmq import connection as broker
+from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay.loop import Relay
+from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 REQUESTS = 4
@@ -84,7 +85,7 @@ class RelayModel(RuleBasedStateMachine):
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
         while len(self.requests) < REQUESTS:
             request_id = new_request_id()
-            if outbox.lane_of(request_id) == 0:
+            if writing.lane_of(request_id) == 0:
                 self.requests.append(request_id)
 
     def teardown(self) -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.postgres import Connection
-from service.questionnaire import load
+from service.api.questionnaire import load
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 

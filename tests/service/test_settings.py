@@ -2,8 +2,8 @@
 
 import pytest
 
+from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
-from service.request_secrets import SecretKeyRing
 from service.settings import InvalidSetting, ServiceSettings, examine, load
 from tests.conftest import SECRET_KEYS
 

@@ -11,20 +11,24 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service import calculation_requests, events, outbox, postgres
-from service.calculation_requests import CalculationRequest, Submission
-from service.events import RequestCreated, RequestEmailSent
-from service.health import NotReady
-from service.outbox import OutboxRow
-from service.postgres import Connection, Pool
-from service.relay_waker import RelayWaker
-from service.request_secrets import SecretKeyRing
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import CalculationRequest, Submission
+from service.outbox import events, writing
+from service.outbox.events import RequestCreated, RequestEmailSent
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool
+from service.server.probes import NotReady
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.worker.forwarder import Forwarder
-from worker import broker, topology
-from worker.notifications import Postman
-from worker.publisher import Publisher
-from worker.relay import Relay
+from worker.consumers.notifications import Postman
+from worker.rabbitmq import connection as broker
+from worker.rabbitmq import topology
+from worker.relay import outbox
+from worker.relay.loop import Relay
+from worker.relay.outbox import OutboxRow
+from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 ANY_EVENT = "request.*"
@@ -194,7 +198,7 @@ async def passes(check: Check) -> bool:
 
 async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
     """Move all events of a request out of their lane, as if the broker had refused the first."""
-    rows = await outbox.read(database, [outbox.lane_of(request_id)], low_water=[0], limit=1_000)
+    rows = await outbox.read(database, [writing.lane_of(request_id)], low_water=[0], limit=1_000)
     events_of_it = [row for row in rows if row.request_id == request_id]
     await outbox.hold(database, events_of_it)
     return events_of_it

@@ -10,17 +10,19 @@ import pytest
 from aio_pika import ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service import asyncapi, events
-from service.events import CloudEvent, RequestCreated
+from service.contracts import asyncapi
 from service.identifiers import parse_uuid
-from service.outbox import OutboxRow
-from service.postgres import Connection, Pool
-from service.relay_waker import RelayWaker
+from service.outbox import events
+from service.outbox.events import CloudEvent, RequestCreated
+from service.outbox.waker import RelayWaker
+from service.postgres.pool import Connection, Pool
 from tests.conftest import eventually, running
 from tests.worker.conftest import announce_next, store, take
-from worker import calculations, notifications, topology
-from worker.publisher import Publisher
-from worker.relay import Relay
+from worker.consumers import calculations, notifications
+from worker.rabbitmq import topology
+from worker.relay.loop import Relay
+from worker.relay.outbox import OutboxRow
+from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests import CalculationRequest
-from service.postgres import Connection
+from service.calculation_requests.storing import CalculationRequest
+from service.postgres.pool import Connection
 from tests.conftest import ROOT, eventually
 from tests.mail_server import MailServer
 from tests.worker.conftest import publish, store
+from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
-from worker.topology import CALCULATION_RESULTS
 
 
 def environment_of(settings: WorkerSettings, port: int, **changes: str) -> dict[str, str]:

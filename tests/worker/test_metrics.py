@@ -6,23 +6,27 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from service import health, outbox, postgres
-from service.calculation_requests import CalculationRequest
-from service.http_server import listen
-from service.outbox import LANES
-from service.postgres import Connection, Pool
+from service.calculation_requests.storing import CalculationRequest
+from service.outbox.writing import LANES
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool
+from service.server import probes
+from service.server.http_server import listen
 from tests.conftest import CONVEYANCER, eventually, running
 from tests.mail_server import MailServer
 from tests.metrics import is_unknown, rises, scrape, series, value
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, settings_with, store
 from tests.worker.forwarder import Forwarder
-from worker import backlog, emails, notifications
-from worker.discrepancies import Discrepancies
-from worker.notifications import Postman
-from worker.publisher import Publisher
-from worker.relay import Relay
+from worker import gauges as worker_gauges
+from worker.consumers import notifications
+from worker.consumers.notifications import Postman
+from worker.mail import ledger
+from worker.rabbitmq.topology import NOTIFICATIONS
+from worker.reconciliation.loop import Discrepancies
+from worker.relay import outbox
+from worker.relay.loop import Relay
+from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
-from worker.topology import NOTIFICATIONS
 
 _FROM_THE_START = [0] * LANES
 
@@ -97,15 +101,17 @@ async def test_many_pending_emails_are_estimated(
     )
     await database.execute("ANALYZE email")
 
-    exact = await emails.read_pending(database, exact_limit=10_000)
-    estimated = await emails.read_pending(database, exact_limit=100)
+    exact = await ledger.read_pending(database, exact_limit=10_000)
+    estimated = await ledger.read_pending(database, exact_limit=100)
 
     assert exact.number == estimated.number == 500
     assert 3600 <= estimated.oldest_seconds < 3700
 
 
 async def test_gauges_are_read_once_in_a_while(database: Connection, pool: Pool, relay: Relay) -> None:
-    gauges = backlog.Gauges(pool, [backlog.of_outbox(relay), backlog.of_emails], timeout_seconds=5.0)
+    gauges = worker_gauges.Gauges(
+        pool, [worker_gauges.of_outbox(relay), worker_gauges.of_emails], timeout_seconds=5.0
+    )
     await gauges.read()
     await store(database)
 
@@ -120,7 +126,9 @@ async def test_gauges_show_no_number_while_postgres_is_away(
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with postgres.open_pool(settings) as pool:
-        gauges = backlog.Gauges(pool, [backlog.of_outbox(relay)], timeout_seconds=1.0, kept_seconds=0)
+        gauges = worker_gauges.Gauges(
+            pool, [worker_gauges.of_outbox(relay)], timeout_seconds=1.0, kept_seconds=0
+        )
         await gauges.read()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
@@ -223,7 +231,7 @@ async def test_emails_are_counted_by_what_became_of_them(
     outcome: str,
 ) -> None:
     mail_server.rcpt_reply = answer
-    await emails.intend(database, "an-event", stored_request.id)
+    await ledger.intend(database, "an-event", stored_request.id)
     with rises("emails_total", outcome=outcome):
         counted = value("emails_total", outcome=outcome)
         async with running(postman.run):
@@ -269,10 +277,12 @@ async def test_metrics_name_no_tenant_and_need_no_token(
     *, worker_settings: WorkerSettings, pool: Pool, relay: Relay, stored_request: CalculationRequest
 ) -> None:
     assert stored_request.conveyancer_id == CONVEYANCER
-    gauges = backlog.Gauges(pool, [backlog.of_outbox(relay), backlog.of_emails], timeout_seconds=5.0)
+    gauges = worker_gauges.Gauges(
+        pool, [worker_gauges.of_outbox(relay), worker_gauges.of_emails], timeout_seconds=5.0
+    )
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(health.serve({}, gauges.read, listening, stop))
+        serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
             told = await scrape(client)
             text = (await client.get("/metrics")).text

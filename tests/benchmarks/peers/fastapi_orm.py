@@ -228,7 +228,7 @@ class Envelope(BaseModel, Generic[Data]):
 
 def load_questionnaire() -> Questionnaire:
     """Read the questions."""
-    written = tomllib.loads(Path("service/questionnaire.toml").read_text())
+    written = tomllib.loads(Path("service/api/questionnaire.toml").read_text())
     return Questionnaire(
         questionnaire=[
             Question(

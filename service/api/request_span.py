@@ -1,0 +1,46 @@
+"""The span of an HTTP request, around everything else: put there only when requests are traced."""
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api import access_log
+from service.telemetry import api_metrics, logs, tracing
+
+
+class TracedRequests:
+    """Wraps the application, router and all. Probes are not traced."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != ScopeType.HTTP or scope["path"] in access_log.PROBES:
+            await self._app(scope, receive, send)
+            return
+        status = 500  # what the server answers when the application does not
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+            await send(message)
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        known = scope["method"] in api_metrics.METHODS
+        method, name = (scope["method"],) * 2 if known else ("_OTHER", "HTTP")
+        with tracing.span(
+            name,
+            "server",
+            lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
+            parent=logs.traceparent(headers),
+        ) as span:
+            await self._app(scope, receive, send_noting_status)
+            route = scope.get("path_template")
+            span.describe(
+                f"{name} {route}" if route else name,
+                ({"http.route": route} if route else {})
+                | {"http.response.status_code": status}
+                | ({"error.type": str(status)} if status >= 500 else {}),
+                failed=status >= 500,
+            )

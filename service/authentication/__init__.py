@@ -1,0 +1,1 @@
+"""From an Authorization header to the caller. Knows no web framework."""

@@ -1,0 +1,146 @@
+"""The API keys of law firms, and when each was last used."""
+
+import asyncio
+import hashlib
+import re
+import secrets
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime
+
+import asyncpg
+import msgspec
+
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool, PostgresUnavailable
+
+_API_KEY = re.compile(r"cr_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", re.ASCII)
+
+
+def looks_like_one(token: str) -> bool:
+    """Whether *token* has the form of our API keys, so that it cannot be an access token."""
+    return _API_KEY.fullmatch(token) is not None
+
+
+async def create(connection: Connection, conveyancer_id: str) -> str:
+    """Return a new API key, `cr_<prefix>_<secret>`. It cannot be shown again: only its hash is stored."""
+    prefix = secrets.token_hex(6)
+    key = f"cr_{prefix}_{secrets.token_urlsafe(32)}"
+    try:
+        await connection.execute(
+            """
+            INSERT INTO api_key (prefix, key_sha256, conveyancer_id)
+            VALUES ($1, $2, $3)
+            """,
+            prefix,
+            _sha256(key),
+            conveyancer_id,
+        )
+    except asyncpg.ForeignKeyViolationError:
+        raise UnknownConveyancer from None
+    return key
+
+
+async def revoke(connection: Connection, prefix: str) -> bool:
+    """Revoke the key with this prefix. False when there is none that is still valid."""
+    result = await connection.fetchval(
+        """
+        UPDATE api_key
+           SET revoked_at = now()
+         WHERE prefix = $1
+           AND revoked_at IS NULL
+        RETURNING prefix
+        """,
+        prefix,
+    )
+    return result is not None
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """What is known of an API key; the key itself is not."""
+
+    prefix: str
+    conveyancer_id: str
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+async def list_all(connection: Connection) -> list[ApiKey]:
+    """Return every API key, the revoked ones included, by conveyancer and age."""
+    rows = await connection.fetch(
+        """
+        SELECT prefix, conveyancer_id, created_at, last_used_at, revoked_at
+          FROM api_key
+         ORDER BY conveyancer_id, created_at, prefix
+        """
+    )
+    return [ApiKey(**row) for row in rows]
+
+
+async def find(connection: Connection, key: str) -> str | None:
+    """Return the prefix of this API key, or None when it is not valid."""
+    prefix: str | None = await connection.fetchval(
+        """
+        SELECT prefix
+          FROM api_key
+         WHERE key_sha256 = $1
+           AND revoked_at IS NULL
+        """,
+        _sha256(key),
+    )
+    return prefix
+
+
+async def record_uses(connection: Connection, prefixes: Collection[str]) -> None:
+    """Record that the keys with these prefixes have just been used, at most once in five minutes each."""
+    await connection.execute(
+        """
+        UPDATE api_key
+           SET last_used_at = now()
+         WHERE prefix = ANY ($1)
+           AND (last_used_at IS NULL OR last_used_at < now() - interval '5 minutes')
+        """,
+        list(prefixes),
+    )
+
+
+class ApiKeyUses:
+    """The prefixes of the keys used since the last writing. A crash forgets them: nobody relies on them.
+
+    Noted in memory and written now and then, never while a caller waits.
+    """
+
+    def __init__(self, pool: Pool, *, interval_seconds: float, timeout_seconds: float) -> None:
+        self._pool = pool
+        self._interval_seconds = interval_seconds
+        self._timeout_seconds = timeout_seconds
+        self._used: set[str] = set()
+
+    def note(self, prefix: str) -> None:
+        """Say that this valid key was used; returns at once."""
+        self._used.add(prefix)
+
+    async def run(self) -> None:
+        """Write at every interval, and once more when cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_seconds)
+                await self._write()
+        finally:
+            await self._write()
+
+    async def _write(self) -> None:
+        """Write all uses in one statement. What Postgres does not take now, it is given next time."""
+        used = frozenset(self._used)
+        if not used:
+            return
+        with suppress(PostgresUnavailable):
+            async with postgres.connection(self._pool, seconds=self._timeout_seconds) as connection:
+                await record_uses(connection, used)
+            self._used -= used
+
+
+def _sha256(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

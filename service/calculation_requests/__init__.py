@@ -1,0 +1,1 @@
+"""The resource: its rows, its SQL and its rules."""

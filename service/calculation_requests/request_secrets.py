@@ -1,0 +1,85 @@
+"""The secret of a calculation request: derived from a key ring when needed, never stored."""
+
+import base64
+import hmac
+import secrets
+from collections.abc import Iterable
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from service.settings import InvalidSetting
+from service.telemetry import metrics
+
+SALT_BYTES = 16
+_KEY_BYTES = 32
+
+
+_log = structlog.get_logger()
+
+
+class SecretKeyMissing(Exception):
+    """The secret of this request cannot be made now: the key is missing that it was first made with."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(key_id)
+        self.key_id = key_id
+
+
+class SecretKeyRing(msgspec.Struct, frozen=True):
+    """Keys by id. New requests take the current one; older ones stay valid as long as their key is listed."""
+
+    current_id: str
+    keys: dict[str, bytes]
+
+    @classmethod
+    def parse(cls, text: str) -> "SecretKeyRing":
+        """Read `id:key,id:key,…`, current key first; a key is 32 bytes or more in URL-safe base64.
+
+        Raises InvalidSetting, without showing a key.
+        """
+        pairs = [entry.strip().partition(":") for entry in text.split(",")]
+        keys = {key_id: _decode_key(encoded) for key_id, _, encoded in pairs}
+        if "" in keys or len(keys) < len(pairs):
+            raise InvalidSetting(
+                "REQUEST_SECRET_KEYS: every key needs an id of its own, as in `id:key,id:key`"
+            )
+        return cls(current_id=pairs[0][0], keys=keys)
+
+    def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
+        """Derive the secret of one request: 43 URL-safe characters.
+
+        Raises SecretKeyMissing when the ring has lost the key the request was made with.
+        """
+        if key_id not in self.keys:
+            raise SecretKeyMissing(key_id)
+        digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def note_missing(key_ids: Iterable[str]) -> None:
+    """Log and count keys that a unit of work has missed."""
+    for key_id in key_ids:
+        metrics.secret_keys_missing.inc()
+        _log.error("secret_key_missing", key_id=key_id)
+
+
+def new_salt() -> bytes:
+    """Return 16 random bytes for a new request."""
+    return secrets.token_bytes(SALT_BYTES)
+
+
+def request_url(app_url: str, uuid: str, secret: str) -> str:
+    """Return the link for the customer, as the interface gives it; e-mail and API show the same."""
+    return f"{app_url.rstrip('/')}/calculator/request/{uuid}?secret={secret}"
+
+
+def _decode_key(encoded: str) -> bytes:
+    try:
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        key = b""
+    if len(key) < _KEY_BYTES:
+        raise InvalidSetting("REQUEST_SECRET_KEYS: a key must be at least 32 bytes in URL-safe base64")
+    return key

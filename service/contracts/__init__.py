@@ -1,0 +1,1 @@
+"""What outsiders build on, made from the types the code itself uses."""

@@ -1,0 +1,244 @@
+"""The AsyncAPI document: the events and where they travel, from the types that the code uses."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from service.outbox import events
+from service.outbox.events import (
+    CalculationCreated,
+    CloudEvent,
+    RequestCalculated,
+    RequestCreated,
+    RequestEmailFailed,
+    RequestEmailSent,
+    RequestEvent,
+)
+
+VERSION = "1"
+BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
+
+_ABOUT = """\
+What happens to requests for Stamp Duty Land Tax calculations, and how a calculation is announced to us.
+
+Delivery is at least once, and in order within a request: know an event by its `id`, and what is missing by
+`sequence`. Bind a queue of your own to the exchange. Events carry nothing personal; who needs more asks the
+API. New fields may be added: ignore those you do not know. What breaks consumers comes as a new type."""
+
+_AMQP = {"bindingVersion": "0.3.0"}
+_SCHEMAS = "#/components/schemas/"
+_TIME = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+_TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+_CALCULATION = CalculationCreated("req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2")
+_FACTS: Mapping[str, Any] = {
+    "uuid": _CALCULATION.request_uuid,
+    "tenant": "acme-conveyancing",
+    "request_type": "SDLT_CALCULATION",
+    "property_value": 300_000,
+    "calculation_fee_exempt": False,
+    "external_id": "crm-17",
+}
+
+SENT_EXAMPLES: tuple[RequestEvent, ...] = (
+    RequestCreated(**_FACTS, sequence=1),
+    RequestEmailSent(**_FACTS, sequence=2),
+    RequestEmailFailed(**_FACTS, sequence=2, reason="refused", smtp_code=550),
+    RequestCalculated(**_FACTS, sequence=3, calculation_id=_CALCULATION.calculation_id),
+)
+
+RECEIVED_EXAMPLES: Mapping[str, Any] = {
+    CalculationCreated.type: CloudEvent(
+        specversion=events.SPECVERSION,
+        id="2f1c0c5e-3d0b-4b51-9a53-7d1f1a0f6a55",
+        source="/calculations",
+        type=CalculationCreated.type,
+        time=_TIME,
+        datacontenttype=events.DATA_CONTENT_TYPE,
+        traceparent=_TRACEPARENT,
+        data=_CALCULATION,
+    ),
+    BARE: _CALCULATION,
+}
+
+_TYPES = (
+    CloudEvent[RequestCreated],
+    CloudEvent[RequestEmailSent],
+    CloudEvent[RequestEmailFailed],
+    CloudEvent[RequestCalculated],
+    CloudEvent[CalculationCreated],
+    CalculationCreated,
+)
+
+
+def document() -> dict[str, Any]:
+    """Return the document: AsyncAPI 3.0, told from our side, so that others receive what we send."""
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
+        "defaultContentType": events.CONTENT_TYPE,
+        "servers": {
+            "rabbitmq": {
+                "host": "{host}",
+                "protocol": "amqp",
+                "protocolVersion": "0.9.1",
+                "description": "The broker that AMQP_URL leads to.",
+                "variables": {"host": {"default": "127.0.0.1:5672"}},
+                "security": [{"$ref": "#/components/securitySchemes/account"}],
+            }
+        },
+        "channels": _channels(),
+        "operations": _operations(),
+        "components": {
+            "messages": {
+                **{example.type: _sent_message(example) for example in SENT_EXAMPLES},
+                **{name: _received_message(name) for name in RECEIVED_EXAMPLES},
+            },
+            "schemas": _schemas(),
+            "securitySchemes": {"account": {"type": "userPassword"}},
+        },
+    }
+
+
+def _channels() -> dict[str, Any]:
+    received = tuple(RECEIVED_EXAMPLES)
+    return {
+        **{event.type: _routed(event.type, events.EXCHANGE, event.type) for event in events.SENT},
+        CalculationCreated.type: _routed(CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *received),
+        events.NOTIFICATIONS_QUEUE: _queued(events.NOTIFICATIONS_QUEUE, RequestCreated.type),
+        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *received),
+    }
+
+
+def _routed(routing_key: str, exchange: str, *messages: str) -> dict[str, Any]:
+    described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
+    return _channel(routing_key, {"is": "routingKey", "exchange": described}, messages)
+
+
+def _queued(queue: str, *messages: str) -> dict[str, Any]:
+    described = {"name": queue, "durable": True, "exclusive": False, "autoDelete": False}
+    about = f"A queue of ours. What it cannot take goes to `{queue}.dead-letters`, with `x-reason`."
+    binding = {"is": "queue", "queue": described, "x-queue-type": "quorum"}
+    return {**_channel(queue, binding, messages), "description": about}
+
+
+def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "address": address,
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+        "bindings": {"amqp": {**binding, **_AMQP}},
+    }
+
+
+def _operations() -> dict[str, Any]:
+    sent = {event.type: _operation("send", event.type, event.__doc__, event.type) for event in events.SENT}
+    received = tuple(RECEIVED_EXAMPLES)
+    return {
+        **{f"send_{name.replace('.', '_')}": operation for name, operation in sent.items()},
+        "receive_calculation_created": _operation(
+            "receive", CalculationCreated.type, CalculationCreated.__doc__, *received
+        ),
+        "read_notifications": _operation(
+            "receive", events.NOTIFICATIONS_QUEUE, "E-mail the customer.", RequestCreated.type
+        ),
+        "read_calculation_results": _operation(
+            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *received
+        ),
+    }
+
+
+def _operation(action: str, channel: str, summary: str | None, *messages: str) -> dict[str, Any]:
+    return {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "summary": summary,
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in messages],
+        "bindings": {"amqp": {"deliveryMode": 2, **_AMQP}},
+    }
+
+
+def _sent_message(example: RequestEvent) -> dict[str, Any]:
+    body = msgspec.json.decode(events.encode(example, time=_TIME, traceparent=_TRACEPARENT))
+    attributes = ("specversion", "id", "source", "type", "subject")
+    headers = {f"cloudEvents:{name}": body[name] for name in attributes}
+    headers |= {"traceparent": _TRACEPARENT, "sequence": example.sequence}
+    schema = f"CloudEvent_{type(example).__name__}_"
+    return {
+        **_message(example.type, type(example).__doc__, events.CONTENT_TYPE, schema),
+        "headers": _sent_headers(example.type),
+        "examples": [{"name": example.type, "headers": headers, "payload": body}],
+    }
+
+
+def _received_message(name: str) -> dict[str, Any]:
+    """Return what we accept; no header is needed."""
+    example = RECEIVED_EXAMPLES[name]
+    is_bare = isinstance(example, CalculationCreated)
+    return {
+        **_message(
+            name,
+            "Without the CloudEvents envelope." if is_bare else "In the CloudEvents envelope.",
+            events.DATA_CONTENT_TYPE if is_bare else events.CONTENT_TYPE,
+            "CalculationCreated" if is_bare else "CloudEvent_CalculationCreated_",
+        ),
+        "examples": [{"name": name, "payload": msgspec.to_builtins(example)}],
+    }
+
+
+def _message(name: str, summary: str | None, content_type: str, schema: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "summary": summary,
+        "contentType": content_type,
+        "payload": {"$ref": _SCHEMAS + schema},
+        "bindings": {"amqp": {"messageType": name.removesuffix(".bare"), **_AMQP}},
+    }
+
+
+def _sent_headers(event_type: str) -> dict[str, Any]:
+    always: dict[str, Any] = {
+        "cloudEvents:specversion": {"const": events.SPECVERSION},
+        "cloudEvents:id": {"type": "string"},
+        "cloudEvents:source": {"const": events.SOURCE},
+        "cloudEvents:type": {"const": event_type},
+        "cloudEvents:subject": {"type": "string", "description": "The uuid of the request."},
+        "sequence": {"type": "integer", "minimum": 1},
+    }
+    traceparent = {"type": "string", "description": "W3C Trace Context."}
+    return {
+        "type": "object",
+        "properties": {**always, "traceparent": traceparent},
+        "required": list(always),
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_SCHEMAS + "{name}")
+    for event in events.SENT:
+        _narrow(schemas[f"CloudEvent_{event.__name__}_"], event.type)
+    received = schemas["CloudEvent_CalculationCreated_"]["properties"]
+    received["type"] = {"const": CalculationCreated.type}
+    calculation_id = schemas["CalculationCreated"]["properties"]["calculation_id"]
+    calculation_id["pattern"] = _in_ecma(calculation_id["pattern"])
+    return schemas
+
+
+def _narrow(schema: dict[str, Any], event_type: str) -> None:
+    """Say of an envelope that we write what is always so; the type alone says what we read."""
+    text = {"type": "string"}
+    schema["properties"] |= {
+        "specversion": {"const": events.SPECVERSION},
+        "source": {"const": events.SOURCE},
+        "type": {"const": event_type},
+        "subject": text,
+        "time": {**text, "format": "date-time"},
+        "datacontenttype": {"const": events.DATA_CONTENT_TYPE},
+        "traceparent": text,
+    }
+    schema["required"] = [name for name in schema["properties"] if name != "traceparent"]
+
+
+def _in_ecma(pattern: str) -> str:
+    r"""Return a pattern of Python's in the language of JSON Schema, which has no `\A` and `\Z`."""
+    return pattern.replace(r"\A", "^").replace(r"\Z", "$")

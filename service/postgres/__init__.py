@@ -1,0 +1,1 @@
+"""Connections to Postgres, and the versions of the schema."""

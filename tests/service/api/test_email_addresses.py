@@ -1,0 +1,49 @@
+"""E-mail addresses as submitted: judged as email-validator does, encoded words apart, remembered or not."""
+
+import re
+
+import email_validator
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from service.api.request_body import Draft
+from tests.conftest import A_REQUEST
+
+_PARTS = st.text("ab1.-_+=? \"'<>é(@", max_size=70)
+_DOMAINS = st.sampled_from(
+    [
+        "example.com",
+        "a.test",
+        "localhost",
+        "1.2.3.4",
+        "a..b",
+        "-a.com",
+        "ab--c.com",
+        "xn--bcher-kva.example",
+        "x.é",
+    ]
+)
+
+
+def is_valid(address: str) -> bool:
+    """Ask email-validator, with the rules of the product."""
+    try:
+        email_validator.validate_email(
+            address, check_deliverability=False, allow_smtputf8=False, test_environment=True, strict=True
+        )
+    except email_validator.EmailNotValidError:
+        return False
+    return not re.search(r"=\?.*\?=", address)
+
+
+@given(local=_PARTS, domain=_DOMAINS | _PARTS)
+@example(local="a" * 64, domain=".".join(["xn--fiqa" + "a" * 30] * 3) + ".example")
+@settings(max_examples=500, deadline=None)
+def test_address_is_valid_if_the_library_says_so(local: str, domain: str) -> None:
+    address = f"{local}@{domain}"
+
+    draft = Draft(msgspec.json.encode(A_REQUEST | {"customer_email": address}))
+
+    expected = is_valid(address) and len(address) <= 254 and bool(address.strip())
+    assert (not draft.errors) == expected

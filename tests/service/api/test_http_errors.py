@@ -1,0 +1,710 @@
+"""Errors of the server itself: all have the envelope and X-Request-Id, and each is one line in the log."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.app import LARGEST_BODY, create_app
+from service.authentication import api_keys
+from service.identifiers import new_request_id, uuid_of
+from service.postgres.pool import Connection
+from service.server import http_server
+from service.server.http_server import LARGEST_HEAD, listen
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
+from tests.metrics import rises, value
+
+REQUEST_ID = "case-17.a_B"
+STRUCTURE = "/v1/questionnaire/structure"
+JSON = {"Content-Type": "application/json"}
+NO_BODY = {204, 304}
+END_OTHER_SESSIONS = """
+    SELECT pg_terminate_backend(pid)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND pid <> pg_backend_pid()
+"""
+
+
+class Answer(msgspec.Struct):
+    """An answer as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+class RawConnection:
+    """A connection on which anything can be sent."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, data: bytes) -> None:
+        """Send these bytes."""
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        """Go without a word."""
+        self._writer.transport.abort()
+
+    async def answer(self) -> Answer:
+        """Read one answer."""
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
+        return Answer(int(head[0].split(" ")[1]), headers, body)
+
+    async def is_closed(self) -> bool:
+        """Whether the server has nothing more to say, and has hung up."""
+        async with asyncio.timeout(10):
+            return await self._reader.read() == b""
+
+    def is_cut_off(self) -> bool:
+        """Whether the server takes nothing any more; nothing is read."""
+        self.send(b"\r\n")
+        return self._writer.is_closing()
+
+    async def trickle(self, piece: bytes) -> None:
+        """Send *piece* again and again until the server has hung up."""
+        closed = asyncio.create_task(self.is_closed())
+        while not closed.done():
+            self.send(piece)
+            await asyncio.wait([closed], timeout=0.02)
+        with suppress(ConnectionError):  # What we sent last came too late, and may have cost the answer.
+            await closed
+
+
+Connect = Callable[[], Any]
+
+
+@pytest.fixture
+async def connect(client: httpx.AsyncClient) -> AsyncIterator[Connect]:
+    """Opens connections to the API."""
+    writers = []
+
+    async def open_connection() -> RawConnection:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writers.append(writer)
+        return RawConnection(reader, writer)
+
+    yield open_connection
+    for writer in writers:
+        writer.transport.abort()
+
+
+def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    """Return the head of a request with the client's token."""
+    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
+
+
+def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
+    return "\r\n".join([line, *usual, *headers, "", ""]).encode()
+
+
+async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+) -> None:
+    etag = (await client.get(STRUCTURE)).headers["ETag"]
+    unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
+    a_path = f"/v1/request/{uuid_of(new_request_id())}"
+    await database.execute(
+        "ALTER TABLE calculation_request ADD CHECK (case_ref <> 'impossible'), "
+        "ADD CHECK (case_ref <> 'away' OR pg_sleep(3) IS NULL)"
+    )
+    calls: dict[int, tuple[str, str, dict[str, Any]]] = {
+        200: ("POST", "/v1/request", {"json": A_REQUEST}),
+        204: ("OPTIONS", "/v1/request", {}),
+        304: ("GET", STRUCTURE, {"headers": {"If-None-Match": etag}}),
+        400: ("POST", "/v1/request", {"content": b"{", "headers": JSON}),
+        401: ("GET", a_path, {"headers": {"Authorization": "Basic YTpi"}}),
+        403: ("GET", a_path, {"headers": unscoped}),
+        404: ("GET", "/nonsense", {}),
+        405: ("DELETE", a_path, {}),
+        413: ("POST", "/v1/request", {"json": {"notes": "x" * LARGEST_BODY}}),
+        415: ("POST", "/v1/request", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
+        422: ("POST", "/v1/request", {"json": {}}),
+        500: ("POST", "/v1/request", {"json": A_REQUEST | {"case_ref": "impossible"}}),
+        503: ("POST", "/v1/request", {"json": A_REQUEST | {"case_ref": "away"}}),
+    }
+
+    for expected, (method, path, options) in calls.items():
+        with capture_logs() as logs:
+            response = await client.request(
+                method,
+                path,
+                **options | {"headers": {**options.get("headers", {}), "X-Request-Id": REQUEST_ID}},
+            )
+            await eventually(partial(served, logs))
+
+        assert response.status_code == expected
+        assert response.headers.get_list("X-Request-Id") == [REQUEST_ID], expected
+        assert [line["status"] for line in served(logs)] == [expected]
+        assert ("Retry-After" in response.headers) == (expected == 503)
+        if expected in NO_BODY:
+            assert response.content == b""
+        else:
+            assert response.json()["status"]["code"] == expected
+            assert (response.json()["errors"] is None) == (expected == 200)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /livez HTTP/9.9\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost : api\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\nHost: api\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: minus\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sent: bytes) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(sent)
+        answer = await connection.answer()
+
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert len(answer.headers["x-request-id"]) == 32
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+    assert await connection.is_closed()
+    assert [line["status"] for line in served(logs)] == [400]
+
+
+@pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
+async def test_host_that_is_none_is_no_fault_of_a_body(connect: Connect, host: bytes) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+        answer = await connection.answer()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+    assert [line["status"] for line in served(logs)] == [400]
+
+
+async def test_head_without_end_is_refused(connect: Connect) -> None:
+    connection = await connect()
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")
+    await asyncio.sleep(0.05)
+    connection.send(b"x" * (LARGEST_HEAD + 1))
+    answer = await connection.answer()
+
+    assert answer.status == 431
+    assert json.loads(answer.body)["errors"][0]["code"] == "head_too_large"
+
+
+@pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
+async def test_large_head_is_refused_however_it_arrives(connect: Connect, line: str) -> None:
+    large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
+    at_once, in_pieces = await connect(), await connect()
+    at_once.send(large)
+    for start in range(0, len(large), 5_000):
+        in_pieces.send(large[start : start + 5_000])
+        await asyncio.sleep(0)
+
+    for connection in (at_once, in_pieces):
+        assert (await connection.answer()).status == 431
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("rest", [b"", b"X-Long: " + b"x" * (LARGEST_HEAD + 1)])
+async def test_head_after_a_large_body_costs_nobody_an_answer(
+    client: httpx.AsyncClient, connect: Connect, rest: bytes
+) -> None:
+    """As on a pipelined connection, where one read has the end of a body and the begin of a head."""
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n" + rest)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if rest:
+        assert await connection.is_closed()
+    else:
+        connection.send(b"\r\n")
+        assert (await connection.answer()).status == 200
+
+
+async def test_large_head_in_one_read_with_a_body_is_refused_or_closes_the_connection(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY // 2)
+    too_much = b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: " + b"x" * (LARGEST_HEAD + 100)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body + too_much)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if first.headers.get("connection") != "close":
+        assert (await connection.answer()).status == 431
+    assert await connection.is_closed()
+
+
+@pytest.fixture
+async def impatient(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API that waits for nobody."""
+    settings = msgspec.structs.replace(
+        service_settings, http_head_seconds=0.2, http_body_seconds=0.3, database_timeout_seconds=20.0
+    )
+    async with api_client(settings, issuer.token()) as connected:
+        yield connected
+
+
+async def connect_to(client: httpx.AsyncClient) -> RawConnection:
+    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
+
+
+async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        assert await (await connect_to(impatient)).is_closed()
+
+    assert served(logs) == []
+
+
+@pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
+async def test_head_that_does_not_come_is_answered_408(
+    impatient: httpx.AsyncClient, beginning: bytes
+) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(beginning)
+        answer = await connection.answer()
+
+    assert answer.status == 408
+    assert json.loads(answer.body)["errors"][0]["code"] == "request_timeout"
+    assert await connection.is_closed()
+    assert [line["status"] for line in served(logs)] == [408]
+
+
+async def test_trickled_head_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(b"GET /livez HTTP/1.1\r\n")
+        await connection.trickle(b"X: y\r\n")
+
+    assert [line["status"] for line in served(logs)] == [408]
+
+
+async def test_trickled_line_breaks_keep_no_connection_open(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
+    assert (await connection.answer()).status == 200
+
+    await connection.trickle(b"\r\n")
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+async def test_body_that_does_not_come_is_answered_408(
+    impatient: httpx.AsyncClient, database: Connection, framing: str
+) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, framing, f"X-Request-Id: {REQUEST_ID}"))
+        answer = await connection.answer()
+        assert await connection.is_closed()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 408
+    assert (answer.headers["connection"], answer.headers["x-request-id"]) == ("close", REQUEST_ID.lower())
+    assert json.loads(answer.body)["errors"][0]["code"] == "request_timeout"
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_trickled_body_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, "Content-Length: 60000"))
+        await connection.trickle(b" ")
+        await eventually(lambda: served(logs))
+
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Content-Length: 60000"], 401),
+        ([f"Content-Length: {LARGEST_BODY + 1}"], 413),
+        (["Transfer-Encoding: chunked"], 415),
+    ],
+)
+async def test_body_that_nobody_wants_keeps_no_connection_open(
+    impatient: httpx.AsyncClient, headers: list[str], status: int
+) -> None:
+    connection = await connect_to(impatient)
+    spoilt = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
+    connection.send(head(impatient, *headers).replace(*spoilt))
+    assert (await connection.answer()).status == status
+
+    await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
+
+
+async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_served(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect_to(impatient)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(
+            head(impatient, f"Content-Length: {len(body)}")
+            + body
+            + head(impatient, "Transfer-Encoding: chunked")
+            + b"no size\r\n"
+        )
+        await eventually(lambda: someone_waits(database))
+
+    assert (await connection.answer()).status == 200
+    assert (await connection.answer()).status in {400, 408}
+    assert await connection.is_closed()
+
+
+async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
+
+    await eventually(connection.is_cut_off)
+    await eventually(lambda: value("http_requests_in_progress") == 0)
+    connection.hang_up()
+
+
+async def test_time_that_we_take_is_not_the_callers(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(impatient.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+        await asyncio.sleep(0.7)  # longer than head and body may take together
+
+    assert (await waiting).status_code == 200
+
+
+async def test_more_chunk_extensions_than_body_are_refused(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked"))
+    for _ in range(100):
+        connection.send(b"1;" + b"x" * 100 + b"\r\n \r\n")
+
+    answer = await connection.answer()
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+
+
+@pytest.mark.parametrize("size", [1, 100])
+async def test_small_chunks_are_accepted(client: httpx.AsyncClient, connect: Connect, size: int) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(10_000)
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    connection = await connect()
+    for _ in range(3):  # on one connection
+        connection.send(head(client, "Transfer-Encoding: chunked"))
+        for piece in pieces:
+            connection.send(
+                b"%04x;a=b\r\n%s\r\n" % (len(piece), piece) if size > 1 else b"1\r\n%s\r\n" % piece
+            )
+        connection.send(b"0\r\n\r\n")
+        assert (await connection.answer()).status == 200
+
+
+async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    for _ in range(3):  # on one connection, in small pieces
+        connection.send(head(client, f"Content-Length: {len(body)}"))
+        for start in range(0, len(body), 10_000):
+            connection.send(body[start : start + 10_000])
+            await asyncio.sleep(0)
+        assert (await connection.answer()).status == 200
+
+
+@pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_caller_that_offers_another_protocol_is_served_in_this_one(
+    client: httpx.AsyncClient, connect: Connect, framing: str, size: int
+) -> None:
+    """As Java's HttpClient does, which offers HTTP/2 with each request."""
+    body = json.dumps(A_REQUEST).encode()
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
+    if framing == "Content-Length":
+        create = head(client, f"Content-Length: {len(body)}", *offer) + body
+    else:
+        create = head(client, "Transfer-Encoding: chunked", *offer) + b"%x\r\n%s\r\n0\r\n\r\n" % (
+            len(body),
+            body,
+        )
+    sent = 2 * (create + head(client, *offer, line="GET /v1/request HTTP/1.1"))
+    connection = await connect()
+    for start in range(0, len(sent), size):
+        connection.send(sent[start : start + size])
+        await asyncio.sleep(0)
+
+    answers = [await connection.answer() for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
+
+
+async def test_body_of_a_caller_that_offers_another_protocol_is_no_request(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    """Or a gateway would take its answer for that of the next caller."""
+    body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(body + head(client, "Connection: close", line="GET /livez HTTP/1.1"))
+
+    answers = [await connection.answer() for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [400, 200]
+    assert await connection.is_closed()
+
+
+async def test_what_follows_a_body_is_no_header(client: httpx.AsyncClient, connect: Connect) -> None:
+    """As a gateway may have looked at the headers only."""
+    body = json.dumps(A_REQUEST).encode()
+    chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
+        len(body),
+        body,
+    )
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked") + chunks)
+
+    assert (await connection.answer()).status == 200
+
+
+async def test_nonsense_after_a_request_does_not_cost_its_answer(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    """As when the body is longer than its announced length."""
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body + b'{"more": "of it"}')
+
+    answer = await connection.answer()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert await connection.is_closed()
+
+
+async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(b"nonsense\r\n")
+
+    assert (await connection.answer()).status == 400
+    assert await connection.is_closed()
+
+
+async def test_length_that_is_too_much_is_refused_before_the_body_is_sent(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {LARGEST_BODY + 1}", "Expect: 100-continue"))
+
+    assert (await connection.answer()).status == 413
+
+
+async def test_chunks_without_end_are_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked"))
+    for _ in range(LARGEST_BODY // 1024 + 1):
+        connection.send(b"400\r\n" + b" " * 1024 + b"\r\n")
+
+    assert (await connection.answer()).status == 413
+
+
+async def test_caller_that_asks_first_is_told_to_go_on_or_not(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    expectation = (f"Content-Length: {len(body)}", "Expect: 100-continue")
+    welcome, unwelcome = await connect(), await connect()
+
+    welcome.send(head(client, *expectation))
+    told = await welcome.answer()
+    welcome.send(body)
+    unwelcome.send(head(client, *expectation).replace(b"application/json", b"text/plain"))
+
+    assert told.status == 100
+    assert (await welcome.answer()).status == 200
+    assert (await unwelcome.answer()).status == 415
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+async def test_caller_that_hangs_up_is_one_log_line(
+    client: httpx.AsyncClient, connect: Connect, database: Connection, framing: str
+) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(head(client, framing) + (b"" if "chunked" in framing else b'{"notes": "'))
+        await eventually(lambda: value("http_requests_in_progress") == 1)
+        connection.hang_up()
+        await eventually(lambda: served(logs))
+
+    assert [(line["event"], line["log_level"]) for line in logs] == [("request_served", "info")]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", STRUCTURE, "/nonsense", "/v1/request/nonsense"])
+async def test_head_is_get_without_its_body(client: httpx.AsyncClient, path: str) -> None:
+    expected = await client.get(path)
+    with capture_logs() as logs:
+        response = await client.head(path)
+        await eventually(lambda: served(logs))
+
+    assert response.content == b""
+    assert response.status_code == expected.status_code
+    varying = {"x-request-id", "date"}
+    assert {name: value for name, value in response.headers.items() if name not in varying} == {
+        name: value for name, value in expected.headers.items() if name not in varying
+    }
+    assert served(logs)[0]["method"] == "HEAD"
+
+
+async def test_methods_are_told(client: httpx.AsyncClient) -> None:
+    for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}"):
+        asked = await client.options(path)
+        refused = await client.delete(path)
+
+        assert (asked.status_code, asked.content) == (204, b"")
+        for response in (asked, refused):
+            assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+async def test_what_needs_a_token_is_kept_by_no_cache(client: httpx.AsyncClient) -> None:
+    created = await client.post("/v1/request", json=A_REQUEST)
+    retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
+
+    for response in (created, retrieved, await client.get("/nonsense")):
+        assert response.headers["Cache-Control"] == "no-store"
+
+
+async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_queue_size=0)
+    async with api_client(settings, issuer.token()) as client, database.transaction():
+        await client.get("/readyz")
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+        with (
+            rises("postgres_unavailable_total"),
+            rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
+        ):
+            refused = await client.get("/v1/request", headers={"X-Request-Id": REQUEST_ID})
+        ready = await client.get("/readyz")
+
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"] == "1"
+        assert refused.headers["X-Request-Id"] == REQUEST_ID
+        assert refused.json()["errors"][0]["code"] == "unavailable"
+        assert refused.elapsed.total_seconds() < 0.3
+        assert ready.status_code == 200
+        assert (await waiting).status_code == 503
+
+
+async def test_questionnaire_needs_postgres_for_an_api_key_only(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_queue_size=0)
+    async with api_client(settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: someone_waits(database))
+
+        with_token = await client.get(STRUCTURE)
+        with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})
+
+        assert (with_token.status_code, with_key.status_code) == (200, 503)
+        assert (await waiting).status_code == 503
+
+
+async def test_request_that_is_cut_off_at_the_end_is_answered_and_counted_as_503(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    stop = asyncio.Event()
+    api = create_app(service_settings)
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
+        connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
+        with (
+            capture_logs() as logs,
+            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+        ):
+            connection.send(head_with(issuer.token(), "Content-Length: 500", f"X-Request-Id: {REQUEST_ID}"))
+            await eventually(lambda: value("http_requests_in_progress") == 1)
+            stop.set()
+            answer = await connection.answer()
+            await serving
+        assert await connection.is_closed()
+        connection.hang_up()
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.headers["x-request-id"] == REQUEST_ID.lower()
+    assert json.loads(answer.body)["errors"][0]["code"] == "unavailable"
+    assert [line["status"] for line in served(logs)] == [503]
+
+
+async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Connection) -> None:
+    with capture_logs() as logs:
+        async with database.transaction():
+            await database.execute("LOCK TABLE calculation_request")
+            response = await client.post("/v1/request", json=A_REQUEST)
+
+    assert response.status_code == 503
+    warning = next(line for line in logs if line["log_level"] == "warning")
+    assert warning["event"] == "request_turned_away"
+    assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
+
+
+async def test_api_recovers_by_itself_when_postgres_takes_writes_again(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+
+    async def statuses() -> tuple[int, int]:
+        created = await client.post("/v1/request", json=A_REQUEST)
+        return created.status_code, (await client.get("/readyz")).status_code
+
+    assert await statuses() == (200, 200)
+    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    await database.execute(END_OTHER_SESSIONS)
+    await eventually(lambda: until(statuses, (503, 200)))
+    assert await statuses() == (503, 200), "callers get our 503, not that of the ingress"
+    await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+
+    await eventually(lambda: until(statuses, (200, 200)))
+
+
+async def until(look: Callable[[], Awaitable[object]], expected: object) -> bool:
+    """Whether *look* returns what is expected by now."""
+    return await look() == expected
+
+
+def served(logs: list[Any]) -> list[Any]:
+    """Return the lines of the access log."""
+    return [line for line in logs if line["event"] == "request_served"]

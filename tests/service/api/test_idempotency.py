@@ -1,0 +1,451 @@
+"""Idempotency-Key of POST /v1/request: the same key and body, the same request."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import httpx
+import msgspec
+import pytest
+from asyncpg.transaction import Transaction
+
+from service.api.request_body import Draft
+from service.calculation_requests import conveyancers
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.idempotency import Idempotency, parse_key
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import Submission
+from service.outbox import writing
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.conftest import (
+    A_REQUEST,
+    CONVEYANCER,
+    FREE_CONVEYANCER,
+    SECRET_KEYS,
+    Issuer,
+    api_client,
+    eventually,
+    someone_waits,
+)
+
+WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
+_KEYS = SecretKeyRing.parse(SECRET_KEYS)
+
+
+async def post(
+    client: httpx.AsyncClient, key: str | bytes | None, body: Mapping[str, Any] = A_REQUEST, **headers: str
+) -> httpx.Response:
+    """Post *body* as JSON, with an Idempotency-Key unless it is None."""
+    every = [(name.encode(), value.encode()) for name, value in headers.items()]
+    if key is not None:
+        every.append((b"Idempotency-Key", key if isinstance(key, bytes) else key.encode()))
+    headers_sent = [(b"Content-Type", b"application/json"), *every]
+    return await client.post("/v1/request", content=msgspec.json.encode(body), headers=headers_sent)
+
+
+def is_repeat(response: httpx.Response) -> bool:
+    """Whether an answer says that the request was there before."""
+    assert response.status_code == 200, response.text
+    said = response.headers.get("Idempotent-Replayed")
+    assert said in (None, "true")
+    return said is not None
+
+
+async def stored(database: Connection) -> tuple[int, int]:
+    """Return the numbers of requests and of events."""
+    row = await database.fetchrow(
+        """
+        SELECT (SELECT count(*) FROM calculation_request) AS requests,
+               (SELECT count(*) FROM outbox) AS events
+        """
+    )
+    assert row is not None
+    return row["requests"], row["events"]
+
+
+async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connection) -> None:
+    woken = asyncio.Semaphore(0)
+    await database.add_listener(writing.CHANNEL, lambda *_: woken.release())
+
+    await post(client, "once")
+    async with asyncio.timeout(10):
+        await woken.acquire()
+    assert is_repeat(await post(client, "once"))
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await woken.acquire()
+
+
+@asynccontextmanager
+async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIterator[Transaction]:
+    """Store *body* with *key* in a transaction that stays open until it is ended, or the block is left."""
+    draft = Draft(msgspec.json.encode(body))
+    submission: Submission = draft.validated(waiver_applies=False)
+    holder = await asyncpg.connect(database_url)
+    transaction = holder.transaction()
+    await transaction.start()
+    await calculation_requests.insert(
+        holder,
+        submission,
+        conveyancer_id=CONVEYANCER,
+        keys=_KEYS,
+        traceparent=None,
+        idempotency=Idempotency(key, draft.sha256(), 1.0),
+    )
+    try:
+        yield transaction
+    finally:
+        await holder.close()
+
+
+async def test_same_key_and_body_are_the_same_request(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    first = await post(client, "case-17")
+    again = await post(client, "case-17")
+
+    assert (is_repeat(first), is_repeat(again)) == (False, True)
+    assert again.json()["data"] == first.json()["data"]
+    assert again.json()["errors"] is None
+    assert await stored(database) == (1, 1)
+
+
+async def test_without_a_key_every_request_is_another(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    for _ in range(2):
+        assert not is_repeat(await post(client, None))
+
+    assert await stored(database) == (2, 2)
+
+
+async def test_repeat_shows_what_has_become_of_the_request(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await post(client, "k")
+    await database.execute("UPDATE calculation_request SET calculation_id = 'calc-1'")
+
+    assert (await post(client, "k")).json()["data"]["calculation_id"] == "calc-1"
+
+
+async def test_keys_of_two_conveyancers_have_nothing_to_do_with_each_other(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+) -> None:
+    mine = await post(client, "k")
+    theirs = await post(client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}")
+
+    assert not is_repeat(theirs)
+    assert mine.json()["data"]["uuid"] != theirs.json()["data"]["uuid"]
+    assert await stored(database) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        dict(reversed(A_REQUEST.items())),
+        A_REQUEST | {"notes": None, "meta_data": None, "external_id": None},
+        A_REQUEST | {"request_type": "SDLT_CALCULATION", "calculation_fee_exempt": False},
+        A_REQUEST | {"calculation_fee_exempt_reason": "ignored"},
+    ],
+)
+async def test_same_content_written_otherwise_is_the_same_body(
+    client: httpx.AsyncClient, again: dict[str, Any]
+) -> None:
+    first = await post(client, "k")
+    repeat = await post(client, "k", again)
+
+    assert is_repeat(repeat)
+    assert repeat.json()["data"] == first.json()["data"]
+
+
+async def test_whitespace_escapes_and_the_order_of_keys_do_not_matter(client: httpx.AsyncClient) -> None:
+    fields = msgspec.json.encode(A_REQUEST).decode().strip("{}")
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
+    first = f'{{{fields},"notes":"é","meta_data":{{"a":[1,{{"b":2,"c":3}}],"z":1}}}}'
+    again = f'{{ "meta_data" : {{"z":1 ,"a":[1,{{"c":3,"b":2}}]}},\n"notes":"\\u00e9", {fields} }}'
+
+    responses = [await client.post("/v1/request", content=body, headers=headers) for body in (first, again)]
+
+    assert [is_repeat(response) for response in responses] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "another",
+    [
+        {"case_ref": "13 High Street"},
+        {"notes": ""},
+        {"property_value": 0},
+        {"meta_data": {}},
+        {"meta_data": {"a": [1, 2]}},
+        {"customer_email": "Ada@customer.example.com"},
+        WAIVER,
+    ],
+)
+async def test_key_with_another_body_is_refused(
+    client: httpx.AsyncClient, database: Connection, another: dict[str, Any]
+) -> None:
+    await post(client, "k", A_REQUEST | {"meta_data": {"a": [2, 1]}} if "meta_data" in another else A_REQUEST)
+
+    response = await post(client, "k", A_REQUEST | another)
+
+    assert response.status_code == 422
+    assert response.json()["errors"] == [
+        {
+            "code": "idempotency_key_reused",
+            "message": "This Idempotency-Key came with another body before.",
+            "field": None,
+            "pointer": None,
+        }
+    ]
+    assert await stored(database) == (1, 1)
+
+
+async def test_waived_request_is_repeated_whatever_has_become_of_the_fee(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    first = await post(client, "k", A_REQUEST | WAIVER)
+    await conveyancers.add(database, CONVEYANCER, name="Acme", charges_calculation_fee=False)
+
+    repeat = await post(client, "k", A_REQUEST | WAIVER)
+    other_reason = await post(client, "k", A_REQUEST | WAIVER | {"calculation_fee_exempt_reason": "Mistake"})
+
+    assert is_repeat(repeat)
+    assert repeat.json()["data"] == first.json()["data"]
+    assert other_reason.json()["errors"][0]["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("reason", [None, "", "x" * 501, 7])
+async def test_waiver_that_was_ignored_is_repeated_after_the_conveyancer_has_begun_to_charge(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection, reason: object
+) -> None:
+    headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+    body = A_REQUEST | {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason}
+    first = await post(client, "k", body, **headers)
+    await conveyancers.add(database, FREE_CONVEYANCER, name="Free", charges_calculation_fee=True)
+
+    repeat = await post(client, "k", body, **headers)
+    other_body = await post(client, "k", body | {"case_ref": "13 High Street"}, **headers)
+    other_key = await post(client, "another", body, **headers)
+
+    assert is_repeat(repeat)
+    assert repeat.json()["data"] == first.json()["data"]
+    for refused in (other_body, other_key):
+        assert refused.status_code == 422
+        assert [error["field"] for error in refused.json()["errors"]] == ["calculation_fee_exempt_reason"]
+    assert await stored(database) == (1, 1)
+
+
+async def test_fault_beside_a_bad_waiver_is_refused_without_a_look_at_the_key(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        response = await post(client, "k", A_REQUEST | {"calculation_fee_exempt": True, "case_ref": " "})
+
+    assert response.status_code == 422
+    assert {error["field"] for error in response.json()["errors"]} == {
+        "case_ref",
+        "calculation_fee_exempt_reason",
+    }
+
+
+async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncClient) -> None:
+    refused = await post(client, "k", A_REQUEST | {"customer_email": "nobody"})
+    corrected = await post(client, "k")
+
+    assert refused.status_code == 422
+    assert not is_repeat(corrected)
+
+
+@pytest.mark.parametrize(
+    ("key", "same"),
+    [
+        ("8e03978e-40d5-43dd-bc93-6894a57f9324", '"8e03978e-40d5-43dd-bc93-6894a57f9324"'),
+        ("*tchar!#$%&'*+-.^_`|~:/9", None),
+        ('"two words, \\"quoted\\", a \\\\ and ; = é"'.replace("é", "e"), None),
+        ("x" * 255, '"' + "x" * 255 + '"'),
+        ('"' + '\\"' * 255 + '"', None),
+    ],
+)
+async def test_key_may_be_a_token_or_a_string(client: httpx.AsyncClient, key: str, same: str | None) -> None:
+    assert not is_repeat(await post(client, key))
+    assert is_repeat(await post(client, same or key))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        '""',
+        '"',
+        '"open',
+        'open"',
+        '"a"b"',
+        '"a\\b"',
+        "two words",
+        "a,b",
+        '"a", "b"',
+        '"a";version=1',
+        "a=b",
+        "x" * 256,
+        '"' + "x" * 256 + '"',
+        "é".encode(),
+        '"é"'.encode("latin-1"),
+        b'"a\tb"',
+    ],
+)
+async def test_malformed_key_is_refused(
+    client: httpx.AsyncClient, database: Connection, key: str | bytes
+) -> None:
+    response = await post(client, key)
+
+    assert response.status_code == 400
+    assert response.json()["data"] is None
+    assert response.json()["errors"][0]["code"] == "invalid_idempotency_key"
+    assert await stored(database) == (0, 0)
+
+
+def test_whitespace_around_a_key_does_not_belong_to_it() -> None:
+    assert parse_key([" \t padded\t"]) == "padded"
+
+
+async def test_two_keys_are_refused(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        "/v1/request", json=A_REQUEST, headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "a")]
+    )
+
+    assert response.status_code == 400
+    assert response.json()["errors"][0]["code"] == "invalid_idempotency_key"
+
+
+async def test_conveyancer_that_is_not_registered_is_refused(
+    client: httpx.AsyncClient, issuer: Issuer
+) -> None:
+    response = await post(client, "k", Authorization=f"Bearer {issuer.token('stranger')}")
+
+    assert response.status_code == 403
+    assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
+
+
+async def test_many_at_once_with_one_key_store_one_request(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    settings = msgspec.structs.replace(
+        service_settings, database_pool_size=20, database_queue_size=200, database_timeout_seconds=10
+    )
+    async with api_client(settings, issuer.token()) as client:
+        responses = await asyncio.gather(*(post(client, "k") for _ in range(200)))
+
+    assert sum(not is_repeat(response) for response in responses) == 1
+    assert len({response.text.partition('"errors"')[0] for response in responses}) == 1
+    assert await stored(database) == (1, 1)
+
+
+async def test_loser_of_a_race_waits_for_the_winner_and_returns_its_request(
+    client: httpx.AsyncClient, database_url: str, database: Connection
+) -> None:
+    async with holding(database_url, "k", A_REQUEST) as winner:
+        loser = asyncio.create_task(post(client, "k"))
+        await eventually(lambda: someone_waits(database))
+        await winner.commit()
+
+        assert is_repeat(await loser)
+    assert await stored(database) == (1, 1)
+
+
+async def test_loser_stores_the_request_when_the_winner_fails(
+    client: httpx.AsyncClient, database_url: str, database: Connection
+) -> None:
+    async with holding(database_url, "k", A_REQUEST) as winner:
+        loser = asyncio.create_task(post(client, "k"))
+        await eventually(lambda: someone_waits(database))
+        await winner.rollback()
+
+        assert not is_repeat(await loser)
+    assert await stored(database) == (1, 1)
+
+
+async def test_loser_that_would_wait_too_long_is_told_to_come_again(
+    client: httpx.AsyncClient, issuer: Issuer, database_url: str, database: Connection
+) -> None:
+    async with holding(database_url, "k", A_REQUEST):
+        waiting = asyncio.create_task(post(client, "k"))
+        await eventually(lambda: someone_waits(database))
+        others = [
+            await post(client, "another"),
+            await post(client, None),
+            await post(client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}"),
+        ]
+        response = await waiting
+
+    assert [is_repeat(other) for other in others] == [False] * 3
+    assert response.status_code == 409
+    assert response.headers["Retry-After"] == "1"
+    assert response.json()["data"] is None
+    assert response.json()["errors"][0]["code"] == "idempotency_key_in_flight"
+    assert not is_repeat(await post(client, "k"))
+
+
+async def test_wait_for_a_key_leaves_no_setting_behind(database: Connection) -> None:
+    draft = Draft(msgspec.json.encode(A_REQUEST))
+    before = await database.fetchval("SHOW lock_timeout")
+
+    for _ in range(2):
+        await calculation_requests.insert(
+            database,
+            draft.validated(waiver_applies=False),
+            conveyancer_id=CONVEYANCER,
+            keys=_KEYS,
+            traceparent=None,
+            idempotency=Idempotency("k", draft.sha256(), 0.0001),
+        )
+
+    assert await database.fetchval("SHOW lock_timeout") == before
+
+
+async def test_database_that_is_stuck_is_answered_with_503_with_a_key_too(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        response = await post(client, "k")
+
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+
+
+async def test_lock_timeout_of_the_database_itself_is_no_matter_of_keys(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    await database.execute(
+        f"ALTER DATABASE \"{await database.fetchval('SELECT current_database()')}\" SET lock_timeout = '50ms'"
+    )
+    async with api_client(service_settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        response = await post(client, None)
+
+    assert response.status_code == 503
+    assert response.json()["errors"][0]["code"] == "unavailable"
+
+
+async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
+    service_settings: ServiceSettings, issuer: Issuer, database_url: str, database: Connection
+) -> None:
+    slow = await asyncpg.connect(database_url)
+    async with api_client(service_settings, issuer.token()) as client, database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        transaction = slow.transaction()
+        await transaction.start()
+        await slow.execute("LOCK TABLE conveyancer")
+        asyncio.get_running_loop().call_later(0.7, slow.terminate)
+        started_at = time.monotonic()
+        response = await post(client, None, A_REQUEST | WAIVER)
+        seconds = time.monotonic() - started_at
+
+    assert response.status_code == 503
+    assert seconds < 1.5  # of 1.7 with a deadline for each statement, and 1.0 with one for both

@@ -1,0 +1,293 @@
+"""GET /v1/request: a conveyancer's own requests, newest first, page by page, at a flat cost."""
+
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+import httpx
+import msgspec
+import pytest
+
+from service.api.list_query import LARGEST_LIMIT
+from service.api.request_body import UNKNOWN_FIELDS_NAMED
+from service.calculation_requests import storing as calculation_requests
+from service.identifiers import new_request_id, uuid_of
+from service.postgres.pool import Connection
+from tests.benchmarks.rows import OTHERS, fill
+from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer
+
+_NEWEST = UUID(int=2**128 - 1)
+
+
+async def create(client: httpx.AsyncClient, count: int, **fields: Any) -> list[dict[str, Any]]:
+    """Have requests stored one after another; returns their records, newest first."""
+    responses = [await client.post("/v1/request", json=A_REQUEST | fields) for _ in range(count)]
+    return [response.json()["data"] for response in reversed(responses)]
+
+
+async def page(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
+    """Return `data` of a page."""
+    response = await client.get("/v1/request", params=parameters)
+    assert response.status_code == 200, response.text
+    data: dict[str, Any] = response.json()["data"]
+    return data
+
+
+def errors(response: httpx.Response) -> list[tuple[str, str]]:
+    """Return (field, code) of every error."""
+    assert response.status_code == 422, response.text
+    assert response.json()["data"] is None
+    assert {error["pointer"] for error in response.json()["errors"]} == {None}
+    return sorted((error["field"], error["code"]) for error in response.json()["errors"])
+
+
+async def test_requests_are_listed_newest_first_with_the_record_of_retrieve(
+    client: httpx.AsyncClient,
+) -> None:
+    created = await create(client, 3, meta_data={"z": 1, "a": None}, notes="é")
+
+    response = await client.get("/v1/request")
+
+    assert response.json()["status"] == {"code": 200, "message": "OK"}
+    assert response.json()["errors"] is None
+    assert response.json()["data"] == {"requests": created, "next_cursor": None}
+
+
+async def test_list_of_a_conveyancer_without_requests_is_empty(client: httpx.AsyncClient) -> None:
+    assert await page(client) == {"requests": [], "next_cursor": None}
+
+
+async def test_page_has_twenty_requests_unless_told_otherwise(client: httpx.AsyncClient) -> None:
+    created = await create(client, 21)
+
+    first = await page(client)
+    rest = await page(client, cursor=first["next_cursor"])
+
+    assert first["requests"] == created[:20]
+    assert rest == {"requests": created[20:], "next_cursor": None}
+
+
+async def test_largest_page_leads_to_the_next(client: httpx.AsyncClient) -> None:
+    created = await create(client, LARGEST_LIMIT + 1)
+
+    first = await page(client, limit=LARGEST_LIMIT)
+    rest = await page(client, limit=LARGEST_LIMIT, cursor=first["next_cursor"])
+
+    assert first["requests"] == created[:LARGEST_LIMIT]
+    assert rest == {"requests": created[LARGEST_LIMIT:], "next_cursor": None}
+
+
+async def test_last_page_may_be_full(client: httpx.AsyncClient) -> None:
+    created = await create(client, 4)
+
+    first = await page(client, limit=2)
+    second = await page(client, limit=2, cursor=first["next_cursor"])
+
+    assert first["requests"] + second["requests"] == created
+    assert second["next_cursor"] is None
+
+
+async def test_paging_neither_repeats_nor_skips_while_requests_come_in(client: httpx.AsyncClient) -> None:
+    created = await create(client, 7)
+    listed: list[dict[str, Any]] = []
+    cursor: str | None = None
+
+    while True:
+        some = await page(client, limit=2, **({"cursor": cursor} if cursor else {}))
+        listed += some["requests"]
+        cursor = some["next_cursor"]
+        if cursor is None:
+            break
+        await create(client, 3)
+
+    assert listed == created
+
+
+async def test_requests_of_others_are_not_listed(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    created = await create(client, 2, external_id="shared")
+    as_another = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+    others = await client.post("/v1/request", json=A_REQUEST | {"external_id": "shared"}, headers=as_another)
+
+    for parameters in ({}, {"external_id": "shared"}, {"cursor": others.json()["data"]["uuid"]}):
+        assert (await page(client, **parameters))["requests"] == created
+    listed = await client.get("/v1/request", headers=as_another, params={"cursor": uuid_of(new_request_id())})
+    assert listed.json()["data"]["requests"] == [others.json()["data"]]
+
+
+async def test_requests_are_filtered_by_external_id(client: httpx.AsyncClient) -> None:
+    await create(client, 1)
+    wanted = await create(client, 3, external_id="crm 17/é+&")
+    await create(client, 1, external_id="crm 17/é+&!")
+
+    first = await page(client, external_id="crm 17/é+&", limit=2)
+    second = await page(client, external_id="crm 17/é+&", limit=2, cursor=first["next_cursor"])
+
+    assert first["requests"] + second["requests"] == wanted
+    assert second["next_cursor"] is None
+    assert (await page(client, external_id="nobody's"))["requests"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("limit=0", [("limit", "out_of_range")]),
+        ("limit=101", [("limit", "out_of_range")]),
+        ("limit=-1", [("limit", "out_of_range")]),
+        ("limit=" + "9" * 5000, [("limit", "out_of_range")]),
+        ("limit=", [("limit", "invalid_type")]),
+        ("limit=ten", [("limit", "invalid_type")]),
+        ("limit=5.0", [("limit", "invalid_type")]),
+        ("limit=%2B5", [("limit", "invalid_type")]),
+        ("limit=%D9%A5", [("limit", "invalid_type")]),
+        ("cursor=", [("cursor", "invalid_cursor")]),
+        ("cursor=nonsense", [("cursor", "invalid_cursor")]),
+        ("cursor=req_" + "z" * 22, [("cursor", "invalid_cursor")]),
+        ("cursor=req_" + "0" * 22 + "%0A", [("cursor", "invalid_cursor")]),
+        ("external_id=" + "x" * 256, [("external_id", "too_long")]),
+        ("external_id=a%00b", [("external_id", "invalid_characters")]),
+        ("external_id=a%0Ab", [("external_id", "invalid_characters")]),
+        ("limit=5&limit=5", [("limit", "repeated")]),
+        ("external_id=a&external_id=b", [("external_id", "repeated")]),
+        ("offset=20", [("offset", "unknown_field")]),
+        ("Limit=5", [("Limit", "unknown_field")]),
+        ("=", [("", "unknown_field")]),
+        (
+            "limit=0&cursor=x&external_id=%00&page=1&page=2",
+            [
+                ("cursor", "invalid_cursor"),
+                ("external_id", "invalid_characters"),
+                ("limit", "out_of_range"),
+                ("page", "unknown_field"),
+            ],
+        ),
+    ],
+)
+async def test_every_failing_parameter_is_told(
+    client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
+) -> None:
+    assert errors(await client.get(f"/v1/request?{query}")) == expected
+
+
+async def test_of_thousands_of_unknown_parameters_a_bounded_number_is_told(client: httpx.AsyncClient) -> None:
+    query = "&".join(["limit=0", *(f"p{number}" for number in range(5_000))])
+
+    told = errors(await client.get(f"/v1/request?{query}"))
+
+    assert len(told) == UNKNOWN_FIELDS_NAMED + 1
+    assert ("limit", "out_of_range") in told
+
+
+async def test_of_thousands_of_parameters_the_last_is_not_lost_behind_empty_ones(
+    client: httpx.AsyncClient,
+) -> None:
+    told = errors(await client.get(f"/v1/request?{'&' * 5_000}limit=0"))
+
+    assert told == [("limit", "out_of_range")]
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""]
+)
+async def test_unusual_parameters_are_accepted(client: httpx.AsyncClient, query: str) -> None:
+    assert (await client.get(f"/v1/request?{query}")).status_code == 200
+
+
+async def test_conveyancer_that_is_not_registered_is_refused(
+    client: httpx.AsyncClient, issuer: Issuer
+) -> None:
+    for parameters in ({}, {"external_id": "x"}):
+        response = await client.get(
+            f"/v1/request?{urlencode(parameters)}",
+            headers={"Authorization": f"Bearer {issuer.token('stranger')}"},
+        )
+
+        assert response.status_code == 403
+        assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
+
+
+async def test_scope_to_read_is_needed(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    for scope, status in (("request:write", 403), ("request:read", 200)):
+        token = issuer.token(scope=scope)
+        response = await client.get("/v1/request", headers={"Authorization": f"Bearer {token}"})
+
+        assert response.status_code == status
+
+
+class Scan(msgspec.Struct, frozen=True):
+    """How Postgres has carried out a statement."""
+
+    nodes: list[str]
+    index: str
+    rows: int
+    blocks: int
+
+
+async def scan(database: Connection, conveyancer_id: str, external_id: str | None, before: UUID) -> Scan:
+    """List a page with the service's own prepared statement, and tell how."""
+    await calculation_requests.list_newest(
+        database, conveyancer_id=conveyancer_id, external_id=external_id, before=before, limit=21
+    )
+    name = await database.fetchval(
+        """
+        SELECT name
+          FROM pg_prepared_statements
+         WHERE statement LIKE '%SELECT *%ORDER BY conveyancer_id%'
+           AND (statement LIKE '%, external_id DESC%') = $1
+           AND statement NOT LIKE '%pg_prepared_statements%'
+        """,
+        external_id is not None,
+    )
+    values = [conveyancer_id, *([external_id] if external_id else []), str(before)]
+    arguments = ", ".join(f"'{value}'" for value in values)
+    explained = await database.fetchval(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name} ({arguments}, 21)"
+    )
+    plan = top = msgspec.json.decode(explained)[0]["Plan"]
+    nodes = []
+    while True:
+        nodes.append(plan["Node Type"])
+        if "Plans" not in plan:
+            break
+        (plan,) = plan["Plans"]
+    rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
+    return Scan(nodes, plan.get("Index Name", ""), rows, top["Shared Hit Blocks"] + top["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
+async def test_any_page_reads_its_own_rows_by_an_index_and_sorts_nothing(
+    database: Connection, plan: str
+) -> None:
+    await fill(database, rows=40_000)
+    await database.execute(f"SET plan_cache_mode = {plan}")
+    middle: str = await database.fetchval(
+        "SELECT id::text FROM calculation_request WHERE conveyancer_id = $1 ORDER BY id LIMIT 1 OFFSET 500",
+        CONVEYANCER,
+    )
+
+    for external_id, index in (
+        (None, "calculation_request_listing"),
+        ("case-7", "calculation_request_external_id"),
+    ):
+        for _ in range(7):  # from the sixth on Postgres may use a generic plan
+            first = await scan(database, CONVEYANCER, external_id, _NEWEST)
+            deep = await scan(database, CONVEYANCER, external_id, UUID(middle))
+
+        assert first.nodes == deep.nodes == ["Limit", "Limit", "Index Scan"]
+        assert first.index == deep.index == index
+        assert (first.rows, deep.rows) == (21, 21)
+        assert deep.blocks <= first.blocks + 2
+
+
+@pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("external_id", [None, "case-7"])
+async def test_conveyancer_whose_requests_are_all_old_is_not_searched_for_among_the_newer(
+    database: Connection, plan: str, external_id: str | None
+) -> None:
+    await fill(database, rows=40_000)
+    await database.execute(f"SET plan_cache_mode = {plan}")
+
+    for conveyancer_id in (OTHERS[0], "nobody"):
+        found = await scan(database, conveyancer_id, external_id, _NEWEST)
+
+        assert found.rows <= 21
+        assert found.blocks < 60

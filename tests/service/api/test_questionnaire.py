@@ -1,0 +1,258 @@
+"""The questionnaire against the table of the interface, and what its loader refuses."""
+
+import httpx
+import msgspec
+import pytest
+
+from service.api.questionnaire import QuestionnaireError, entity_tag, load, parse
+
+STRUCTURE = "/v1/questionnaire/structure"
+YES_NO = ["YES", "NO"]
+USES = ["RESIDENTIAL", "MIXED", "COMMERCIAL", "DEVELOPMENT"]
+BUYER_TYPES = [
+    "INDIVIDUAL",
+    "COUPLE",
+    "LIMITED_COMPANY",
+    "CHARITY",
+    "PENSION",
+    "TRUST",
+    "COUNCIL",
+    "PARTNERSHIP",
+]
+
+# interface.md, "The questions, in the order returned": ref, responseType, option values, conditions.
+INTERFACE = [
+    ("case_ref", "text", None, None),
+    ("country", "radio_button", ["ENGLAND", "WALES", "SCOTLAND"], None),
+    ("is_leasehold", "radio_button", YES_NO, None),
+    ("lease_nature", "radio_button", ["NEW", "EXTENSION", "TAKEOVER"], {"is_leasehold": "YES"}),
+    ("lease_type", "radio_button", ["RENT", "PREMIUM"], {"is_leasehold": "YES"}),
+    ("lease_premium", "currency", None, {"is_leasehold": "YES", "lease_type": "PREMIUM"}),
+    ("lease_term", "number", None, {"is_leasehold": "YES", "lease_type": "RENT"}),
+    ("lease_rent_year_1", "currency", None, {"is_leasehold": "YES", "lease_type": "RENT"}),
+    ("property_value", "currency", None, {"is_leasehold": "NO"}),
+    ("completion_date", "date", None, None),
+    ("is_refinance", "radio_button", YES_NO, {"is_leasehold": "NO"}),
+    ("buyer_type", "select", BUYER_TYPES, None),
+    ("ftb_relief", "radio_button", YES_NO, None),
+    ("owns_other", "radio_button", YES_NO, None),
+    ("selling_main_residence", "radio_button", YES_NO, {"owns_other": "YES"}),
+    (
+        "all_purchasers_on_title",
+        "radio_button",
+        YES_NO,
+        {"owns_other": "YES", "selling_main_residence": "YES"},
+    ),
+    ("replacing_pr", "radio_button", YES_NO, None),
+    ("uk_resident", "radio_button", YES_NO, None),
+    ("current_use", "radio_button", USES, None),
+    ("intended_use", "radio_button", USES, None),
+    ("is_dwelling", "radio_button", YES_NO, None),
+    ("being_converted", "radio_button", YES_NO, {"is_dwelling": "NO"}),
+    ("is_development", "radio_button", YES_NO, {"being_converted": "NO"}),
+    ("is_purchase", "radio_button", YES_NO, None),
+    ("has_annexes", "radio_button", YES_NO, None),
+    ("num_dwellings", "number", None, None),
+    ("has_grounds", "radio_button", YES_NO, None),
+]
+
+WELL_WRITTEN = """
+[options]
+yes_no = [{ value = "YES", name = "Yes" }, { value = "NO", name = "No" }]
+
+[[questions]]
+ref = "let"
+response_type = "radio_button"
+options = "yes_no"
+question = "Is it let?"
+info = "To tenants."
+
+[[questions]]
+ref = "rent"
+response_type = "currency"
+conditions = { let = "YES" }
+question = "What is the rent?"
+info = "Per year."
+"""
+
+
+def test_questions_are_those_of_the_interface_in_its_order() -> None:
+    table = [
+        (
+            question.ref,
+            question.response_type,
+            question.response_options and [option.value for option in question.response_options],
+            question.conditions,
+        )
+        for question in load().questionnaire
+    ]
+
+    assert table == INTERFACE
+
+
+def test_every_text_says_something_without_space_around_it() -> None:
+    questions = load().questionnaire
+    options = [option for question in questions for option in question.response_options or ()]
+    texts = [text for question in questions for text in (question.question, question.info)]
+    texts += [option.name for option in options]
+
+    assert [text for text in texts if not text or text != text.strip()] == []
+
+
+def test_yes_and_no_are_shown_as_words() -> None:
+    options = [option for question in load().questionnaire for option in question.response_options or ()]
+    names = {option.value: option.name for option in options}
+
+    assert (names["YES"], names["NO"]) == ("Yes", "No")
+
+
+def test_encoded_questions_have_the_fields_of_the_interface() -> None:
+    encoded = msgspec.json.decode(msgspec.json.encode(load()))
+
+    assert list(encoded) == ["questionnaire"]
+    for question in encoded["questionnaire"]:
+        assert list(question) == ["ref", "question", "info", "responseType", "responseOptions", "conditions"]
+
+
+def test_question_without_options_and_conditions_is_encoded_with_nulls() -> None:
+    case_ref = msgspec.json.decode(msgspec.json.encode(load()))["questionnaire"][0]
+
+    assert case_ref["responseOptions"] is None
+    assert case_ref["conditions"] is None
+
+
+def test_encoded_options_have_a_name_and_a_value() -> None:
+    is_leasehold = msgspec.json.decode(msgspec.json.encode(load()))["questionnaire"][2]
+
+    assert is_leasehold["responseOptions"] == [
+        {"name": "Yes", "value": "YES"},
+        {"name": "No", "value": "NO"},
+    ]
+
+
+def test_well_written_questionnaire_is_accepted() -> None:
+    assert [question.ref for question in parse(WELL_WRITTEN).questionnaire] == ["let", "rent"]
+
+
+@pytest.mark.parametrize(
+    ("written", "broken", "complaint"),
+    [
+        pytest.param('ref = "rent"', 'ref = "let"', "'let': its ref is taken", id="ref twice"),
+        pytest.param('options = "yes_no"\n', "", "'let': radio_button without options", id="no options"),
+        pytest.param(
+            '"radio_button"', '"select"\nlist = 1', "'let': .* unknown field `list`", id="unknown field"
+        ),
+        pytest.param('"radio_button"', '"number"', "'let': number with options", id="needless options"),
+        pytest.param('"yes_no"', '"maybe"', "'let': there are no options 'maybe'", id="unknown options"),
+        pytest.param('"NO"', '"YES"', "'let': an option value comes twice", id="option value twice"),
+        pytest.param('"currency"', '"slider"', "'rent': .* 'slider'", id="unknown response type"),
+        pytest.param('{ let = "YES" }', "{ let = true }", "'rent': Expected `str`", id="answer not text"),
+        pytest.param(
+            '{ let = "YES" }',
+            '{ let = "yes" }',
+            "'rent': it depends on 'let' being 'yes'",
+            id="condition on an answer that is no option",
+        ),
+        pytest.param(
+            '{ let = "YES" }',
+            '{ rent = "YES" }',
+            "'rent': it depends on 'rent', which is not an earlier question",
+            id="condition on itself",
+        ),
+        pytest.param(
+            'ref = "let"',
+            'ref = "let"\nconditions = { rent = "YES" }',
+            "'let': it depends on 'rent', which is not an earlier question",
+            id="condition on a later question",
+        ),
+        pytest.param('ref = "rent"', 'ref = ""', "'': a text is blank", id="blank ref"),
+        pytest.param("What is the rent?", " ", "'rent': a text is blank", id="blank question"),
+        pytest.param("Per year.", r"\n", "'rent': a text is blank", id="blank info"),
+        pytest.param('name = "Yes"', 'name = ""', "'let': a text is blank", id="blank option name"),
+        pytest.param('value = "NO"', 'value = ""', "'let': a text is blank", id="blank option value"),
+        pytest.param('info = "Per year."', "", "'rent': .* missing required field `info`", id="no info"),
+        pytest.param('ref = "rent"', "", "None: .* missing required field `ref`", id="no ref"),
+    ],
+)
+def test_badly_written_question_is_refused_by_its_ref(written: str, broken: str, complaint: str) -> None:
+    assert written in WELL_WRITTEN
+
+    with pytest.raises(QuestionnaireError, match=f"^question {complaint}"):
+        parse(WELL_WRITTEN.replace(written, broken))
+
+
+@pytest.mark.parametrize(
+    ("written", "broken", "complaint"),
+    [
+        pytest.param("[options]", "[options", "Expected ']'", id="not TOML"),
+        pytest.param("[options]", "title = 1\n[options]", "unknown field `title`", id="unknown field"),
+        pytest.param("yes_no = [", "none = []\nyes_no = [", "length >= 1", id="set of no options"),
+        pytest.param(
+            'name = "Yes"', 'title = "Yes"', "unknown field `title`", id="option with unknown field"
+        ),
+    ],
+)
+def test_badly_written_file_is_refused(written: str, broken: str, complaint: str) -> None:
+    assert written in WELL_WRITTEN
+
+    with pytest.raises(QuestionnaireError, match=complaint):
+        parse(WELL_WRITTEN.replace(written, broken))
+
+
+def test_tag_changes_with_the_questions_and_with_nothing_else() -> None:
+    assert entity_tag(parse(WELL_WRITTEN)) == entity_tag(parse(WELL_WRITTEN))
+    assert entity_tag(parse(WELL_WRITTEN)) != entity_tag(parse(WELL_WRITTEN.replace("tenants", "a tenant")))
+
+
+async def test_questions_that_the_caller_has_are_not_sent_again(client: httpx.AsyncClient) -> None:
+    first = await client.get(STRUCTURE)
+    again = await client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
+
+    assert first.headers["ETag"].startswith('W/"')
+    assert again.status_code == 304
+    assert again.content == b""
+    assert again.headers["X-Request-Id"]
+    assert "Content-Type" not in again.headers
+    for name in ("ETag", "Cache-Control"):
+        assert again.headers[name] == first.headers[name]
+    assert first.headers["Cache-Control"] == "private, no-cache"
+
+
+@pytest.mark.parametrize(
+    ("if_none_match", "status"),
+    [
+        ("*", 304),
+        ("{tag}", 304),
+        ("W/{tag}", 304),
+        ('"other", W/{tag}', 304),
+        ('"a, b" ,W/"other",{tag}', 304),
+        ('"other"', 200),
+        ('W/"other", "another"', 200),
+        ("", 200),
+        ("nonsense", 200),
+        ('"*"', 200),
+        ('"x{bare}"', 200),
+        ("{bare}", 200),
+    ],
+)
+async def test_tags_are_compared_weakly(client: httpx.AsyncClient, if_none_match: str, status: int) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
+    sent = if_none_match.format(tag=tag, bare=tag.strip('"'))
+
+    assert (await client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
+
+
+async def test_tags_in_several_headers_are_one_list(client: httpx.AsyncClient) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"]
+
+    response = await client.get(STRUCTURE, headers=[("If-None-Match", '"other"'), ("If-None-Match", tag)])
+
+    assert response.status_code == 304
+
+
+async def test_tag_opens_no_door(client: httpx.AsyncClient) -> None:
+    tag = (await client.get(STRUCTURE)).headers["ETag"]
+
+    response = await client.get(STRUCTURE, headers={"If-None-Match": tag, "Authorization": "Bearer nonsense"})
+
+    assert response.status_code == 401

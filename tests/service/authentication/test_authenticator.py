@@ -1,0 +1,332 @@
+"""Who gets in: access tokens and API keys."""
+
+import hmac
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.utils import base64url_encode
+
+from service.authentication import api_keys
+from service.authentication.signing_keys import ALGORITHMS
+from service.identifiers import new_request_id, uuid_of
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually
+
+STRUCTURE = "/v1/questionnaire/structure"
+A_UUID = uuid_of(new_request_id())
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _with_header(token: str, **changes: str) -> str:
+    """Return what is to be signed when the header of *token* is another."""
+    header = msgspec.json.encode(jwt.get_unverified_header(token) | changes)
+    return f"{base64url_encode(header).decode()}.{token.split('.')[1]}"
+
+
+async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.Response]:
+    """Call every endpoint with these headers and no others."""
+    client.headers.pop("Authorization", None)
+    return [
+        await client.post("/v1/request", json=A_REQUEST, headers=headers),
+        await client.get(f"/v1/request/{A_UUID}", headers=headers),
+        await client.get(STRUCTURE, headers=headers),
+    ]
+
+
+@pytest.mark.parametrize("header", [None, "", "Basic YTpi", "Bearer", "Token abc"])
+async def test_missing_credentials_are_challenged(client: httpx.AsyncClient, header: str | None) -> None:
+    for response in await ask(client, {} if header is None else {"Authorization": header}):
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
+        assert response.json()["errors"][0]["code"] == "unauthenticated"
+
+
+async def test_two_credentials_are_refused_and_neither_is_chosen(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+) -> None:
+    good = ("Authorization", client.headers.pop("Authorization"))
+    other = ("Authorization", f"Bearer {issuer.token('free-conveyancing')}")
+    for headers in ([good, other], [good, good], [other, ("authorization", "")]):
+        for method, path in (("POST", "/v1/request"), ("GET", "/v1/request"), ("GET", STRUCTURE)):
+            response = await client.request(method, path, headers=headers, json=A_REQUEST)
+
+            assert response.status_code == 400
+            assert 'error="invalid_request"' in response.headers["WWW-Authenticate"]
+            assert response.json()["errors"][0]["code"] == "malformed_request"
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"exp": int(time.time()) - 3600}, "expired"),
+        ({"aud": "another-service"}, "another audience"),
+        ({"iss": "https://another.test"}, "another issuer"),
+        ({"exp": None}, "not valid"),
+        ({"exp": "4102444800"}, "not valid"),
+        ({"aud": None}, "not valid"),
+        ({"exp": 10**400}, "not valid"),
+        ({"exp": float("inf")}, "not valid"),
+        ({"exp": True}, "expired"),
+        ({"nbf": [1]}, "not valid"),
+        ({"iat": {}}, "not valid"),
+        ({"client_id": 7}, "names no client"),
+        ({"client_id": "acme\0"}, "names no client"),
+        ({"client_id": "acme\ud800"}, "names no client"),
+        ({"scope": ["request:read", "request:write"]}, "scope is not one string"),
+        ({"headers": {"typ": "JWT"}}, "at+jwt"),
+        ({"headers": {"kid": "unheard-of"}}, "not valid"),
+        ({"headers": {"crit": ["exp"]}}, "not valid"),
+        ({"padding": "x" * 9000}, "too large"),
+    ],
+)
+async def test_bad_access_token_is_refused_with_the_reason(
+    client: httpx.AsyncClient, issuer: Issuer, database: Connection, change: dict[str, Any], reason: str
+) -> None:
+    for response in await ask(client, bearer(issuer.token(**change))):
+        assert response.status_code == 401
+        challenge = response.headers["WWW-Authenticate"]
+        assert 'error="invalid_token"' in challenge
+        assert reason in challenge
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+@pytest.mark.parametrize("algorithm", ["none", "HS256"])
+async def test_algorithms_that_anyone_could_sign_with_are_refused(
+    client: httpx.AsyncClient, algorithm: str
+) -> None:
+    forged = jwt.encode(
+        {"client_id": CONVEYANCER, "exp": int(time.time()) + 600},
+        "" if algorithm == "none" else "a secret that anyone might try, long enough",
+        algorithm=algorithm,
+        headers={"typ": "at+jwt", "kid": "local"},
+    )
+
+    for response in await ask(client, bearer(forged)):
+        assert response.status_code == 401
+        assert "algorithm" in response.headers["WWW-Authenticate"]
+
+
+async def test_public_key_is_no_secret_to_sign_with(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    """The classic confusion: HMAC with the bytes of the public key, which everybody can have."""
+    public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signed = _with_header(issuer.token(), alg="HS256")
+    forged = f"{signed}.{base64url_encode(hmac.digest(public, signed.encode(), 'sha256')).decode()}"
+
+    for response in await ask(client, bearer(forged)):
+        assert response.status_code == 401
+        assert "algorithm" in response.headers["WWW-Authenticate"]
+
+
+async def test_key_verifies_only_its_own_algorithm(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    """The header names another algorithm that we accept; the signature is good, by the issuer's key."""
+    signed = _with_header(issuer.token(), alg="EdDSA")
+    signature = ECAlgorithm(ECAlgorithm.SHA256).sign(signed.encode(), issuer.key)
+    forged = f"{signed}.{base64url_encode(signature).decode()}"
+
+    for response in await ask(client, bearer(forged)):
+        assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("published", "accepted"),
+    [
+        (None, {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}),
+        ("PS256", {"PS256"}),
+        ("RSA-OAEP", set()),
+        ("ES256", set()),
+        ("HS256", set()),
+    ],
+)
+async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
+    service_settings: ServiceSettings, own_issuer: Issuer, published: str | None, accepted: set[str]
+) -> None:
+    private = rsa.generate_private_key(65_537, 2048)
+    public = {**RSAAlgorithm.to_jwk(private.public_key(), as_dict=True), "kid": "rsa"}
+    other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
+    rsa_key = public | ({"alg": published} if published else {})
+    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [rsa_key, *other]}))
+    claims = jwt.decode(own_issuer.token(), options={"verify_signature": False})
+    headers = {"typ": "at+jwt", "kid": "rsa"}
+    settings = msgspec.structs.replace(service_settings, auth_jwks_url=own_issuer.jwks.as_uri())
+
+    async with api_client(settings, None) as client:
+        statuses = {}
+        for algorithm in set(ALGORITHMS) - {"EdDSA", "ES256", "ES384", "ES512"}:
+            token = jwt.encode(claims, private, algorithm=algorithm, headers=headers)
+            statuses[algorithm] = (await client.get(STRUCTURE, headers=bearer(token))).status_code
+
+    assert {algorithm for algorithm, status in statuses.items() if status == 200} == accepted
+    assert set(statuses.values()) <= {200, 401}
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        base64url_encode(b'{"alg":' + b"[" * 5_000).decode() + ".e30.AAAA",
+        base64url_encode(b'["alg"]').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": 7, "kid": "local"}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}').decode() + ".e30.AAAA",
+        base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}').decode()
+        + "..AAAA",
+    ],
+)
+async def test_header_that_no_issuer_writes_is_refused(client: httpx.AsyncClient, token: str) -> None:
+    for response in await ask(client, bearer(token)):
+        assert response.status_code == 401
+        assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
+
+
+async def test_every_reason_is_told_in_other_words(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    refusals = [
+        issuer.token(exp=1),
+        issuer.token(aud="another-service"),
+        issuer.token(iss="https://another.test"),
+        issuer.token(scope="request:write"),
+        issuer.token(headers={"typ": "JWT"}),
+        "nonsense",
+    ]
+
+    challenges = [
+        (await client.get(f"/v1/request/{A_UUID}", headers=bearer(token))).headers["WWW-Authenticate"]
+        for token in refusals
+    ]
+
+    descriptions = [re.findall(r'error_description="([^"]+)"', challenge) for challenge in challenges]
+    assert len({description for (description,) in descriptions}) == len(refusals)
+    assert [' scope="request:read"' in challenge for challenge in challenges] == [
+        token == refusals[3] for token in refusals
+    ]
+
+
+@pytest.mark.parametrize("token", ["nonsense", "a.b.c", "ey.ey.ey", "é"])
+async def test_token_that_is_none_is_refused(client: httpx.AsyncClient, token: str) -> None:
+    client.headers.pop("Authorization")
+    response = await client.get(STRUCTURE, headers=[(b"Authorization", b"Bearer " + token.encode("latin-1"))])
+
+    assert response.status_code == 401
+
+
+async def test_token_signed_with_another_key_is_refused(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    stranger = Issuer(tmp_path)
+
+    for response in await ask(client, bearer(stranger.token())):
+        assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("scope", "statuses"),
+    [
+        ("request:read", [403, 404, 200]),
+        ("request:write", [200, 403, 200]),
+        ("", [403, 403, 200]),
+        (None, [403, 403, 200]),
+    ],
+)
+async def test_each_endpoint_needs_its_scope(
+    client: httpx.AsyncClient, issuer: Issuer, scope: str | None, statuses: list[int]
+) -> None:
+    responses = await ask(client, bearer(issuer.token(scope=scope)))
+
+    assert [response.status_code for response in responses] == statuses
+    for response in responses:
+        if response.status_code == 403:
+            assert 'error="insufficient_scope"' in response.headers["WWW-Authenticate"]
+            assert response.json()["errors"][0]["code"] == "insufficient_scope"
+
+
+async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSettings, issuer: Issuer) -> None:
+    settings = msgspec.structs.replace(service_settings, auth_leeway_seconds=0.0)
+    async with api_client(settings, issuer.token(exp=int(time.time()) + 2)) as client:
+        assert (await client.get(STRUCTURE)).status_code == 200
+
+        async def refused() -> bool:
+            return (await client.get(STRUCTURE)).status_code == 401
+
+        await eventually(refused)
+
+
+async def test_api_key_opens_the_questionnaire_and_nothing_else(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+
+    create, retrieve, questionnaire = await ask(client, bearer(key))
+
+    assert questionnaire.status_code == 200
+    for response in (create, retrieve):
+        assert response.status_code == 401
+        assert "API key" in response.headers["WWW-Authenticate"]
+
+
+async def test_revoked_api_key_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    assert await api_keys.revoke(database, key.split("_")[1])
+
+    response = await client.get(STRUCTURE, headers=bearer(key))
+
+    assert response.status_code == 401
+    assert not await api_keys.revoke(database, key.split("_")[1])
+
+
+async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClient) -> None:
+    response = await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))
+
+    assert response.status_code == 401
+
+
+async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
+    settings = msgspec.structs.replace(service_settings, api_key_use_seconds=0.05)
+    async with api_client(settings, used) as client, database.transaction():
+        await database.execute("LOCK TABLE api_key IN EXCLUSIVE MODE")  # reading is allowed
+        for _ in range(3):
+            assert (await client.get(STRUCTURE)).status_code == 200
+
+    async with api_client(settings, used) as client:
+        assert (await client.get(STRUCTURE)).status_code == 200
+        first = await eventually(lambda: _last_use(database, used))
+        assert (await client.get(STRUCTURE)).status_code == 200
+
+    assert await _last_use(database, used) == first
+    assert await _last_use(database, unused) is None
+
+
+async def test_use_of_an_api_key_just_before_the_end_is_written(
+    client: httpx.AsyncClient, service_settings: ServiceSettings, database: Connection
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    async with api_client(service_settings, key) as other:
+        assert (await other.get(STRUCTURE)).status_code == 200
+        assert (await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))).status_code == 401
+
+    assert await _last_use(database, key) is not None
+
+
+async def _last_use(database: Connection, key: str) -> datetime | None:
+    keys = {listed.prefix: listed for listed in await api_keys.list_all(database)}
+    return keys[key.split("_")[1]].last_used_at
+
+
+async def test_only_the_hash_of_an_api_key_is_stored(database: Connection) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+
+    stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
+    assert key.split("_", 2)[2] not in stored

@@ -1,0 +1,209 @@
+"""The issuer's keys over real HTTPS: rotated, away, back again, slow, and every kind of wrong."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
+from service.server.background import in_background
+from tests.certificates import Authority
+from tests.conftest import Issuer, eventually
+from tests.https_issuer import Answer, HttpsIssuer, after, babble, drip, pour, status
+
+HOUR = 3600.0
+TIMEOUT = 0.5
+
+
+@pytest.fixture
+async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[HttpsIssuer]:
+    """The issuer's key server: up, and trusted as in production, by OpenSSL's own variable."""
+    https = HttpsIssuer(authority)
+    https.answer = status(200, own_issuer.jwks.read_bytes())
+    async with https.up():
+        yield https
+
+
+def signing_keys(url: str, **changes: float) -> SigningKeys:
+    usual = {"refresh_seconds": HOUR, "timeout_seconds": TIMEOUT, "cooldown_seconds": HOUR}
+    return SigningKeys(url, **(usual | changes))
+
+
+async def is_found(keys: SigningKeys, key_id: str) -> bool:
+    try:
+        return (await keys.find(key_id)).key_id == key_id
+    except (UnknownSigningKey, SigningKeysUnavailable):
+        return False
+
+
+async def test_keys_are_fetched(server: HttpsIssuer) -> None:
+    assert (await signing_keys(server.url).find("local")).key_id == "local"
+
+
+async def test_server_of_an_unknown_authority_is_not_believed(
+    server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+
+    with pytest.raises(SigningKeysUnavailable):
+        await signing_keys(server.url).find("local")
+
+
+async def test_new_key_is_found_when_first_met(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    keys = signing_keys(server.url, cooldown_seconds=0.01)
+    await keys.find("local")
+    own_issuer.publish("next")
+    server.answer = status(200, own_issuer.jwks.read_bytes())
+    await asyncio.sleep(0.02)
+
+    assert await is_found(keys, "next")
+    assert not await is_found(keys, "local")
+
+
+async def test_all_who_wait_share_one_fetch(server: HttpsIssuer) -> None:
+    server.answer = after(0.1, server.answer)
+    keys = signing_keys(server.url)
+
+    found = await asyncio.gather(*(keys.find("local") for _ in range(100)))
+
+    assert len(found) == 100
+    assert server.requests == 1
+
+
+async def test_unknown_keys_make_us_ask_once_in_a_while(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url, cooldown_seconds=0.3)
+    await keys.find("local")
+    started_at = time.monotonic()
+
+    while time.monotonic() - started_at < 0.7:
+        with pytest.raises(UnknownSigningKey):
+            await keys.find(f"unheard-of-{time.monotonic()}")
+        await asyncio.sleep(0.001)
+
+    assert 2 <= server.requests <= 4
+
+
+async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
+    server: HttpsIssuer, own_issuer: Issuer, authority: Authority
+) -> None:
+    https = HttpsIssuer(authority)
+    https.answer = server.answer
+    async with https.up():
+        keys = signing_keys(https.url, refresh_seconds=0.05, cooldown_seconds=0.05)
+        await keys.find("local")
+
+    with capture_logs() as logs:
+        async with in_background("signing_keys", keys.run):
+            await eventually(lambda: len(failures(logs)) >= 3)
+            assert await is_found(keys, "local")
+            with pytest.raises(SigningKeysUnavailable):  # It may be a new one: nobody can say.
+                await keys.find("next")
+            own_issuer.publish("next")
+            https.answer = status(200, own_issuer.jwks.read_bytes())
+            async with https.up():
+                assert await eventually(lambda: is_found(keys, "next"))
+
+
+WRONG: dict[str, Answer] = {
+    "500": status(500),
+    "404": status(404, b"not here"),
+    "no body": status(200),
+    "not JSON": status(200, b"<html>"),
+    "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
+    "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
+    "no keys": status(200, b'{"keys": []}'),
+    "compressed": status(200, b"\x1f\x8b\x08\x00", "Content-Encoding: gzip"),
+    "not HTTP": babble,
+    "endless": pour,
+    "dripping": drip,
+    "late": after(10, status(200)),
+    "redirect in a circle": status(302, b"", "Location: /jwks.json"),
+    "redirect to nowhere": status(302, b"", "Location: https://127.0.0.1:1/"),
+    "redirect to a file": status(302, b"", "Location: file:///etc/hostname"),
+    "redirect without a target": status(302),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+async def test_wrong_answer_costs_neither_the_keys_we_have_nor_much_time(
+    server: HttpsIssuer, answer: Answer
+) -> None:
+    keys = signing_keys(server.url, cooldown_seconds=0.01)
+    await keys.find("local")
+    server.answer = answer
+    await asyncio.sleep(0.02)
+
+    with capture_logs() as logs:
+        started_at = time.monotonic()
+        with pytest.raises(SigningKeysUnavailable):
+            await keys.find("next")
+        seconds = time.monotonic() - started_at
+
+    assert await is_found(keys, "local")
+    assert [line["keys_kept"] for line in failures(logs)] == [1]
+    assert seconds < TIMEOUT + 1
+
+
+async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(server: HttpsIssuer) -> None:
+    server.answer = drip
+    keys = signing_keys(server.url, timeout_seconds=30.0)
+    started_at = time.monotonic()
+
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.find("local")
+
+    assert 0.9 < time.monotonic() - started_at < 3
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
+        await asyncio.sleep(0)
+
+
+async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url, timeout_seconds=30.0, cooldown_seconds=0.01)
+    await keys.find("local")
+    server.answer = drip
+    await asyncio.sleep(0.02)
+
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
+
+    assert await is_found(keys, "local")
+    async with in_background("signing_keys", keys.run):  # which ends the fetch
+        await asyncio.sleep(0)
+
+
+async def test_redirect_within_https_is_followed(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    found = status(200, own_issuer.jwks.read_bytes())
+    moved = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
+
+    async def first_moved(writer: asyncio.StreamWriter) -> None:
+        await (moved if server.requests == 1 else found)(writer)
+
+    server.answer = first_moved
+
+    assert await is_found(signing_keys(server.url), "local")
+
+
+async def test_redirect_to_plain_http_is_not_followed(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    asked = asyncio.Event()
+
+    async def answer_in_plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await status(200, own_issuer.jwks.read_bytes())(writer)
+        writer.close()
+
+    async with await asyncio.start_server(answer_in_plain, "127.0.0.1", 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        server.answer = status(302, b"", f"Location: http://127.0.0.1:{port}/jwks.json")
+        with pytest.raises(SigningKeysUnavailable):
+            await signing_keys(server.url).find("local")
+
+    assert not asked.is_set()
+
+
+def failures(logs: list[Any]) -> list[Any]:
+    """Return the lines about fetches that failed."""
+    return [line for line in logs if line["event"] == "signing_keys_not_fetched"]

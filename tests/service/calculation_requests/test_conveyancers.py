@@ -1,0 +1,24 @@
+"""Registering conveyancers."""
+
+import pytest
+
+from service.calculation_requests import conveyancers
+from service.calculation_requests.conveyancers import InvalidConveyancer
+from service.postgres.pool import Connection
+
+
+async def test_conveyancer_whose_id_or_name_nobody_could_read_is_refused(database: Connection) -> None:
+    before = await conveyancers.list_all(database)
+
+    for text in ("", " ", "\u200b", "\u3164", "firm\u202e", "fi\nrm", "fi\0rm", "fi\udcffrm", "x" * 256):
+        for conveyancer_id, name in ((text, "New Firm"), ("new-firm", text)):
+            with pytest.raises(InvalidConveyancer):
+                await conveyancers.add(database, conveyancer_id, name=name, charges_calculation_fee=False)
+
+    assert await conveyancers.list_all(database) == before
+
+
+async def test_longest_id_and_name_are_taken(database: Connection) -> None:
+    await conveyancers.add(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
+
+    assert ("x" * 255, "é" * 255, False) in await conveyancers.list_all(database)

@@ -1,0 +1,74 @@
+"""A key that has left REQUEST_SECRET_KEYS: what can still be read of the requests that were made with it."""
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, Issuer, api_client
+from tests.metrics import value
+
+MISSING = "request_secret_keys_missing_total"
+KEY = {"Idempotency-Key": "closing"}
+
+
+@pytest.fixture
+async def without_key(database: Connection, client: httpx.AsyncClient) -> str:
+    """Return the uuid of the older of two requests, made with a key that the ring no longer has."""
+    uuid: str = (await client.post("/v1/request", json=A_REQUEST, headers=KEY)).json()["data"]["uuid"]
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
+    return uuid
+
+
+async def test_request_whose_key_is_lost_is_unavailable_for_now(
+    client: httpx.AsyncClient, without_key: str
+) -> None:
+    before = value(MISSING)
+    with capture_logs() as logs:
+        answers = [
+            await client.get(f"/v1/request/{without_key}"),
+            await client.post("/v1/request", json=A_REQUEST, headers=KEY),
+        ]
+
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"] == "60"
+        assert [error["code"] for error in answer.json()["errors"]] == ["secret_unavailable"]
+        assert "lost" not in answer.text
+    told = [log for log in logs if log["event"] == "secret_key_missing"]
+    assert [(log["log_level"], log["key_id"]) for log in told] == [("error", "lost")] * 2
+    assert value(MISSING) == before + 2
+
+
+async def test_list_shows_the_others_and_of_this_one_all_but_the_secret(
+    client: httpx.AsyncClient, without_key: str
+) -> None:
+    with capture_logs() as logs:
+        response = await client.get("/v1/request")
+
+    assert response.status_code == 200
+    whole, rest = response.json()["data"]["requests"]
+    assert whole["request_url"].endswith(f"?secret={whole['secret']}")
+    assert (rest["uuid"], rest["secret"], rest["request_url"]) == (without_key, None, None)
+    assert rest | whole == whole | {"created_at": whole["created_at"]}
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+
+
+async def test_key_that_is_put_back_opens_everything_again(
+    client: httpx.AsyncClient,
+    service_settings: ServiceSettings,
+    issuer: Issuer,
+    without_key: str,
+) -> None:
+    assert (await client.get(f"/v1/request/{without_key}")).status_code == 503
+    ring = f"{service_settings.request_secret_keys},lost:{'C' * 43}"
+    settings = msgspec.structs.replace(service_settings, request_secret_keys=ring)
+
+    async with api_client(settings, issuer.token()) as restarted:
+        response = await restarted.get(f"/v1/request/{without_key}")
+
+    assert response.status_code == 200
+    assert response.json()["data"]["secret"] in response.json()["data"]["request_url"]

@@ -1,0 +1,138 @@
+"""The AsyncAPI document: valid, true to its own examples, and the same as the one that others build on."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from service.contracts import asyncapi, compatibility
+from service.outbox import events
+from service.outbox.events import CalculationCreated
+from tests.conftest import ROOT
+from tests.end_to_end.processes import bare_environment, run
+
+COMMITTED = ROOT / "deploy" / "asyncapi.json"
+DOCUMENT = msgspec.to_builtins(asyncapi.document())
+MESSAGES = DOCUMENT["components"]["messages"]
+_NODE_MODULES = ROOT / ".local" / "node" / "node_modules"
+
+
+def schema_of(message: str, part: str) -> jsonschema_rs.Draft202012Validator:
+    """Return what holds the headers or the payload of a message against the document."""
+    schema = {**MESSAGES[message][part], "components": DOCUMENT["components"]}
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+
+
+def parser_faults(document: Any, folder: Path) -> str:
+    """Return what AsyncAPI's own parser finds wrong with a document."""
+    node = shutil.which("node")
+    if node is None or not (_NODE_MODULES / "@asyncapi" / "parser").exists():
+        pytest.skip("AsyncAPI's parser is not here: `make deploy-check` installs it where node is")
+    file = folder / "asyncapi.json"
+    file.write_bytes(msgspec.json.encode(document))
+    checked = subprocess.run(
+        [node, ROOT / "deploy" / "node" / "check-asyncapi.cjs", file],
+        env={**os.environ, "NODE_PATH": str(_NODE_MODULES)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.stderr == ""
+    assert (checked.returncode == 0) == (checked.stdout == "")
+    return checked.stdout
+
+
+def test_document_is_valid(tmp_path: Path) -> None:
+    assert parser_faults(DOCUMENT, tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"action":"send"', '"action":"sends"'),
+        ('"is":"queue"', '"is":"heap"'),
+        ("#/channels/request.created/messages/request.created", "#/channels/request.created/messages/other"),
+        ('"type":"integer"', '"type":"whole"'),
+    ],
+)
+def test_fault_in_the_document_is_found(tmp_path: Path, old: str, new: str) -> None:
+    text = msgspec.json.encode(DOCUMENT).decode()
+    assert old in text
+
+    assert parser_faults(msgspec.json.decode(text.replace(old, new)), tmp_path) != ""
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for reference in re.findall(r'"\$ref":"#/([^"]+)"', msgspec.json.encode(DOCUMENT).decode()):
+        target = DOCUMENT
+        for step in reference.split("/"):
+            target = target[step]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_example_is_of_its_schema(message: str) -> None:
+    for example in MESSAGES[message]["examples"]:
+        for part in example.keys() - {"name"}:
+            schema_of(message, part).validate(example[part])
+
+
+def test_every_event_that_is_sent_has_an_example() -> None:
+    assert tuple(type(example) for example in asyncapi.SENT_EXAMPLES) == events.SENT
+
+
+@pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
+def test_schema_takes_no_event_of_another_type(event: type[events.RequestEvent]) -> None:
+    for other in events.SENT:
+        payload = MESSAGES[other.type]["examples"][0]["payload"]
+
+        assert schema_of(event.type, "payload").is_valid(payload) == (other is event)
+
+
+@pytest.mark.parametrize(
+    "calculation_id", ["", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"]
+)
+def test_schema_of_a_calculation_takes_what_the_code_takes(calculation_id: str) -> None:
+    payload = {"request_uuid": "req_01a9ZkW3mT6qPxB8vNcR4d", "calculation_id": calculation_id}
+    try:
+        msgspec.convert(payload, CalculationCreated)
+        is_taken = True
+    except msgspec.ValidationError:
+        is_taken = False
+
+    assert schema_of(asyncapi.BARE, "payload").is_valid(payload) == is_taken
+
+
+def test_committed_document_is_that_of_the_code() -> None:
+    committed = msgspec.json.decode(COMMITTED.read_bytes())
+
+    assert compatibility.breaks(committed, DOCUMENT) == [], "this breaks those who built on the document"
+    assert committed == DOCUMENT, "run `make asyncapi`, and commit what it writes"
+
+
+async def test_document_is_printed() -> None:
+    printed = await run("service", "asyncapi", environment=bare_environment())
+
+    assert (printed.status, msgspec.json.decode(printed.output)) == (0, DOCUMENT)
+
+
+async def test_document_is_updated_unless_that_breaks_who_built_on_it(tmp_path: Path) -> None:
+    file = tmp_path / "asyncapi.json"
+    command = ("service", "asyncapi", "--update", str(file))
+
+    first = await run(*command, environment=bare_environment())
+    assert (first.status, msgspec.json.decode(file.read_bytes())) == (0, DOCUMENT)
+
+    before = file.read_text().replace('"calculation_fee_exempt"', '"fee_exempt"')
+    file.write_text(before)
+    refused = await run(*command, environment=bare_environment())
+
+    assert refused.status == 1
+    assert "send_request_created: request.created.payload.data.fee_exempt: removed" in refused.errors
+    assert file.read_text() == before

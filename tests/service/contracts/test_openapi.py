@@ -1,0 +1,251 @@
+"""The OpenAPI document and the page to read it on."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import jsonschema_rs
+import msgspec
+import pytest
+from litestar.handlers import HTTPRouteHandler
+from openapi_spec_validator import validate
+
+from service.api import handlers
+from service.authentication import api_keys
+from service.contracts import openapi
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
+from tests.end_to_end.processes import bare_environment, run
+
+DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
+EXAMPLES = [
+    (path, method, status, name, example["value"])
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+    for status, response in operation["responses"].items()
+    for name, example in response.get("content", {}).get("application/json", {}).get("examples", {}).items()
+]
+
+
+def operation_of(path: str, method: str) -> dict[str, Any]:
+    operation: dict[str, Any] = DOCUMENT["paths"][path][method]
+    return operation
+
+
+def check(schema: dict[str, Any], value: Any) -> None:
+    """Check *value* against a schema of the document, formats included."""
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(value)
+
+
+async def test_document_is_printed_without_any_setting(client: httpx.AsyncClient) -> None:
+    printed = await run("service", "openapi", environment=bare_environment())
+    served = await client.get("/schema/openapi.json", headers={"Authorization": ""})
+
+    assert (printed.status, printed.errors) == (0, "")
+    assert served.headers["Content-Type"] == "application/json"
+    assert served.json() == msgspec.json.decode(printed.output)
+
+
+def test_document_is_valid() -> None:
+    validate(DOCUMENT)
+
+
+def test_every_endpoint_is_documented() -> None:
+    endpoints = [value for value in vars(handlers).values() if isinstance(value, HTTPRouteHandler)]
+
+    assert {operation.handler for operation in openapi.operations()} == set(endpoints) - {
+        handlers.show_methods
+    }
+
+
+def test_every_error_code_is_in_the_readme() -> None:
+    codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
+
+    http = (ROOT / "README.md").read_text().partition("## HTTP")[2].partition("## Events")[0]
+    assert set(codes) <= set(re.findall(r"`(\w+)`", http))
+
+
+def test_every_error_code_is_told() -> None:
+    codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
+
+    shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
+    told = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
+    assert set(codes) <= shown | set(told)
+
+
+@pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
+def test_example_fits_its_schema(path: str, method: str, status: str, name: str, value: Any) -> None:
+    content = operation_of(path, method)["responses"][status]["content"]["application/json"]
+
+    check(content["schema"], value)
+    assert value["status"]["code"] == int(status), name
+
+
+@pytest.mark.parametrize("name", ["smallest", "full"])
+async def test_example_bodies_are_answered_as_shown(client: httpx.AsyncClient, name: str) -> None:
+    content = operation_of("/v1/request", "post")["requestBody"]["content"]["application/json"]
+    body = content["examples"][name]["value"]
+
+    created = await client.post("/v1/request", json=body)
+    retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
+
+    check(content["schema"], body)
+    for path, method, response in (
+        ("/v1/request", "post", created),
+        ("/v1/request/{uuid}", "get", retrieved),
+    ):
+        shown = operation_of(path, method)["responses"]["200"]["content"]["application/json"]
+        check(shown["schema"], response.json())
+        assert response.json()["data"].keys() == shown["examples"]["ok"]["value"]["data"].keys()
+    if name == "full":
+        example = shown["examples"]["ok"]["value"]["data"]
+        assert {field: created.json()["data"][field] for field in body} == {
+            field: example[field] for field in body
+        }
+
+
+async def test_example_of_the_questionnaire_is_how_it_begins(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/questionnaire/structure")
+
+    shown = operation_of("/v1/questionnaire/structure", "get")["responses"]["200"]["content"]
+    example = shown["application/json"]["examples"]["ok"]["value"]["data"]["questionnaire"]
+    check(shown["application/json"]["schema"], response.json())
+    assert response.json()["data"]["questionnaire"][: len(example)] == example
+
+
+class Provocations:
+    """How to bring about what the examples of failures show."""
+
+    def __init__(self, client: httpx.AsyncClient, issuer: Issuer) -> None:
+        self._client = client
+        self._issuer = issuer
+
+    async def provoke(self, path: str, method: str, name: str) -> httpx.Response:
+        """Call an operation so that it fails as the example says."""
+        headers = {"Authorization": self._authorization(name)}
+        if name == "bad_host":
+            headers["Host"] = "a/b"
+        if name == "two_tokens":
+            headers["authorization"] = headers["Authorization"]  # httpx sends both
+        url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
+        if method == "get":
+            query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
+            return await self._client.get(f"{url}?{query}", headers=headers)
+        match name:
+            case "malformed_key":
+                headers["Idempotency-Key"] = "not one token"
+            case "key_reused":
+                headers["Idempotency-Key"] = "closing"
+                first = await self._client.post(url, json=openapi.FULL_REQUEST, headers=headers)
+                assert first.status_code == 200
+        content = {
+            "malformed": b'{"customer_email": ',
+            "too_large": b" " * (256 * 1024 + 1),
+            "refused_fields": openapi.REFUSED_REQUEST.encode(),
+        }.get(name, msgspec.json.encode(openapi.SMALLEST_REQUEST))
+        media_type = "text/plain" if name == "not_json" else "application/json"
+        return await self._client.post(url, content=content, headers=headers | {"Content-Type": media_type})
+
+    def _authorization(self, name: str) -> str:
+        match name:
+            case "no_token":
+                return ""
+            case "expired_token":
+                return f"Bearer {self._issuer.token(exp=1)}"
+            case "insufficient_scope":
+                return f"Bearer {self._issuer.token(scope='other')}"
+            case "unknown_conveyancer":
+                return f"Bearer {self._issuer.token('nobody')}"
+        return f"Bearer {self._issuer.token()}"
+
+
+FAILURES = [example for example in EXAMPLES if example[2] != "200"]
+OUR_FAULTS = {"unforeseen", "database_away", "keys_away", "secret_key_missing"}
+ELSEWHERE = {
+    "key_in_flight",  # in test_idempotency.py: it takes two callers
+    "too_slow",  # in test_http_errors.py: it takes its time
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "name", "value"),
+    [failure for failure in FAILURES if failure[3] not in OUR_FAULTS | ELSEWHERE],
+)
+async def test_failures_are_answered_as_shown(
+    client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, status: str, name: str, value: Any
+) -> None:
+    response = await Provocations(client, issuer).provoke(path, method, name)
+
+    documented = operation_of(path, method)["responses"][status]
+    assert response.status_code == int(status)
+    assert response.json() | {"meta": None} == value | {"meta": None}
+    for header, described in documented["headers"].items():
+        assert (header in response.headers) or not described["required"]
+
+
+async def test_our_faults_are_answered_as_shown(
+    client: httpx.AsyncClient,
+    service_settings: ServiceSettings,
+    database: Connection,
+    issuer: Issuer,
+    unused_tcp_port: int,
+) -> None:
+    key = await api_keys.create(database, CONVEYANCER)
+    nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
+    no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
+    no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
+    stored = await client.post("/v1/request", json=openapi.SMALLEST_REQUEST)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
+    async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
+        answers = {
+            "unforeseen": await client.post("/v1/request", json=openapi.SMALLEST_REQUEST),
+            "database_away": await adrift.get("/v1/questionnaire/structure"),
+            "keys_away": await locked.get("/v1/questionnaire/structure"),
+            "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
+        }
+
+    assert answers.keys() == OUR_FAULTS
+    for *_, status, name, value in FAILURES:
+        if name in OUR_FAULTS:
+            assert answers[name].status_code == int(status)
+            assert answers[name].json() | {"meta": None} == value | {"meta": None}
+
+
+class References(HTMLParser):
+    """Collects what a page loads, and what it runs."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, _: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Note where an element's file comes from."""
+        self.loaded += [value for name, value in attributes if name in {"src", "href"} and value]
+
+
+async def test_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+    page = await client.get("/schema", headers={"Authorization": ""})
+
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "//" not in page.text
+    loaded = References(page.text).loaded
+    assert {Path(urlsplit(url).path).suffix for url in loaded} == {".css", ".js", ".png"}
+    for url in [*loaded, "/schema/openapi.json"]:
+        asset = await client.get(urljoin(str(page.url), url), headers={"Authorization": ""})
+        assert asset.status_code == 200
+        assert len(asset.content) > 500
+        if url.endswith(".css"):
+            assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
+
+
+@pytest.mark.parametrize("name", ["index.html", "nothing.js", "..%2f__init__.py"])
+async def test_nothing_else_of_the_package_is_served(client: httpx.AsyncClient, name: str) -> None:
+    assert (await client.get(f"/schema/{name}")).status_code == 404

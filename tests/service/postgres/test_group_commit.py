@@ -1,0 +1,359 @@
+"""Group commit: who shares a transaction, and what the others hear when something fails."""
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterable
+
+import asyncpg
+import msgspec
+import pytest
+
+from service.postgres import pool as postgres
+from service.postgres.group_commit import LARGEST_GROUP, SLOW_SHARE, GroupCommit, Ids
+from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.settings import ServiceSettings
+from tests.conftest import eventually
+from tests.statement_log import StatementLog
+from tests.worker.forwarder import Forwarder
+
+SECONDS = 5.0
+FEW_SECONDS = 1.0
+QUEUE_SIZE = 40
+INSERT = """
+    INSERT INTO stored (id, note)
+    SELECT $1, $2
+     WHERE $2 <> 'nothing'
+    RETURNING id
+    """
+
+
+@pytest.fixture
+def statements() -> StatementLog:
+    """What Postgres is asked."""
+    return StatementLog()
+
+
+@pytest.fixture
+async def link(
+    service_settings: ServiceSettings, database: Connection, statements: StatementLog
+) -> AsyncIterator[Forwarder]:
+    """What stands between the pool and Postgres, in which there is a table."""
+    await database.execute(
+        """
+        CREATE TABLE stored (
+            id int PRIMARY KEY,
+            note text CHECK (note <> 'refused')
+        )
+        """
+    )
+    async with Forwarder(service_settings.database_url, statements.watch) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+    """A pool of one connection."""
+    settings = msgspec.structs.replace(
+        service_settings, database_url=link.url, database_pool_size=1, database_queue_size=QUEUE_SIZE
+    )
+    async with postgres.open_pool(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def group_commit(pool: Pool, statements: StatementLog) -> GroupCommit:
+    """A group commit whose statement is prepared."""
+    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
+    statements.clear()
+    return GroupCommit(pool, INSERT, seconds=SECONDS)
+
+
+@pytest.fixture
+async def impatient(pool: Pool) -> GroupCommit:
+    """The same, with less time."""
+    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
+    return GroupCommit(pool, INSERT, seconds=FEW_SECONDS)
+
+
+async def store(group_commit: GroupCommit, notes: Iterable[str]) -> list[Ids | BaseException]:
+    """Store all of *notes* at the same time, under the ids 1, 2 and so on."""
+    storing = (group_commit.execute((number, note)) for number, note in enumerate(notes, 1))
+    return await asyncio.gather(*storing, return_exceptions=True)
+
+
+def leader_and_follower(group_commit: GroupCommit) -> tuple[asyncio.Task[Ids], asyncio.Task[Ids]]:
+    """Let two callers store the ids 1 and 2, from the next turn of the event loop on."""
+    return (
+        asyncio.create_task(group_commit.execute((1, "a"))),
+        asyncio.create_task(group_commit.execute((2, "a"))),
+    )
+
+
+async def stored(database: Connection) -> list[int]:
+    return [row["id"] for row in await database.fetch("SELECT id FROM stored WHERE id > 0 ORDER BY id")]
+
+
+async def test_all_who_come_at_the_same_time_share_a_round_trip_and_a_transaction(
+    group_commit: GroupCommit, database: Connection, statements: StatementLog
+) -> None:
+    outcomes = await store(group_commit, ["a"] * 10)
+
+    assert outcomes == [set(range(1, 11))] * 10
+    assert await stored(database) == list(range(1, 11))
+    assert (len(statements.executed), statements.round_trips) == (10, 1)
+    transactions = "SELECT count(DISTINCT xmin::text) FROM stored WHERE id > 0"
+    assert await database.fetchval(transactions) == 1
+
+
+async def test_who_comes_while_a_group_is_on_its_way_is_in_the_next(
+    group_commit: GroupCommit, database: Connection, statements: StatementLog
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE stored")
+        first = asyncio.create_task(group_commit.execute((1, "a")))
+        await eventually(lambda: statements.round_trips == 1)
+        others = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (2, 3)]
+        await asyncio.sleep(0.05)
+
+    assert await first == {1}
+    assert await asyncio.gather(*others) == [{2, 3}, {2, 3}]
+    assert statements.round_trips == 2
+
+
+async def test_a_group_is_not_larger_than_it_may_be(
+    group_commit: GroupCommit, statements: StatementLog
+) -> None:
+    outcomes = await store(group_commit, ["a"] * (LARGEST_GROUP + 1))
+
+    everybody = set(range(1, LARGEST_GROUP + 1))
+    assert outcomes == [everybody] * LARGEST_GROUP + [{LARGEST_GROUP + 1}]
+    assert statements.round_trips == 2
+
+
+async def test_what_the_statement_does_not_take_is_not_among_the_ids(
+    group_commit: GroupCommit, database: Connection
+) -> None:
+    outcomes = await store(group_commit, ["a", "nothing", "a"])
+
+    assert outcomes == [{1, 3}] * 3
+    assert await stored(database) == [1, 3]
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
+)
+async def test_what_is_refused_fails_for_its_own_caller_alone(
+    group_commit: GroupCommit,
+    pool: Pool,
+    database: Connection,
+    place: int,
+    note: str,
+    error: type[Exception],
+) -> None:
+    notes = ["a"] * 5
+    notes[place] = note
+    outcomes = await store(group_commit, notes)
+
+    others = [number for number in range(1, 6) if number != place + 1]
+    assert isinstance(outcomes[place], error)
+    assert [outcomes[number - 1] for number in others] == [{number} for number in others]
+    assert await stored(database) == others
+    assert pool.open_size == pool.idle_size
+
+
+@pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
+async def test_what_postgres_refuses_costs_no_connection(
+    group_commit: GroupCommit, link: Forwarder, notes: list[str]
+) -> None:
+    before = link.connections
+    outcomes = await store(group_commit, notes)
+
+    assert isinstance(outcomes[-1], asyncpg.CheckViolationError)
+    assert await group_commit.execute((10, "a")) == {10}
+    assert link.connections == before
+
+
+@pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
+@pytest.mark.usefixtures("link")
+async def test_what_cannot_be_encoded_leaves_no_transaction_open(
+    service_settings: ServiceSettings, database: Connection, notes: list[str]
+) -> None:
+    """Without remembered statements asyncpg has asked for something by then, and not ended it."""
+    settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
+    async with postgres.open_pool(settings) as forgetful:
+        outcomes = await store(GroupCommit(forgetful, INSERT, seconds=SECONDS), notes)
+
+        async def nothing_is_open() -> bool:
+            left: int = await database.fetchval(
+                """
+                SELECT count(*)
+                  FROM pg_stat_activity
+                 WHERE datname = current_database()
+                   AND pid <> pg_backend_pid()
+                   AND xact_start IS NOT NULL
+                """
+            )
+            return left == 0
+
+        await eventually(nothing_is_open, seconds=3)
+
+    assert isinstance(outcomes[-1], asyncpg.DataError)
+
+
+async def test_everybody_hears_in_time_that_postgres_does_not_answer(
+    impatient: GroupCommit, link: Forwarder
+) -> None:
+    link.hold()
+    began = time.monotonic()
+    outcomes = await store(impatient, ["a"] * 5)
+    link.resume()
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
+    assert time.monotonic() - began < 2.5 * FEW_SECONDS
+    assert await impatient.execute((6, "a")) == {6}
+
+
+async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
+    impatient: GroupCommit, link: Forwarder
+) -> None:
+    link.hold()
+    began = time.monotonic()
+    outcomes = await store(impatient, ["a" * 2_000_000] * LARGEST_GROUP)
+    link.resume()
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * LARGEST_GROUP
+    assert time.monotonic() - began < 3.0 * FEW_SECONDS
+    await link.cut()
+    assert await impatient.execute((LARGEST_GROUP + 1, "a")) == {LARGEST_GROUP + 1}
+
+
+async def test_those_who_come_late_do_not_join_who_has_waited_long(
+    impatient: GroupCommit, pool: Pool, database: Connection
+) -> None:
+    async with postgres.connection(pool, seconds=SECONDS):
+        leader = asyncio.create_task(impatient.execute((1, "a")))
+        await asyncio.sleep(0.45 * FEW_SECONDS)
+        late = [asyncio.create_task(impatient.execute((number, "a"))) for number in (2, 3)]
+        await asyncio.sleep(0.1 * FEW_SECONDS)
+
+    with pytest.raises(PostgresUnavailable):
+        await leader
+    assert await asyncio.gather(*late) == [{2, 3}, {2, 3}]
+    assert await stored(database) == [2, 3]
+
+
+async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
+    await link.refuse()
+    gc.collect()
+    gc.disable()
+    try:
+        assert (await _turned_away_follower(group_commit))() is None
+    finally:
+        gc.enable()
+        link.admit()
+
+
+async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
+    leader, follower = leader_and_follower(group_commit)
+    await asyncio.wait([leader, follower])
+    assert isinstance(leader.exception(), PostgresUnavailable)
+    error = follower.exception()
+    assert isinstance(error, PostgresUnavailable)
+    return weakref.ref(error)
+
+
+async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, link: Forwarder) -> None:
+    await link.refuse()
+    outcomes = await store(group_commit, ["a"] * 5)
+    link.admit()
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
+
+
+async def test_more_than_the_queue_takes_are_refused_at_once(
+    group_commit: GroupCommit, pool: Pool, database: Connection
+) -> None:
+    async with postgres.connection(pool, seconds=SECONDS):
+        ids = range(1, QUEUE_SIZE + 1)
+        waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
+        await asyncio.sleep(0)
+        with pytest.raises(PostgresUnavailable):
+            pool.check_not_full()
+        with pytest.raises(PostgresUnavailable):
+            await group_commit.execute((QUEUE_SIZE + 1, "a"))
+    await asyncio.gather(*waiting)
+
+    pool.check_not_full()
+    assert await stored(database) == list(range(1, QUEUE_SIZE + 1))
+
+
+async def test_cancelled_follower_takes_no_part(
+    group_commit: GroupCommit, pool: Pool, database: Connection
+) -> None:
+    async with postgres.connection(pool, seconds=SECONDS):
+        leader, follower = leader_and_follower(group_commit)
+        await asyncio.sleep(0)
+        follower.cancel()
+
+    assert await leader == {1}
+    assert follower.cancelled()
+    assert await stored(database) == [1]
+
+
+async def test_followers_of_a_cancelled_leader_may_ask_again(
+    group_commit: GroupCommit, pool: Pool, database: Connection
+) -> None:
+    async with postgres.connection(pool, seconds=SECONDS):
+        leader, follower = leader_and_follower(group_commit)
+        await asyncio.sleep(0)
+        leader.cancel()
+        with pytest.raises(PostgresUnavailable):
+            await follower
+
+    assert leader.cancelled()
+    assert await group_commit.execute((2, "a")) == {2}
+    assert await stored(database) == [2]
+
+
+async def test_leader_cancelled_during_the_statement_tells_the_others_and_gives_all_back(
+    group_commit: GroupCommit, pool: Pool, database: Connection, statements: StatementLog
+) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE stored")
+        leader, follower = leader_and_follower(group_commit)
+        await eventually(lambda: statements.round_trips == 1)
+        leader.cancel()
+        with pytest.raises(PostgresUnavailable):
+            await follower
+
+    assert leader.cancelled()
+    assert await group_commit.execute((3, "a")) == {3}
+    assert await stored(database) == [3]
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
+async def test_groups_are_small_while_postgres_is_slow_and_grow_again(
+    group_commit: GroupCommit, database: Connection, statements: StatementLog
+) -> None:
+    await database.execute(
+        """
+        CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN PERFORM pg_sleep(new.note::float); RETURN new; END $$;
+        CREATE TRIGGER slow BEFORE INSERT ON stored FOR EACH ROW EXECUTE FUNCTION take_time()
+        """
+    )
+
+    async def round_trips(first_id: int, seconds: float) -> int:
+        statements.clear()
+        ids = range(first_id, first_id + 16)
+        await asyncio.gather(*(group_commit.execute((each, str(seconds))) for each in ids))
+        return statements.round_trips
+
+    at_first = await round_trips(100, 2 * SECONDS * SLOW_SHARE / 16)
+    after_that = await round_trips(200, 0)
+    in_the_end = [await round_trips(first_id, 0) for first_id in range(300, 500, 20)][-1]
+
+    assert (at_first, after_that, in_the_end) == (1, 2, 1)

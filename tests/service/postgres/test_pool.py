@@ -1,0 +1,392 @@
+"""The pool of connections: how many there are, which are used again, and what becomes of those that fail."""
+
+import asyncio
+import gc
+import time
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import asyncpg
+import msgspec
+import pytest
+from yarl import URL
+
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.settings import ServiceSettings
+from tests.conftest import eventually
+from tests.metrics import rises
+from tests.worker.forwarder import Forwarder
+
+SIZE = 2
+TAKE_NO_WRITES = "SET default_transaction_read_only = on"
+
+
+@pytest.fixture
+async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+    """What stands between the pool and Postgres."""
+    async with Forwarder(service_settings.database_url) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+    """A small pool, with a queue for one."""
+    settings = msgspec.structs.replace(
+        service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
+    )
+    async with postgres.open_pool(settings) as opened:
+        yield opened
+
+
+async def backend(pool: Pool) -> int:
+    """Return which process of Postgres serves the next connection."""
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        return connection.get_server_pid()
+
+
+async def is_gone(database: Connection, process: int) -> bool:
+    return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)
+
+
+async def test_connection_is_used_again(pool: Pool) -> None:
+    assert await backend(pool) == await backend(pool)
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
+async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Forwarder) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=5.0) as connection:
+            await connection.execute("SELECT pg_sleep(0.01)")
+
+    for _ in range(10):
+        await asyncio.gather(*(work() for _ in range(SIZE + 1)))
+
+    assert pool.open_size == SIZE
+    assert link.connections == SIZE
+
+
+async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0), postgres.connection(pool, seconds=5.0):
+        waiting = asyncio.create_task(backend(pool))
+        await asyncio.sleep(0)
+        with pytest.raises(PostgresUnavailable):
+            pool.check_not_full()
+        began = time.monotonic()
+        with pytest.raises(PostgresUnavailable):
+            await backend(pool)
+        assert time.monotonic() - began < 0.1
+    assert await waiting
+    pool.check_not_full()
+
+
+async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0):
+        async with postgres.connection(pool, seconds=5.0):
+            waiting = asyncio.create_task(_lend(pool, seconds=0.4))
+            await asyncio.sleep(0.3)
+        with pytest.raises(PostgresUnavailable):
+            await waiting
+        assert await backend(pool)
+
+
+async def _lend(pool: Pool, *, seconds: float) -> None:
+    async with postgres.connection(pool, seconds=seconds):
+        pass
+
+
+async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_used_again(
+    pool: Pool, database: Connection
+) -> None:
+    slow = await backend(pool)
+    with pytest.raises(PostgresUnavailable):
+        async with postgres.connection(pool, seconds=0.2) as connection:
+            await connection.execute("SELECT pg_sleep(30)")
+
+    assert await backend(pool) != slow
+    await eventually(lambda: is_gone(database, slow))
+
+
+async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, database: Connection) -> None:
+    slow = await backend(pool)
+
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=30.0) as connection:
+            await connection.execute("SELECT pg_sleep(30)")
+
+    for _ in range(SIZE + 1):
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0.1)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    assert await backend(pool)
+    await eventually(lambda: is_gone(database, slow))
+
+
+async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
+    pool: Pool, link: Forwarder
+) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=0.5) as connection:
+            link.hold()
+            await connection.execute("SELECT 1")
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0.7)  # The time is over, and nothing answers.
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    link.resume()
+
+    assert await backend(pool)
+
+
+async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
+    pool: Pool, link: Forwarder
+) -> None:
+    async def work() -> None:
+        async with postgres.connection(pool, seconds=0.3) as connection:
+            link.hold()
+            with suppress(TimeoutError):
+                await connection.execute("SELECT 1", timeout=0.1)
+            raise asyncpg.InterfaceError("broken")  # To close it now takes longer than the rest of the time.
+
+    with pytest.raises(PostgresUnavailable):
+        await work()
+    link.resume()
+
+    assert await backend(pool)
+
+
+async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
+    before = await backend(pool)
+    with pytest.raises(LookupError):
+        async with postgres.connection(pool, seconds=5.0):
+            raise LookupError
+
+    assert await backend(pool) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO conveyancer (id, name) VALUES (NULL, '')",
+        "SELECT 1 / 0",
+        "SELECT * FROM missing",
+        "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
+    ],
+)
+async def test_statement_that_postgres_refused_costs_no_connection(
+    pool: Pool, database: Connection, statement: str
+) -> None:
+    before = await backend(pool)
+    async with database.transaction():
+        await database.execute("LOCK TABLE outbox")
+        with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
+            async with postgres.connection(pool, seconds=5.0) as connection:
+                await connection.execute(statement)
+
+    assert await backend(pool) == before
+
+
+async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_opened_before(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as demoted, postgres.connection(pool, seconds=5.0):
+        await demoted.execute(TAKE_NO_WRITES)
+    assert pool.idle_size == SIZE
+    with pytest.raises(PostgresUnavailable):
+        await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent_again(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0):
+        async with postgres.connection(pool, seconds=5.0) as demoted:
+            await demoted.execute(TAKE_NO_WRITES)
+        with pytest.raises(PostgresUnavailable):
+            await write(pool)
+
+    assert pool.open_size == 0
+    await write(pool)
+
+
+async def write(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        await connection.execute("CREATE TABLE written ()")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+        asyncpg.InternalServerError("cache lookup failed"),
+        asyncpg.InvalidSQLStatementNameError("prepared statement does not exist"),
+        PostgresUnavailable(),
+    ],
+)
+async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) -> None:
+    before = await backend(pool)
+    with suppress(type(error), PostgresUnavailable):
+        async with postgres.connection(pool, seconds=5.0):
+            raise error
+
+    assert await backend(pool) != before
+
+
+async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        before = connection.get_server_pid()
+        await connection.execute("BEGIN")
+
+    assert await backend(pool) != before
+
+
+async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) -> None:
+    before = await backend(pool)
+    await link.cut()
+    await eventually(lambda: pool.open_size == 0)
+
+    assert await backend(pool) != before
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
+async def test_connection_that_was_long_idle_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await backend(pool)
+    monkeypatch.setattr(postgres, "_LONGEST_IDLE_SECONDS", -1.0)
+
+    assert await backend(pool) != before
+    assert pool.open_size == 1
+
+
+async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link: Forwarder) -> None:
+    await link.refuse()
+    for _ in range(20):
+        with pytest.raises(PostgresUnavailable):
+            await backend(pool)
+    with pytest.raises(PostgresUnavailable):
+        pool.check_not_away()
+    assert link.refused == 1
+
+    link.admit()
+    await asyncio.sleep(postgres.AWAY_SECONDS)
+    pool.check_not_away()
+    assert await backend(pool)
+
+
+@pytest.fixture
+async def granting_two(
+    service_settings: ServiceSettings, administrator: Connection
+) -> AsyncIterator[tuple[Pool, str]]:
+    """A pool that may open ten connections, as a user to whom Postgres grants two; and that user."""
+    user = f"limited_{time.time_ns()}"
+    await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
+    url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
+    settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
+    async with postgres.open_pool(settings) as opened:
+        yield opened, user
+    await eventually(lambda: is_unused(administrator, user))
+    await administrator.execute(f"DROP ROLE {user}")
+
+
+async def is_unused(database: Connection, user: str) -> bool:
+    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
+
+
+async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+
+    async def work() -> int:
+        async with postgres.connection(pool, seconds=10.0) as connection:
+            process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
+        return process
+
+    with rises("postgres_unavailable_total", by=0):
+        served = await asyncio.gather(*(work() for _ in range(20)))
+
+    assert len(set(served)) == 2
+    assert (pool.open_size, pool.idle_size) == (2, 2)
+
+
+async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
+    granting_two: tuple[Pool, str],
+) -> None:
+    pool, _ = granting_two
+    async with postgres.connection(pool, seconds=10.0), postgres.connection(pool, seconds=10.0):
+        began = time.monotonic()
+        with pytest.raises(PostgresUnavailable):
+            await _lend(pool, seconds=0.5)
+        assert 0.2 < time.monotonic() - began < 2.0
+
+    assert await backend(pool)
+
+
+async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
+    granting_two: tuple[Pool, str], administrator: Connection
+) -> None:
+    pool, user = granting_two
+    async with postgres.connection(pool, seconds=30.0) as one:
+        async with postgres.connection(pool, seconds=30.0) as other:
+            waiting = [asyncio.create_task(_lend(pool, seconds=30.0)) for _ in range(3)]
+            await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
+            other.terminate()
+        assert not any(task.done() for task in waiting)
+        one.terminate()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
+
+
+async def test_connection_given_back_while_no_other_can_be_opened_is_used(
+    pool: Pool, link: Forwarder
+) -> None:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        link.hold()
+        waiting = asyncio.create_task(backend(pool))
+        await eventually(lambda: link.connections == SIZE)
+
+    assert await waiting == connection.get_server_pid()
+    link.resume()
+
+
+async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
+    class Failure(Exception):
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        failure = Failure()
+        left = weakref.ref(failure)
+        with pytest.raises(Failure):
+            async with postgres.connection(pool, seconds=5.0):
+                raise failure
+        del failure
+        assert left() is None
+    finally:
+        gc.enable()
+
+
+async def test_closed_pool_opens_nothing(service_settings: ServiceSettings) -> None:
+    async with postgres.open_pool(service_settings) as pool:
+        pass
+    with pytest.raises(PostgresUnavailable):
+        await backend(pool)
+
+
+async def test_closed_pool_has_ended_what_was_under_way(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    async with postgres.open_pool(service_settings) as pool:
+        slow = await backend(pool)
+        connection = await pool.take(queue_seconds=1.0)
+        working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
+        await asyncio.sleep(0.1)
+
+    await asyncio.gather(working, return_exceptions=True)
+    await eventually(lambda: is_gone(database, slow))

@@ -1,0 +1,134 @@
+"""Work in the background: its failure is logged, ends nothing, and harms nothing else."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from service.authentication.api_keys import ApiKeyUses
+from service.outbox import writing
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection
+from service.server import background
+from service.server.background import in_background
+from service.settings import ServiceSettings
+from tests.conftest import CONVEYANCER, eventually
+from tests.metrics import rises, value
+
+
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the work begin again soon after a failure."""
+    monkeypatch.setattr(background, "PAUSE_SECONDS", 0.01)
+
+
+async def test_failure_in_the_background_is_logged_and_counted_and_the_work_goes_on() -> None:
+    begun = 0
+
+    async def fail_at_first() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise LookupError("a secret")
+        await asyncio.Event().wait()
+
+    with capture_logs() as logs, rises("background_failures_total", by=2, work="test"):
+        async with in_background("test", fail_at_first):
+            await eventually(lambda: begun == 3)
+
+    assert [(line["event"], line["work"], line["error"]) for line in logs] == [
+        ("background_work_failed", "test", "LookupError")
+    ] * 2
+    assert "a secret" not in str(logs)
+
+
+async def test_work_that_fails_as_it_ends_does_not_begin_again() -> None:
+    begun = 0
+
+    async def fail_at_the_end() -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise LookupError
+
+    with capture_logs() as logs:
+        async with asyncio.timeout(5), in_background("test", fail_at_the_end):
+            await asyncio.sleep(0)
+
+    assert begun == 1
+    assert logs[0]["error"] == "LookupError"
+
+
+async def test_cancellation_that_comes_while_the_work_ends_is_not_lost() -> None:
+    ending, may_end = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+
+    async def use() -> None:
+        async with in_background("test", end_slowly):
+            await asyncio.sleep(0)
+
+    using = asyncio.create_task(use())
+    await ending.wait()
+    using.cancel()
+    await asyncio.wait([using], timeout=1)
+    may_end.set()
+    await asyncio.wait([using])
+
+    assert using.cancelled()
+
+
+async def test_relay_is_woken_again_after_a_notify_that_failed(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    woken, failures = asyncio.Event(), value("background_failures_total", work="relay_waker")
+    await database.add_listener(writing.CHANNEL, lambda *_: woken.set())
+    async with postgres.open_pool(service_settings) as pool:
+        waker = RelayWaker(pool, timeout_seconds=5.0)
+        async with in_background("relay_waker", waker.run):
+            await database.execute("ALTER FUNCTION pg_notify(text, text) RENAME TO no_pg_notify")
+            waker.wake()
+            await eventually(lambda: value("background_failures_total", work="relay_waker") > failures)
+            await database.execute("ALTER FUNCTION no_pg_notify(text, text) RENAME TO pg_notify")
+            waker.wake()
+            await asyncio.wait_for(woken.wait(), 15)
+
+
+async def test_use_of_an_api_key_is_recorded_after_a_writing_that_failed(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    failures = value("background_failures_total", work="api_key_uses")
+    await database.execute("INSERT INTO api_key VALUES ('0123456789ab', '\\x00', $1)", CONVEYANCER)
+    await database.execute("ALTER TABLE api_key ADD CONSTRAINT unused CHECK (last_used_at IS NULL)")
+    async with postgres.open_pool(service_settings) as pool:
+        uses = ApiKeyUses(pool, interval_seconds=0.05, timeout_seconds=5.0)
+        async with in_background("api_key_uses", uses.run):
+            uses.note("0123456789ab")
+            await eventually(lambda: value("background_failures_total", work="api_key_uses") > failures)
+            await database.execute("ALTER TABLE api_key DROP CONSTRAINT unused")
+            await eventually(
+                lambda: database.fetchval("SELECT bool_or(last_used_at IS NOT NULL) FROM api_key")
+            )
+
+
+async def test_work_in_the_background_ends_with_the_block() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with in_background("test", work):
+        await asyncio.sleep(0)
+
+    assert ended.is_set()

@@ -1,0 +1,105 @@
+"""What the API tells Prometheus."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually
+from tests.metrics import rises, scrape, series, value
+
+_REQUESTS = "http_request_duration_seconds_count"
+_NOT_THERE = "/v1/request/req_0000000000000000000000"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "route", "status"),
+    [
+        ("POST", "/v1/request", {"json": A_REQUEST}, "/v1/request", 200),
+        ("POST", "/v1/request", {"json": {}}, "/v1/request", 422),
+        ("POST", "/v1/request", {"headers": {"Authorization": ""}}, "/v1/request", 401),
+        ("POST", "/v1/request", {"content": b" " * 300_000}, "/v1/request", 413),
+        ("GET", _NOT_THERE, {}, "/v1/request/{uuid}", 404),
+        ("DELETE", _NOT_THERE, {}, "unmatched", 405),
+        ("GET", "/v1/nothing/ada@example.com?secret=s", {}, "unmatched", 404),
+        ("PURGE", "/v1/nothing", {}, "unmatched", 404),
+    ],
+)
+async def test_requests_are_counted_by_template_and_status(
+    client: httpx.AsyncClient, method: str, path: str, options: dict[str, Any], route: str, status: int
+) -> None:
+    known = method if method != "PURGE" else "other"
+    options = {"headers": {"Content-Type": "application/json"}} | options
+    with rises(_REQUESTS, method=known, route=route, status=str(status)):
+        response = await client.request(method, path, **options)
+
+    assert response.status_code == status
+
+
+async def test_fault_of_ours_is_counted_as_500(client: httpx.AsyncClient, database: Connection) -> None:
+    await database.execute("ALTER TABLE outbox ADD CHECK (false)")
+
+    with rises(_REQUESTS, method="POST", route="/v1/request", status="500"):
+        await client.post("/v1/request", json=A_REQUEST)
+
+
+async def test_request_under_way_is_told(client: httpx.AsyncClient, database: Connection) -> None:
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        posting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
+        await eventually(lambda: value("http_requests_in_progress") == 1)
+    await posting
+
+    assert value("http_requests_in_progress") == 0
+
+
+async def test_metrics_need_no_token_and_tell_nothing_of_callers(
+    service_settings: ServiceSettings, issuer: Issuer, client: httpx.AsyncClient
+) -> None:
+    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    await client.get(f"/v1/request/{created['uuid']}")
+    async with api_client(service_settings, None) as stranger:
+        text = (await stranger.get("/metrics")).text
+        told = await scrape(stranger)
+
+    assert told[series("postgres_pool_max_connections")] == service_settings.database_pool_size + 1
+    assert told[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
+    assert series("process_cpu_seconds_total") in told
+    for private in (CONVEYANCER, created["uuid"], created["secret"], "example.com", issuer.token()):
+        assert private not in text
+
+
+async def test_connections_of_the_pool_are_told(client: httpx.AsyncClient) -> None:
+    waits = value("postgres_pool_wait_seconds_count")
+    await client.post("/v1/request", json=A_REQUEST)
+    await eventually(lambda: value("postgres_pool_connections", state="used") == 0)
+
+    assert value("postgres_pool_wait_seconds_count") > waits
+    assert value("postgres_pool_connections", state="idle") >= 1
+
+
+async def test_looks_into_the_memory_of_tokens_are_counted(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    async with api_client(service_settings, issuer.token(jti="another")) as caller:
+        with (
+            rises("access_token_cache_total", result="miss"),
+            rises("access_token_cache_total", result="hit", by=2),
+        ):
+            for _ in range(3):
+                await caller.get(_NOT_THERE)
+
+
+async def test_fetches_of_the_signing_keys_are_counted(issuer: Issuer) -> None:
+    keys = SigningKeys(issuer.jwks.as_uri(), refresh_seconds=300, timeout_seconds=5, cooldown_seconds=0.1)
+    with rises("jwks_refresh_total", result="ok"):
+        await keys.find("local")
+    assert 0 <= value("jwks_age_seconds") < 60
+
+    absent = SigningKeys("file:///nowhere", refresh_seconds=300, timeout_seconds=5, cooldown_seconds=0.1)
+    with rises("jwks_refresh_total", result="failed"), pytest.raises(SigningKeysUnavailable):
+        await absent.find("local")

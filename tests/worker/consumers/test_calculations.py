@@ -1,0 +1,345 @@
+"""calculation.created: a request gets its calculation once, and its event in the same transaction."""
+
+import asyncio
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+from aio_pika.abc import AbstractChannel
+from structlog.testing import capture_logs
+
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.storing import CalculationRequest, RequestNotFound
+from service.identifiers import new_request_id, uuid_of
+from service.outbox import events
+from service.outbox.events import CalculationCreated, RequestCalculated
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool
+from tests.conftest import CONVEYANCER, eventually, running
+from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
+from tests.worker.forwarder import Forwarder
+from worker.consumers import calculations
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_calculation
+from worker.consumers.consumer import Consumer, Malformed
+from worker.rabbitmq.topology import CALCULATION_RESULTS
+from worker.settings import WorkerSettings
+
+
+def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+    """Return the consumer of the results."""
+    return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+
+
+@pytest.fixture
+def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+    """The consumer of the results."""
+    return consumer_on(worker_settings, pool)
+
+
+def bare(request: CalculationRequest, calculation_id: str = "calc-1") -> bytes:
+    """Return a result without an envelope."""
+    return msgspec.json.encode({"request_uuid": request.uuid, "calculation_id": calculation_id})
+
+
+def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
+    """Return a result as a CloudEvent in structured JSON."""
+    attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
+    return msgspec.json.encode({**attributes, **changes, "data": data})
+
+
+def result(request_uuid: str, calculation_id: str = "calc-1") -> Result:
+    """Return a result as the consumer has read it."""
+    return Result(CalculationCreated(request_uuid, calculation_id), None)
+
+
+async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
+    """Return what stands in the request's row."""
+    query = "SELECT calculation_id FROM calculation_request WHERE id = $1"
+    calculation_id: str | None = await database.fetchval(query, request.id)
+    return calculation_id
+
+
+async def calculated_events(database: Connection) -> list[asyncpg.Record]:
+    """Return the request.calculated in the outbox."""
+    return await database.fetch("SELECT * FROM outbox WHERE type = 'request.calculated' ORDER BY id")
+
+
+async def dead_reason(channel: AbstractChannel) -> object:
+    """Return why the next dead letter was refused, once there is one."""
+    graveyard = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
+    message = await eventually(lambda: take(graveyard))
+    return message.headers["x-reason"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
+async def test_calculation_is_recorded_and_announced(
+    consumer: Consumer[Result],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+    *,
+    wrapped: bool,
+) -> None:
+    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+    body = cloud_event(data) if wrapped else msgspec.json.encode(data)
+
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, body)
+        await eventually(lambda: calculation_of(database, stored_request))
+
+    assert await calculation_of(database, stored_request) == "calc-1"
+    assert len(await calculated_events(database)) == 1
+
+
+async def test_event_carries_the_calculation_and_the_next_sequence_number(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+
+    (event,) = await calculated_events(database)
+    row = await database.fetchrow("SELECT sequence, updated_at FROM calculation_request")
+    assert row is not None
+    assert (event["request_id"], event["sequence"], row["sequence"]) == (stored_request.id, 2, 2)
+    assert event["payload"] == events.encode(
+        RequestCalculated(
+            uuid=stored_request.uuid,
+            tenant=CONVEYANCER,
+            request_type="SDLT_CALCULATION",
+            property_value=300_000,
+            calculation_fee_exempt=False,
+            external_id=None,
+            sequence=2,
+            calculation_id="calc-1",
+        ),
+        time=row["updated_at"],
+        traceparent=None,
+    )
+
+
+async def test_event_continues_the_trace_of_the_result(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+    received = calculations.decode(cloud_event(data, traceparent=TRACEPARENT))
+
+    await record_calculation(received, pool=pool, seconds=5.0)
+
+    (event,) = await calculated_events(database)
+    assert event["traceparent"] == TRACEPARENT
+    assert msgspec.json.decode(event["payload"])["traceparent"] == TRACEPARENT
+
+
+def test_trace_that_is_not_well_formed_is_ignored() -> None:
+    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
+
+    assert calculations.decode(cloud_event(data, traceparent="00-junk")).traceparent is None
+
+
+async def test_calculation_is_not_recorded_when_its_event_cannot_be(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute("ALTER TABLE outbox ADD CHECK (type <> 'request.calculated')")
+
+    with pytest.raises(asyncpg.CheckViolationError):
+        await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+
+    assert await calculation_of(database, stored_request) is None
+    assert await database.fetchval("SELECT sequence FROM calculation_request") == 1
+
+
+async def test_same_calculation_again_changes_nothing(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    async with asyncio.TaskGroup() as deliveries:
+        for _ in range(5):
+            deliveries.create_task(record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0))
+
+    assert len(await calculated_events(database)) == 1
+    assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
+
+
+async def test_another_calculation_is_refused_and_changes_nothing(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+
+    with pytest.raises(CalculationAlreadyRecorded):
+        await record_calculation(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
+
+    assert await calculation_of(database, stored_request) == "calc-1"
+    assert len(await calculated_events(database)) == 1
+
+
+async def test_of_two_calculations_at_the_same_time_one_is_recorded(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    outcomes = await asyncio.gather(
+        *(
+            record_calculation(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
+            for number in range(5)
+        ),
+        return_exceptions=True,
+    )
+
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        *["CalculationAlreadyRecorded"] * 4,
+        "NoneType",
+    ]
+    assert len(await calculated_events(database)) == 1
+
+
+async def test_another_calculation_goes_to_the_dead_letters(
+    consumer: Consumer[Result],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, bare(stored_request, "calc-1"))
+        await eventually(lambda: calculation_of(database, stored_request))
+        await publish(channel, CALCULATION_RESULTS, bare(stored_request, "calc-2"))
+        reason = await dead_reason(channel)
+
+    assert reason == "CalculationAlreadyRecorded"
+    assert await calculation_of(database, stored_request) == "calc-1"
+
+
+async def test_calculation_of_an_unknown_request_goes_to_the_dead_letters(
+    consumer: Consumer[Result], channel: AbstractChannel
+) -> None:
+    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
+
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(data))
+        reason = await dead_reason(channel)
+
+    assert reason == "RequestNotFound"
+
+
+async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Pool) -> None:
+    for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
+        with pytest.raises(RequestNotFound):
+            await record_calculation(result(request_uuid), pool=pool, seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    "calculation_id",
+    [
+        *("", " ", "calc 1", "calc\n1", "calc\x00", "\x07", "x" * 256, 7, None),
+        *("calc-1\u202e", "\u200ecalc-1", "\u2066calc-1", "\u200b", "\u3164", "\u2800\u200d", "\u0301"),
+    ],
+    ids=ascii,
+)
+def test_calculation_id_that_is_blank_overlong_or_no_word_is_malformed(calculation_id: object) -> None:
+    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}
+
+    for body in (msgspec.json.encode(data), cloud_event(data)):
+        with pytest.raises(Malformed):
+            calculations.decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not JSON",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        cloud_event({}),
+        cloud_event({"request_uuid": "req_1", "calculation_id": "calc-1"}, type="calculation.deleted"),
+    ],
+    ids=["empty", "no JSON", "a list", "no fields", "no UTF-8", "too deep", "no data", "another event"],
+)
+def test_body_that_is_no_result_is_malformed(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        calculations.decode(body)
+
+
+def test_fields_that_we_do_not_know_are_ignored() -> None:
+    data = {"request_uuid": "req_1", "calculation_id": "calc-1", "tax": 1250}
+
+    assert calculations.decode(msgspec.json.encode(data)) == result("req_1")
+    assert calculations.decode(cloud_event(data, dataschema="/v2")) == result("req_1")
+
+
+def test_longest_calculation_id_is_accepted() -> None:
+    data = {"request_uuid": "req_1", "calculation_id": "x" * 255}
+
+    assert calculations.decode(msgspec.json.encode(data)).calculation.calculation_id == "x" * 255
+
+
+async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_back(
+    worker_settings: WorkerSettings,
+    postgres_link: Forwarder,
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    settings = settings_with(worker_settings, database_url=postgres_link.url)
+    async with postgres.open_pool(settings) as pool:
+        consumer = consumer_on(settings, pool)
+        with capture_logs() as logs:
+            async with running(consumer.run):
+                await eventually(lambda: passes(consumer.check))
+                await postgres_link.refuse()
+                await publish(channel, CALCULATION_RESULTS, bare(stored_request))
+                await eventually(lambda: waits_for_postgres(logs))
+                postgres_link.admit()
+                await eventually(lambda: calculation_of(database, stored_request))
+
+    assert len(await calculated_events(database)) == 1
+    assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
+
+
+def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
+    """Whether a message is in hand for which Postgres has been asked several times."""
+    return len([line for line in logs if line["event"] == "message_waits_for_postgres"]) >= 3
+
+
+async def test_database_that_admits_nobody_for_a_while_is_an_outage(
+    consumer: Consumer[Result],
+    postgres_server: str,
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+    server = await asyncpg.connect(postgres_server)
+    try:
+        with capture_logs() as logs:
+            async with running(consumer.run):
+                await eventually(lambda: passes(consumer.check))
+                await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+                await server.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = $1 AND application_name = 'calculation-requests'",
+                    name,
+                )
+                await publish(channel, CALCULATION_RESULTS, bare(stored_request))
+                await eventually(lambda: waits_for_postgres(logs))
+                await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+                await eventually(lambda: calculation_of(database, stored_request))
+    finally:
+        await server.close()
+
+    assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
+
+
+async def test_result_waits_while_its_request_is_locked_by_another_transaction(
+    pool: Pool, database: Connection, stored_request: CalculationRequest
+) -> None:
+    async with database.transaction():
+        await calculation_requests.lock(database, stored_request.id)
+        recording = asyncio.create_task(
+            record_calculation(result(stored_request.uuid), pool=pool, seconds=10.0)
+        )
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database IS NULL"
+        await eventually(lambda: database.fetchval(waiting))
+    await recording
+
+    assert await calculation_of(database, stored_request) == "calc-1"

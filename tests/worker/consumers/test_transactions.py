@@ -1,0 +1,53 @@
+"""Transactions whose connection falls silent."""
+
+import asyncio
+import time
+
+import pytest
+
+from service.postgres import pool as postgres
+from service.postgres.pool import Pool, PostgresUnavailable
+from tests.worker.conftest import settings_with
+from tests.worker.forwarder import Forwarder
+from worker.settings import WorkerSettings
+
+
+async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
+    worker_settings: WorkerSettings,
+) -> None:
+    async with Forwarder(worker_settings.database_url) as link:
+        settings = settings_with(worker_settings, database_url=link.url)
+        async with postgres.open_pool(settings) as pool:
+            began = time.monotonic()
+            with pytest.raises(PostgresUnavailable):
+                await _fall_silent_in_a_transaction(pool, link)
+            took = time.monotonic() - began
+            link.resume()
+
+    assert 0.9 < took < 3.0
+
+
+async def _fall_silent_in_a_transaction(pool: Pool, link: Forwarder) -> None:
+    async with postgres.transaction(pool, seconds=1.0) as connection:
+        link.hold()
+        await connection.execute("SELECT 1")
+
+
+async def test_cancelled_transaction_leaves_nothing(worker_settings: WorkerSettings) -> None:
+    async with postgres.open_pool(worker_settings) as pool:
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            async with postgres.transaction(pool, seconds=30.0) as connection:
+                await connection.execute("INSERT INTO conveyancer VALUES ('cancelled', 'Cancelled', false)")
+                begun.set()
+                await asyncio.Event().wait()
+
+        working = asyncio.create_task(work())
+        await begun.wait()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+        async with postgres.connection(pool, seconds=5.0) as connection:
+            found = await connection.fetchval("SELECT count(*) FROM conveyancer WHERE id = 'cancelled'")
+    assert found == 0

@@ -1,0 +1,107 @@
+"""Every e-mail address that create accepts makes an e-mail that names it, and nobody else."""
+
+import idna
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from service.api.errors import InvalidSubmission
+from service.api.request_body import Draft
+from service.calculation_requests.storing import Submission
+from tests.conftest import A_REQUEST
+from tests.worker.mail.test_smtp import A_STORED_REQUEST, address, compose, received
+from worker.mail import smtp
+
+_WORDS = st.text("abz09!#$%&'*+-/=?^_`{|}~.", min_size=1, max_size=64)
+# What RFC 2047 has for words beyond ASCII, and what almost is one.
+_ENCODED_WORDS = st.builds(
+    "{}=?{}?{}?{}{}{}".format,
+    st.sampled_from(["", "", "a", "a."]),
+    st.sampled_from(["utf-8", "us-ascii", "utf-8*en", "x", ""]),
+    st.sampled_from("qbQBz"),
+    st.text("ab=_0A.", max_size=12),
+    st.sampled_from(["?=", "?=", "?", "=", ""]),
+    st.sampled_from(["", "", "a", ".b", "=?utf-8?q?b?="]),
+)
+_LABELS = st.text("ab1-éß山", min_size=1, max_size=63)
+_DOMAINS = (
+    st.sampled_from(
+        ["example.com", "EXAMPLE.Com", "bücher.example.com", "xn--bcher-kva.example", "1.2.3.com"]
+    )
+    | st.lists(_LABELS, min_size=2, max_size=6).map(".".join)
+    | st.builds("{}.{}.com".format, st.text("x", min_size=63, max_size=63), st.text("y", max_size=63))
+)
+_ADDRESSES = st.emails() | st.builds("{}@{}".format, _WORDS | _ENCODED_WORDS, _DOMAINS)
+_NAMES = st.text(min_size=1, max_size=255) | st.sampled_from(
+    [
+        "Ada",
+        "<eve@example.com>",
+        "Ada, eve@example.com",
+        '"',
+        "=?utf-8?q?=0ABcc:_eve=40example.com?=",
+        "\u3042" * 255,
+    ]
+)
+
+
+def submission(**fields: str) -> Submission | None:
+    """Return what create makes of a request with these fields, None when it refuses it."""
+    try:
+        return Draft(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
+    except InvalidSubmission:
+        return None
+
+
+@given(_ADDRESSES, _ADDRESSES, _NAMES)
+@example("=?utf-8?q?a?=@example.com", "grace@firm.example.com", "Ada")
+@example("ada@customer.example.com", "=?utf-8?q?a?=@example.com", "Ada")
+@example("a" * 64 + "@" + ".".join(["x" * 61, "y" * 60, "z" * 60]) + ".com", "grace@firm.example.com", "Ada")
+@example("!#$%&'*+-/=?^_`{|}~@example.com", "=?utf-8?q?a@example.com", "Ada")
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name: str) -> None:
+    accepted = submission(customer_email=customer, sender_email=sender, customer_first_name=name)
+    assume(accepted is not None)
+    assert accepted is not None
+    fields = {
+        field: getattr(accepted, field) for field in ("customer_email", "sender_email", "customer_first_name")
+    }
+
+    message = received(compose(**fields))
+
+    recipient = smtp.recipient_of(msgspec.structs.replace(A_STORED_REQUEST, **fields))
+    assert recipient == in_ascii(customer)
+    assert address(message, "To")[1] == recipient
+    assert address(message, "Reply-To")[1] == in_ascii(sender)
+    assert not {"cc", "bcc", "resent-to"} & {header.lower() for header in message}
+    assert message.get_all("To") == [message["To"]]
+    assert not message["To"].defects + message["Reply-To"].defects
+
+
+def in_ascii(address: str) -> str:
+    """Return an address as a mail server takes it that knows ASCII alone."""
+    local_part, _, domain = address.rpartition("@")
+    return f"{local_part}@{idna.encode(domain, uts46=True).decode()}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "=?utf-8?q?a?=@example.com",
+        "a.=?x?=@example.com",
+        "a" * 65 + "@example.com",
+        "a" * 65 + "@bücher.test",
+    ],
+)
+def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
+    for field in ("customer_email", "sender_email"):
+        draft = Draft(msgspec.json.encode(A_REQUEST | {field: address}))
+
+        assert [(error.field, error.code) for error in draft.errors] == [(field, "invalid_email")]
+
+
+@pytest.mark.parametrize(
+    "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "!#$%&'*+-/=?^_`{|}~@example.com"]
+)
+def test_address_beside_the_bounds_is_accepted(address: str) -> None:
+    assert submission(customer_email=address) is not None

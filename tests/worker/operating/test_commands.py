@@ -1,0 +1,225 @@
+"""The operator commands as processes: what people and scripts get, and what goes wrong."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from service.calculation_requests.storing import CalculationRequest
+from service.identifiers import uuid_of
+from service.postgres.pool import Connection
+from service.settings import InvalidSetting
+from tests.conftest import ROOT, eventually
+from tests.end_to_end.processes import Ended, bare_environment, free_port, run
+from tests.worker.conftest import store
+from worker.operating import arguments, commands
+from worker.operating.tables import Answer, cell, printable, table
+from worker.settings import WorkerSettings
+
+EVERY_DATABASE_COMMAND = [
+    ("outbox", "stats"),
+    ("outbox", "list"),
+    ("outbox", "retry", "--all-parked"),
+    ("outbox", "park", "req_0000000000000000000000.request.created.1"),
+    ("outbox", "replay", "--from", "2026-01-01"),
+    ("trace", "req_0000000000000000000000"),
+    ("reconcile",),
+]
+EVERY_BROKER_COMMAND = [
+    ("dead-letters", "list"),
+    ("dead-letters", "show", "notifications", "an-id"),
+    ("dead-letters", "redrive", "notifications"),
+]
+
+
+async def command(settings: WorkerSettings, *words: str) -> Answer:
+    """Run an operator command in this process, on the servers of *settings*."""
+    environment = {"DATABASE_URL": settings.database_url, "AMQP_URL": settings.amqp_url}
+    return await commands.execute(commands.parser().parse_args(words), environment)
+
+
+def assert_one_clear_line(ended: Ended, part: str) -> None:
+    """Check that a command failed as an operator wants to be told."""
+    assert ended.status == 1
+    assert ended.output == ""
+    assert len(ended.errors.splitlines()) == 1
+    assert part in ended.errors
+    assert "Traceback" not in ended.errors
+
+
+@pytest.mark.parametrize("words", EVERY_DATABASE_COMMAND, ids=" ".join)
+async def test_commands_on_the_database_need_its_url_alone(words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidSetting, match="`DATABASE_URL`"):
+        await commands.execute(commands.parser().parse_args(words), {"AMQP_URL": "amqp://127.0.0.1"})
+
+
+@pytest.mark.parametrize("words", EVERY_BROKER_COMMAND, ids=" ".join)
+async def test_commands_on_the_broker_need_its_url_alone(words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidSetting, match="`AMQP_URL`"):
+        await commands.execute(
+            commands.parser().parse_args(words), {"DATABASE_URL": "postgresql://127.0.0.1"}
+        )
+
+
+async def test_missing_setting_is_told_in_one_line() -> None:
+    ended = await run("worker", "outbox", "stats", environment=bare_environment())
+
+    assert_one_clear_line(ended, "DATABASE_URL")
+
+
+@pytest.mark.parametrize("rest", ["127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/"])
+async def test_address_that_makes_no_sense_is_named_but_not_shown(rest: str) -> None:
+    environment = {"DATABASE_URL": f"postgresql://{rest}", "AMQP_URL": f"amqp://{rest}"}
+
+    for words in (("outbox", "stats"), ("dead-letters", "list")):
+        with pytest.raises(InvalidSetting, match=r"\A(DATABASE|AMQP)_URL: ") as refusal:
+            await commands.execute(commands.parser().parse_args(words), environment)
+        assert "zqmark" not in str(refusal.value)
+
+
+async def test_unreachable_server_is_told_in_one_line() -> None:
+    port = free_port()
+    environment = bare_environment(
+        DATABASE_URL=f"postgresql://postgres:hidden@127.0.0.1:{port}/x",
+        AMQP_URL=f"amqp://guest:hidden@127.0.0.1:{port}/",
+    )
+
+    database = await run("worker", "outbox", "stats", environment=environment)
+    broker = await run("worker", "dead-letters", "list", environment=environment)
+
+    assert_one_clear_line(database, "Postgres at DATABASE_URL cannot be reached")
+    assert_one_clear_line(broker, "RabbitMQ cannot be reached")
+    assert "hidden" not in database.errors + broker.errors
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("trace", "req_short"), "'req_short' is not the uuid of a request"),
+        (("trace", uuid_of_nobody := "req_0000000000000000000000"), "There is no such request"),
+        (("outbox", "replay", "--uuid", uuid_of_nobody), "There is no such request"),
+        (("outbox", "replay"), "--from"),
+        (("outbox", "replay", "--from", "yesterday"), "'yesterday' is not a time"),
+        (("outbox", "replay", "--from", "2026-01-01", "--type", "x"), "'x' is not one of request.created"),
+        (("outbox", "replay", "--from", "2026-01-01", "--rate", "0"), "'0' is not a number from 0.1"),
+        (("outbox", "replay", "--from", "2026-01-01", "--rate", "many"), "'many' is not a number from 0.1"),
+        (("outbox", "list", "--limit", "0"), "'0' is not a number from 1 to 10000"),
+        (("outbox", "park", "what"), "'what' is not an event id"),
+        (("outbox", "retry"), "--all-parked"),
+        (("outbox", "retry", "--all-parked", f"{uuid_of_nobody}.request.created.1"), "--all-parked"),
+        (("dead-letters", "list", "elsewhere\x1b[2J"), "elsewhere\\x1b[2J: no such queue"),
+        (("dead-letters", "show", "notifications"), "--position"),
+        (("dead-letters", "show", "notifications", "an-id"), "no such message among the first 0"),
+    ],
+    ids=str,
+)
+async def test_nonsense_is_refused(
+    worker_settings: WorkerSettings, words: tuple[str, ...], part: str
+) -> None:
+    with pytest.raises(commands.EXPECTED) as refusal:
+        await command(worker_settings, *words)
+
+    assert part in (str(refusal.value) or str(refusal.value.__doc__))
+
+
+async def test_nonsense_is_told_in_one_line() -> None:
+    ended = await run("worker", "trace", "req_short\x1b[2J", environment=bare_environment())
+
+    assert_one_clear_line(ended, "is not the uuid of a request")
+    assert ended.errors.isascii()
+    assert "\x1b" not in ended.errors
+
+
+async def test_outdated_schema_is_told_in_one_line(database_url: str, database: Connection) -> None:
+    await database.execute("DELETE FROM schema_version")
+
+    ended = await run("worker", "outbox", "stats", environment=bare_environment(DATABASE_URL=database_url))
+
+    assert_one_clear_line(ended, "schema apply")
+
+
+async def test_table_is_for_people_and_json_for_scripts(
+    database_url: str, stored_request: CalculationRequest
+) -> None:
+    environment = bare_environment(DATABASE_URL=database_url)
+
+    people = await run("worker", "outbox", "list", "--pending", environment=environment)
+    scripts = await run("worker", "outbox", "list", "--pending", "--json", environment=environment)
+
+    headings, row = people.output.splitlines()
+    assert headings.split("  ")[0].strip() == "event id"
+    assert row.split()[:3] == [f"{stored_request.uuid}.request.created.1", "pending", "0"]
+    [event] = json.loads(scripts.output)
+    assert event["event_id"] == f"{stored_request.uuid}.request.created.1"
+    assert event["uuid"] == stored_request.uuid
+    assert (people.status, people.errors, scripts.status, scripts.errors) == (0, "", 0, "")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let the processes that a test starts heed SIGINT, which a shell has those in its background ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
+    database_url: str, database: Connection
+) -> None:
+    for _ in range(5):
+        await store(database)
+    await database.execute("DELETE FROM outbox")
+
+    replaying = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+        [sys.executable, "-m", *["worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1"]],
+        cwd=ROOT,
+        env=bare_environment(DATABASE_URL=database_url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    await eventually(lambda: database.fetchval("SELECT count(*) FROM outbox"))
+    replaying.send_signal(signal.SIGINT)
+    _, errors = await asyncio.to_thread(replaying.communicate, timeout=20)
+
+    assert replaying.returncode == 1
+    assert errors.startswith("Interrupted.")
+    assert len(errors.splitlines()) == 1
+    assert 1 <= await database.fetchval("SELECT count(*) FROM outbox") < 5
+
+
+async def test_help_needs_no_settings() -> None:
+    ended = await run("worker", "outbox", "replay", "--help", environment=bare_environment())
+
+    assert ended.status == 0
+    assert ended.output.startswith("usage: python -m worker outbox replay")
+
+
+@pytest.mark.parametrize(
+    "words", [*EVERY_DATABASE_COMMAND, *EVERY_BROKER_COMMAND, ("outbox",), ("dead-letters",)], ids=" ".join
+)
+def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        commands.parser().parse_args([*words[:2], "--help"])
+
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: python -m worker")
+
+
+def test_cells_cannot_take_over_the_terminal() -> None:
+    assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
+    assert cell("x" * 500) == "x" * 99 + "…"
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name     n\na        1\nbc    22.2"
+
+
+def test_uuid_of_nobody_is_well_formed() -> None:
+    request_id = arguments.request_id(uuid_of_nobody)
+
+    assert uuid_of(request_id) == uuid_of_nobody

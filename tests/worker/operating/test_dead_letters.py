@@ -1,0 +1,474 @@
+"""`dead-letters list|show|redrive`: looked at where they lie; moved back in order, and never lost."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import ChannelClosed, ChannelInvalidStateError
+
+from service.outbox.waker import RelayWaker
+from service.postgres.pool import Pool
+from tests.conftest import eventually, running
+from tests.worker.conftest import count, publish, settings_with, take, take_all
+from tests.worker.forwarder import Forwarder
+from tests.worker.operating.test_commands import command
+from worker.consumers import calculations
+from worker.operating import dead_letter_queues
+from worker.operating.dead_letter_queues import (
+    DeadLettersInUse,
+    Listing,
+    LiveQueueRefuses,
+    Opened,
+    QueueMissing,
+    Redriven,
+)
+from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BrokerUnavailable
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
+from worker.settings import WorkerSettings
+
+QUEUE = NOTIFICATIONS.name
+
+
+@pytest.fixture
+async def connection(worker_settings: WorkerSettings) -> AsyncIterator[AbstractConnection]:
+    """A connection to the broker, of another operator."""
+    async with await aio_pika.connect(worker_settings.amqp_url) as connected:
+        yield connected
+
+
+async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties: Any) -> None:
+    """Put a message among the dead letters, as our consumers do."""
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
+    await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
+
+
+async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
+    """Put messages among the dead letters of the notifications; returns their ids."""
+    ids = [f"message-{position}" for position in range(number)]
+    for message_id in ids:
+        await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
+    return ids
+
+
+async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str | None]:
+    """Empty a queue of as many messages as there must be; return their ids."""
+
+    async def all_are_there() -> bool:
+        return await count(channel, queue) == number
+
+    await eventually(all_are_there)
+    return [message.message_id for message in await take_all(await channel.get_queue(queue))]
+
+
+async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
+    """Return what `dead-letters list` says of the notifications."""
+    answer = await command(settings, "dead-letters", "list", QUEUE, *words)
+    assert isinstance(answer.data, list)
+    [listing] = answer.data
+    assert isinstance(listing, Listing)
+    return listing
+
+
+async def test_both_queues_are_listed_when_none_is_named(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    await bury(channel, CALCULATION_RESULTS, b"{}")
+
+    answer = await command(worker_settings, "dead-letters", "list")
+
+    lines = answer.text.splitlines()
+    assert lines[0] == "notifications.dead-letters: 0 messages"
+    assert lines[2] == "calculation-results.dead-letters: 1 messages"
+    assert lines[4].split()[:4] == ["no.", "message", "id", "type"]
+
+
+async def test_refused_message_is_listed_with_the_reason(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    headers = {"x-reason": "RequestNotFound", "x-reason-text": "There is no such request."}
+    await bury(channel, NOTIFICATIONS, b"{}", message_id="m-1", type="request.created", headers=headers)
+
+    [letter] = (await listing_of(worker_settings)).letters
+
+    assert (letter.position, letter.message_id, letter.type) == (1, "m-1", "request.created")
+    assert (letter.reason, letter.reason_text) == ("RequestNotFound", "There is no such request.")
+    assert (letter.redriven, letter.deaths) == (0, [])
+
+
+async def test_message_that_the_broker_gave_up_is_listed_with_its_death(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    await publish(channel, NOTIFICATIONS, b"{}", message_id="m-1")
+    living = await channel.get_queue(QUEUE)
+    message = await eventually(lambda: take_unsettled(living))
+    await message.reject()
+
+    async def listed() -> Listing | None:
+        listing = await listing_of(worker_settings)
+        return listing if listing.letters else None
+
+    [letter] = (await eventually(listed)).letters
+    assert letter.reason == "rejected"
+    assert [(death.queue, death.count) for death in letter.deaths] == [(QUEUE, 1)]
+    assert letter.deaths[0].time is not None
+
+
+async def take_unsettled(queue: Any) -> Any:
+    """Get a message without settling it."""
+    return await queue.get(fail=False)
+
+
+@pytest.mark.parametrize("number", [1, 40, 300])
+async def test_looking_takes_nothing_away_and_keeps_the_order(
+    worker_settings: WorkerSettings, channel: AbstractChannel, number: int
+) -> None:
+    ids = await bury_many(channel, number)
+
+    for limit in ("7", "100", "1000"):
+        listing = await listing_of(worker_settings, "--limit", limit)
+        assert listing.count == number
+        assert [letter.message_id for letter in listing.letters] == ids[: int(limit)]
+
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, number) == ids
+
+
+async def test_body_is_shown_only_when_asked_for(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
+    await bury(channel, NOTIFICATIONS, body, message_id="m-1", headers={"x-reason": "Malformed"})
+
+    listed = await command(worker_settings, "dead-letters", "list", QUEUE)
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "m-1")
+
+    assert "ada@" not in listed.rendered(as_json=False) + listed.rendered(as_json=True)
+    assert "x-reason: Malformed" in shown.text
+    assert shown.text.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
+    assert json.loads(shown.rendered(as_json=True))["letter"]["message_id"] == "m-1"
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 1
+
+
+async def test_message_is_shown_by_its_position_if_need_be(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    await bury(channel, NOTIFICATIONS, b"first")
+    await bury(channel, NOTIFICATIONS, b"second")
+
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "--position", "2")
+
+    assert isinstance(shown.data, Opened)
+    assert (shown.data.letter.position, shown.data.body) == (2, "second")
+
+
+async def test_redriven_messages_are_back_in_their_order(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    ids = await bury_many(channel, 120)
+
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert answer.data == Redriven(QUEUE, [*ids], [], 0)
+    assert await ids_in(channel, QUEUE, 120) == ids
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 0
+
+
+async def test_redriving_again_changes_nothing(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    [message_id] = await bury_many(channel, 1)
+
+    await command(worker_settings, "dead-letters", "redrive", f"{QUEUE}.dead-letters")
+    again = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", message_id)
+
+    assert again.data == Redriven(QUEUE, [], [message_id], 0)
+    assert (again.status, f"{message_id}: not among those looked at" in again.text) == (0, True)
+    assert await count(channel, QUEUE) == 1
+
+
+async def test_no_more_than_the_limit_is_redriven_from_the_head(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    ids = await bury_many(channel, 60)
+
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--limit", "40")
+
+    assert answer.data == Redriven(QUEUE, [*ids[:40]], [], 20)
+    assert await ids_in(channel, QUEUE, 40) == ids[:40]
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 20) == ids[40:]
+
+
+async def test_bodies_in_memory_have_a_bound_and_what_is_beyond_it_is_left_for_the_next_redrive(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 2_500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, b"x" * 1_000, message_id=message_id)
+
+    first = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+    left = await listing_of(worker_settings)
+    second = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert first.data == Redriven(QUEUE, ["a", "b"], [], 1)
+    assert [letter.message_id for letter in left.letters] == ["c"]
+    assert second.data == Redriven(QUEUE, ["c"], [], 0)
+    assert await ids_in(channel, QUEUE, 3) == ["a", "b", "c"]
+
+
+async def test_bodies_that_nobody_asked_for_are_not_kept(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 500)
+    for message_id in ("a", "b", "c"):
+        await bury(channel, NOTIFICATIONS, message_id.encode() * 1_000, message_id=message_id)
+
+    listing = await listing_of(worker_settings)
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c")
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b")
+
+    assert [letter.message_id for letter in listing.letters] == ["a", "b", "c"]
+    assert isinstance(shown.data, Opened)
+    assert shown.data.body == "c" * 1_000
+    assert answer.data == Redriven(QUEUE, ["b"], [], 2)
+
+
+async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    ids = await bury_many(channel, 50)
+    chosen = [ids[45], ids[3]]
+    options = [word for message_id in chosen for word in ("--message-id", message_id)]
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE, *options)
+
+    assert await ids_in(channel, QUEUE, 2) == [ids[3], ids[45]]
+    rest = [message_id for message_id in ids if message_id not in chosen]
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 48) == rest
+
+
+async def test_redriven_message_is_as_it_was_before_it_died(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    await publish(
+        channel,
+        NOTIFICATIONS,
+        b"body",
+        message_id="m-1",
+        type="request.created",
+        content_type="application/json",
+        correlation_id="c-1",
+        headers={"traceparent": "t", "x-reason": "Old"},
+    )
+    message = await eventually(lambda: take_unsettled_from(channel))
+    await message.reject()
+
+    for times in (1, 2):
+        await redrive_one(worker_settings, channel)
+        back = await eventually(partial(take_unsettled_from, channel))
+        back.headers.pop("x-delivery-count", None)  # the broker's, of this delivery
+        assert back.headers == {"traceparent": "t", "x-redriven": times}
+        assert (back.body, back.message_id, back.type) == (b"body", "m-1", "request.created")
+        assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
+        assert back.delivery_mode == DeliveryMode.PERSISTENT
+        await back.reject()
+
+
+async def take_unsettled_from(channel: AbstractChannel) -> Any:
+    """Get a message of the live queue without settling it."""
+    return await take_unsettled(await channel.get_queue(QUEUE))
+
+
+async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> None:
+    """Redrive the one message that is about to arrive among the dead letters."""
+
+    async def arrived() -> bool:
+        return await count(channel, NOTIFICATIONS.dead_letters) == 1
+
+    await eventually(arrived)
+    await command(settings, "dead-letters", "redrive", QUEUE)
+
+
+async def test_other_teams_get_nothing_of_a_redrive(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await theirs.bind(topology.REQUESTS, "#")
+    await bury_many(channel, 1)
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert await count(channel, QUEUE) == 1
+    assert await take(theirs) is None
+
+
+async def test_redriven_message_goes_to_no_queue_of_its_senders_choice(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    theirs = await channel.declare_queue(exclusive=True)
+    await bury(channel, NOTIFICATIONS, b"body", headers={"CC": [theirs.name], "cc": "kept"})
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    back = await eventually(lambda: take_unsettled_from(channel))
+    assert {name: back.headers.get(name) for name in ("CC", "cc")} == {"CC": None, "cc": "kept"}
+    assert await take(theirs) is None
+
+
+async def test_nothing_is_lost_when_the_live_queue_is_gone(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    ids = await bury_many(channel, 5)
+    await channel.queue_delete(QUEUE)
+
+    with pytest.raises(LiveQueueRefuses, match="Moved: 0"):
+        await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == ids
+
+
+async def test_live_queue_that_is_full_stops_a_redrive_where_it_stands(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    ids = await bury_many(channel, 30)
+    await channel.queue_delete(QUEUE)
+    arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 3, "x-overflow": "reject-publish"}
+    await channel.declare_queue(QUEUE, durable=True, arguments=arguments)
+
+    with pytest.raises(LiveQueueRefuses):
+        await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    moved = await count(channel, QUEUE)
+    assert moved >= 3
+    assert await ids_in(channel, QUEUE, moved) == ids[:moved]
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
+
+
+async def test_crash_between_confirm_and_settling_leaves_a_message_in_both_places(
+    channel: AbstractChannel, connection: AbstractConnection
+) -> None:
+    ids = await bury_many(channel, 3)
+
+    with suppress(ChannelClosed, ChannelInvalidStateError):
+        async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=3) as letters:
+            copy = Message(letters.messages[0].body, message_id=ids[0])
+            await letters.channel.default_exchange.publish(copy, QUEUE, mandatory=True)
+            await connection.close()
+
+    assert await ids_in(channel, QUEUE, 1) == ids[:1]
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 3) == ids
+
+
+@pytest.mark.parametrize(
+    "marker", [b"calculation-requests.operator", b"notifications.dead-letters", b"message-0"]
+)
+async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
+    *,
+    marker: bytes,
+    worker_settings: WorkerSettings,
+    broker_link: Forwarder,
+    channel: AbstractChannel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letter_queues, "_ANSWER_SECONDS", 0.5)
+    await bury_many(channel, 3)
+    broker_link.hold_before(marker)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(BrokerUnavailable):
+            await command(settings, "dead-letters", "redrive", QUEUE)
+
+
+async def test_command_waits_for_the_end_of_the_one_before(
+    worker_settings: WorkerSettings, channel: AbstractChannel, connection: AbstractConnection
+) -> None:
+    await bury_many(channel, 1)
+
+    async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=1):
+        waiting = asyncio.create_task(listing_of(worker_settings))
+        await asyncio.wait([waiting], timeout=0.5)
+        was_waiting = not waiting.done()
+        await connection.close()  # RabbitMQ 4.3 deletes its exclusive queues a moment later.
+
+    assert was_waiting
+    assert [letter.message_id for letter in (await waiting).letters] == ["message-0"]
+
+
+async def test_two_operators_do_not_read_the_same_dead_letters(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    connection: AbstractConnection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letter_queues, "_LOCK_SECONDS", 0.2)
+    await bury_many(channel, 3)
+
+    async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=10):
+        with pytest.raises(DeadLettersInUse):
+            await command(worker_settings, "dead-letters", "list", QUEUE)
+        other = await command(worker_settings, "dead-letters", "list", CALCULATION_RESULTS.name)
+
+    assert other.status == 0
+
+
+async def test_queue_that_the_broker_does_not_have_is_named(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    await channel.queue_delete(NOTIFICATIONS.dead_letters)
+
+    with pytest.raises(QueueMissing, match=r"notifications\.dead-letters"):
+        await command(worker_settings, "dead-letters", "list", QUEUE)
+
+
+async def test_messages_in_other_hands_are_counted_as_gone(
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_queues, "_ARRIVAL_SECONDS", 0.2)
+    ids = await bury_many(channel, 2)
+    graveyard = await channel.get_queue(NOTIFICATIONS.dead_letters)
+    taken = await graveyard.get()
+
+    listing = await listing_of(worker_settings)
+    await taken.nack(requeue=True)
+
+    assert [letter.message_id for letter in listing.letters] == ids[1:]
+
+
+async def test_headers_of_other_teams_may_be_anything(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    headers: dict[str, Any] = {"x-death": ["odd", {"count": "many"}], "x-redriven": "often", "x-reason": 7}
+    await bury(channel, NOTIFICATIONS, b"", headers=headers)
+
+    [letter] = (await listing_of(worker_settings)).letters
+
+    assert (letter.reason, letter.redriven) == ("7", 0)
+    assert [(death.count, death.time) for death in letter.deaths] == [(0, None)]
+
+
+async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(
+    worker_settings: WorkerSettings, channel: AbstractChannel, pool: Pool
+) -> None:
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    await bury(channel, CALCULATION_RESULTS, b"poison", message_id="m-1")
+
+    async with running(consumer.run):
+        answer = await command(worker_settings, "dead-letters", "redrive", CALCULATION_RESULTS.name)
+
+        async def dead_again() -> bool:
+            return await count(channel, CALCULATION_RESULTS.dead_letters) == 1
+
+        await eventually(dead_again)
+
+    assert isinstance(answer.data, Redriven)
+    assert answer.data.moved == ["m-1"]
+    back = await (await channel.get_queue(CALCULATION_RESULTS.dead_letters)).get()
+    assert (back.headers["x-reason"], back.headers["x-redriven"]) == ("Malformed", 1)
+    await back.ack()

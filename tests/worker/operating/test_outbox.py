@@ -1,0 +1,395 @@
+"""`outbox stats|list|retry|park`: what waits is seen, and put aside or back without harm to the relay."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractQueue
+
+from service.calculation_requests.storing import CalculationRequest
+from service.outbox import writing
+from service.postgres.pool import UNAVAILABLE, Connection, PostgresUnavailable
+from tests.conftest import eventually
+from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
+from tests.worker.forwarder import Forwarder
+from tests.worker.operating.test_commands import command
+from worker.operating import outbox as operating_outbox
+from worker.operating import outbox_statements
+from worker.operating.outbox import LaneBusy
+from worker.operating.outbox_statements import EventKey
+from worker.rabbitmq import topology
+from worker.relay import outbox
+from worker.relay.loop import Relay
+from worker.relay.publisher import Publisher
+from worker.settings import WorkerSettings
+
+NEVER = asyncio.Event()
+
+
+def event_id(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
+    """Return the id that the event must have."""
+    return f"{request.uuid}.{event_type}.{sequence}"
+
+
+EVERYTHING = "#"
+Deliver = Callable[[], Awaitable[list[str | None]]]
+
+
+class Routes:
+    """Where our events go: to the notifications, and to a tap that sees them all; or nowhere, once closed."""
+
+    def __init__(self, channel: AbstractChannel, tap: AbstractQueue) -> None:
+        self._channel = channel
+        self.tap = tap
+
+    async def close(self) -> None:
+        """Leave our events without a queue, so that request.created is refused."""
+        await self.tap.unbind(topology.REQUESTS, EVERYTHING)
+        await self._channel.queue_delete(topology.NOTIFICATIONS.name)
+
+    async def open(self) -> None:
+        """Give them their queues back."""
+        await topology.declare(self._channel)
+        await self.tap.bind(topology.REQUESTS, EVERYTHING)
+
+
+@pytest.fixture
+async def routes(channel: AbstractChannel) -> Routes:
+    """The routes of our events, open."""
+    return Routes(channel, await bind_tap(channel, EVERYTHING))
+
+
+@pytest.fixture
+def deliver(relay: Relay, publisher: Publisher, routes: Routes) -> Deliver:
+    """Relays until nothing moves any more, and returns the ids of what arrived."""
+
+    async def relay_all() -> list[str | None]:
+        while await relay.relay_due(publisher, NEVER):
+            pass
+        return await take_ids(routes.tap)
+
+    return relay_all
+
+
+@pytest.fixture
+async def refused(routes: Routes, database: Connection, deliver: Deliver) -> CalculationRequest:
+    """A request whose request.created was refused once, and whose next event waits behind it."""
+    request = await store(database)
+    await announce_next(database, request.id)
+    await routes.close()
+    for _ in range(2):
+        await deliver()
+    await routes.open()
+    return request
+
+
+async def park_all(database: Connection) -> None:
+    """Park whatever is failing."""
+    await database.execute("UPDATE outbox_held SET parked_at = now(), attempts = 10 WHERE attempts > 0")
+
+
+async def listed(settings: WorkerSettings, *words: str) -> list[Any]:
+    """Return what `outbox list` answers."""
+    answer = await command(settings, "outbox", "list", *words)
+    assert isinstance(answer.data, list)
+    return answer.data
+
+
+async def test_stats_of_an_empty_outbox_are_zeros(worker_settings: WorkerSettings) -> None:
+    answer = await command(worker_settings, "outbox", "stats")
+
+    assert answer.data == operating_outbox.Stats(
+        states=dict.fromkeys(operating_outbox.STATES, 0),
+        oldest_seconds=dict.fromkeys(operating_outbox.STATES, 0.0),
+        lanes={},
+        types={},
+    )
+    assert answer.text.splitlines()[1].split() == ["pending", "0", "0.0"]
+
+
+async def test_stats_count_every_state_by_lane_and_by_type(
+    worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
+) -> None:
+    other = await store(database)
+    await database.execute("UPDATE outbox SET created_at = now() - interval '90 s'")
+
+    answer = await command(worker_settings, "outbox", "stats")
+
+    assert isinstance(answer.data, operating_outbox.Stats)
+    assert answer.data.states == {"pending": 1, "failing": 1, "waiting": 1, "parked": 0}
+    assert 90 <= answer.data.oldest_seconds["pending"] < 120
+    assert set(answer.data.lanes) == {writing.lane_of(other.id), writing.lane_of(refused.id)}
+    assert answer.data.types == {
+        "request.created": {"pending": 1, "failing": 1, "waiting": 0, "parked": 0},
+        "request.email_sent": {"pending": 0, "failing": 0, "waiting": 1, "parked": 0},
+    }
+
+
+async def test_list_tells_what_is_held_and_why(
+    worker_settings: WorkerSettings, refused: CalculationRequest
+) -> None:
+    first, second = await listed(worker_settings)
+
+    assert (first.event_id, first.state, first.attempts) == (event_id(refused), "failing", 1)
+    assert first.last_error == "returned: no queue is bound for it"
+    assert first.next_attempt_at is not None
+    assert first.parked_at is None
+    assert (second.event_id, second.state) == (event_id(refused, "request.email_sent", 2), "waiting")
+    assert second.next_attempt_at is None
+
+
+async def test_list_tells_since_when_an_event_is_parked(
+    worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
+) -> None:
+    await park_all(database)
+
+    parked, waiting = await listed(worker_settings)
+
+    assert (parked.uuid, parked.state, parked.attempts) == (refused.uuid, "parked", 10)
+    assert parked.parked_at == await database.fetchval("SELECT max(parked_at) FROM outbox_held")
+    assert waiting.state == "waiting"
+
+
+async def test_list_is_bounded(worker_settings: WorkerSettings, refused: CalculationRequest) -> None:
+    [only] = await listed(worker_settings, "--limit", "1")
+
+    assert only.event_id == event_id(refused)
+
+
+async def test_head_of_the_outbox_is_the_oldest_of_all_lanes(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    requests = [await store(database) for _ in range(20)]
+
+    found = await listed(worker_settings, "--pending", "--limit", "5")
+
+    assert [event.event_id for event in found] == [event_id(request) for request in requests[:5]]
+    assert {event.state for event in found} == {"pending"}
+
+
+async def test_retry_makes_parked_events_due_and_they_are_delivered_in_order(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    refused: CalculationRequest,
+) -> None:
+    await park_all(database)
+
+    answer = await command(worker_settings, "outbox", "retry", event_id(refused))
+
+    assert answer.data == {event_id(refused): "due now"}
+    assert await deliver() == [event_id(refused), event_id(refused, "request.email_sent", 2)]
+
+
+async def test_retry_of_all_parked_leaves_the_failing_ones_alone(
+    worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
+) -> None:
+    await park_all(database)
+    waiting = "UPDATE outbox_held SET next_attempt_at = now() + interval '1 h' WHERE sequence = 2"
+    await database.execute(waiting)
+
+    first = await command(worker_settings, "outbox", "retry", "--all-parked")
+    second = await command(worker_settings, "outbox", "retry", "--all-parked")
+
+    assert first.data == {event_id(refused): "due now"}
+    assert (second.data, second.text, second.status) == ({}, "none", 0)
+    rows = await database.fetch(
+        "SELECT attempts, parked_at, next_attempt_at <= now() AS due FROM outbox_held ORDER BY id"
+    )
+    assert rows == [(10, None, True), (0, None, False)]
+
+
+async def test_retried_event_keeps_its_attempts_and_is_not_parked_by_another_refusal(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    routes: Routes,
+    deliver: Deliver,
+    refused: CalculationRequest,
+) -> None:
+    await park_all(database)
+    await routes.close()
+
+    await command(worker_settings, "outbox", "retry", event_id(refused))
+    await deliver()
+
+    [failing, _] = await listed(worker_settings)
+    assert (failing.state, failing.attempts) == ("failing", 11)
+
+
+async def test_retry_wakes_the_relay(
+    worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
+) -> None:
+    heard = asyncio.Event()
+    await database.add_listener(writing.CHANNEL, lambda *_: heard.set())
+
+    await command(worker_settings, "outbox", "retry", event_id(refused))
+
+    await eventually(heard.is_set)
+
+
+async def test_event_that_is_gone_can_be_neither_retried_nor_parked_and_that_is_no_failure(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM outbox")
+
+    retried = await command(worker_settings, "outbox", "retry", event_id(stored_request))
+    parked = await command(worker_settings, "outbox", "park", event_id(stored_request))
+
+    assert (retried.data, retried.status) == ({event_id(stored_request): "not held"}, 0)
+    assert (parked.data, parked.status) == ({event_id(stored_request): "not in the outbox"}, 0)
+
+
+async def test_pending_event_that_is_parked_waits_with_the_later_ones_until_it_is_retried(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    other = await store(database)
+    await announce_next(database, stored_request.id)
+
+    parked = await command(worker_settings, "outbox", "park", event_id(stored_request))
+    delivered_meanwhile = await deliver()
+    await command(worker_settings, "outbox", "retry", event_id(stored_request))
+
+    assert parked.data == {event_id(stored_request): "parked"}
+    assert delivered_meanwhile == [event_id(other)]
+    assert await deliver() == [
+        event_id(stored_request),
+        event_id(stored_request, "request.email_sent", 2),
+    ]
+
+
+async def test_later_event_that_is_parked_lets_the_earlier_one_go(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await announce_next(database, stored_request.id)
+
+    await command(worker_settings, "outbox", "park", event_id(stored_request, "request.email_sent", 2))
+
+    assert await deliver() == [event_id(stored_request)]
+    [parked] = await listed(worker_settings)
+    assert (parked.state, parked.last_error) == ("parked", "parked by an operator")
+
+
+async def test_later_event_that_is_retried_still_waits_for_the_earlier_one(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await announce_next(database, stored_request.id)
+    later = event_id(stored_request, "request.email_sent", 2)
+    await command(worker_settings, "outbox", "park", later)
+
+    answer = await command(worker_settings, "outbox", "retry", later)
+
+    assert answer.data == {later: "due now"}
+    assert await deliver() == [event_id(stored_request), later]
+
+
+async def test_parking_again_changes_nothing(
+    worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
+) -> None:
+    await command(worker_settings, "outbox", "park", event_id(refused))
+    before = await database.fetch("SELECT * FROM outbox_held ORDER BY id")
+
+    again = await command(worker_settings, "outbox", "park", event_id(refused))
+
+    assert again.data == {event_id(refused): "parked"}
+    assert await database.fetch("SELECT * FROM outbox_held ORDER BY id") == before
+    assert before[0]["last_error"] == "returned: no queue is bound for it"
+
+
+async def test_lane_in_the_hands_of_a_relay_is_waited_for(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    stored_request: CalculationRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 0.2)
+    async with database.transaction():
+        assert (await outbox.lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes
+        with pytest.raises(LaneBusy):
+            await command(worker_settings, "outbox", "park", event_id(stored_request))
+        monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 20.0)
+        parking = asyncio.create_task(command(worker_settings, "outbox", "park", event_id(stored_request)))
+        await asyncio.sleep(0.1)
+        assert not parking.done()
+
+    assert (await parking).data == {event_id(stored_request): "parked"}
+
+
+async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: Forwarder,
+    stored_request: CalculationRequest,
+) -> None:
+    """With the machine, say: TCP would notice after two hours."""
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(b"UPDATE outbox_held")
+    parking = asyncio.create_task(command(away, "outbox", "park", event_id(stored_request)))
+    await postgres_link.marker_reached.wait()
+
+    async def lane_is_free() -> bool:
+        async with database.transaction():
+            return bool((await outbox.lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes)
+
+    was_free = await lane_is_free()
+    await eventually(lane_is_free)
+
+    assert not was_free
+    await postgres_link.cut()
+    with pytest.raises((*UNAVAILABLE, PostgresUnavailable)):
+        await parking
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
+async def test_commands_need_nothing_but_the_database(
+    worker_settings: WorkerSettings, stored_request: CalculationRequest
+) -> None:
+    without_broker = settings_with(worker_settings, amqp_url="")
+
+    [pending] = await listed(without_broker, "--pending")
+
+    assert pending.uuid == stored_request.uuid
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "req_1.request.created.1",
+        "{uuid}",
+        "{uuid}.1",
+        "{uuid}..1",
+        "{uuid}.a.-1",
+        "{uuid}.a.²",
+        "{uuid}.a.99999999999",
+    ],
+)
+def test_what_is_no_event_id_is_told_from_one(text: str) -> None:
+    uuid = "req_0000000000000000000001"
+
+    assert EventKey.parse(text.format(uuid=uuid)) is None
+
+
+def test_event_id_is_read_as_it_is_written() -> None:
+    written = "req_0000000000000000000001.request.email_sent.2"
+
+    key = EventKey.parse(written)
+
+    assert key is not None
+    assert (key.type, key.sequence, key.event_id) == ("request.email_sent", 2, written)
+
+
+async def test_room_is_counted_no_further_than_needed(database: Connection) -> None:
+    await store(database)
+
+    assert await outbox_statements.has_room(database, 2)
+    assert not await outbox_statements.has_room(database, 1)

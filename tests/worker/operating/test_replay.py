@@ -1,0 +1,391 @@
+"""`outbox replay`: the same events again, in order, slowly, and never twice at a time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+
+from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests.storing import CalculationRequest
+from service.identifiers import uuid_of
+from service.postgres.pool import Connection
+from tests.conftest import eventually, running
+from tests.mail_server import MailServer
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
+from tests.worker.operating.test_commands import command
+from tests.worker.reference_consumer import ReferenceConsumer
+from worker.consumers.notifications import Postman
+from worker.mail import ledger
+from worker.operating import replay
+from worker.operating.replay import OutboxNotDraining, Selection, Tally
+from worker.operating.request_history import EVENT_TYPES
+from worker.relay.loop import Relay
+from worker.relay.publisher import Publisher
+from worker.settings import WorkerSettings
+
+NEVER = asyncio.Event()
+ALWAYS = ("--from", "2020-01-01T00:00:00Z")
+Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
+
+
+@pytest.fixture
+def deliver(relay: Relay, publisher: Publisher, tap: AbstractQueue) -> Deliver:
+    """Relays until nothing moves any more, and returns what arrived."""
+
+    async def relay_all() -> list[AbstractIncomingMessage]:
+        while await relay.relay_due(publisher, NEVER):
+            pass
+        return await take_all(tap)
+
+    return relay_all
+
+
+@pytest.fixture
+async def other_connection(database_url: str) -> AsyncIterator[Connection]:
+    """A second connection to the test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+async def finish(database: Connection, request: CalculationRequest, postman: Postman) -> None:
+    """Let the e-mail of a request be sent or refused, and its calculation come."""
+    await ledger.intend(database, f"{request.uuid}.request.created.1", request.id)
+    async with running(postman.run):
+        await eventually(
+            lambda: database.fetchval("SELECT settled_at FROM email WHERE request_id = $1", request.id)
+        )
+    await calculate(database, request)
+
+
+async def calculate(database: Connection, request: CalculationRequest) -> None:
+    """Record a calculation, as its consumer does."""
+    async with database.transaction():
+        locked = await calculation_requests.lock(database, request.id)
+        await calculation_requests.record_calculation(database, locked, "C-1", traceparent=None)
+
+
+async def move(database: Connection, request: CalculationRequest, to: datetime) -> UUID:
+    """Make a delivered request one of another time; returns its new id."""
+    moved = UUID(int=(int(to.timestamp() * 1000) << 80) | request.id.int & (1 << 80) - 1)
+    await database.execute(
+        "UPDATE calculation_request SET id = $2, created_at = $3 WHERE id = $1", request.id, moved, to
+    )
+    return moved
+
+
+def ids(messages: list[AbstractIncomingMessage]) -> list[str | None]:
+    """Return the ids of messages."""
+    return [message.message_id for message in messages]
+
+
+async def test_replayed_events_are_the_same_to_the_byte(
+    worker_settings: WorkerSettings, database: Connection, postman: Postman, deliver: Deliver
+) -> None:
+    request = await store(database, external_id="case-7")
+    await finish(database, request, postman)
+    before = await deliver()
+
+    answer = await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    after = await deliver()
+    assert [message.routing_key for message in before] == [
+        "request.created",
+        "request.email_sent",
+        "request.calculated",
+    ]
+    assert [message.body for message in after] == [message.body for message in before]
+    assert [message.headers for message in after] == [message.headers for message in before]
+    assert ids(after) == ids(before)
+    assert isinstance(answer.data, Tally)
+    assert (answer.data.requests, answer.data.events) == (1, 3)
+
+
+async def test_email_that_was_refused_is_replayed_with_its_code(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    deliver: Deliver,
+    mail_server: MailServer,
+) -> None:
+    mail_server.rcpt_reply = "550 5.1.1 no such user"
+    await finish(database, await store(database), postman)
+    before = await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
+
+    [failed] = await deliver()
+    assert failed.body == before[1].body
+    assert msgspec.json.decode(failed.body)["data"]["smtp_code"] == 550
+
+
+async def test_email_that_was_not_composable_is_replayed_with_its_reason(
+    worker_settings: WorkerSettings, database: Connection, postman: Postman, deliver: Deliver
+) -> None:
+    await finish(database, await store(database, sender_email="no address"), postman)
+    before = await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
+
+    [failed] = await deliver()
+    assert failed.body == before[1].body
+    assert msgspec.json.decode(failed.body)["data"]["reason"] == "not_composable"
+
+
+@pytest.mark.parametrize(("code", "reason"), [(550, "refused"), (451, "gave_up")])
+async def test_email_that_failed_before_reasons_were_stored_is_replayed_with_the_one_its_code_tells(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    deliver: Deliver,
+    *,
+    code: int,
+    reason: str,
+) -> None:
+    await finish(database, await store(database), postman)
+    await deliver()
+    await database.execute("UPDATE email SET state = 'failed', smtp_code = $1", code)
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
+
+    [failed] = await deliver()
+    data = msgspec.json.decode(failed.body)["data"]
+    assert (data["reason"], data["smtp_code"]) == (reason, code)
+
+
+async def test_trace_is_all_that_a_replay_leaves_out(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    await store(database, traceparent=TRACEPARENT)
+    [before] = await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    [after] = await deliver()
+    original, replayed = msgspec.json.decode(before.body), msgspec.json.decode(after.body)
+    assert original.pop("traceparent") == TRACEPARENT
+    assert replayed == original
+    assert "traceparent" not in after.headers
+
+
+async def test_dry_run_counts_and_writes_nothing(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    requests = [await store(database) for _ in range(3)]
+    await calculate(database, requests[0])
+    await database.execute("DELETE FROM outbox")
+
+    answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--dry-run")
+
+    assert answer.data == Tally(
+        dry_run=True, requests=3, events=4, types=Counter({"request.created": 3, "request.calculated": 1})
+    )
+    assert answer.text.startswith("4 events of 3 requests would be replayed")
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_only_events_of_the_time_asked_for_are_replayed(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    times = [noon - timedelta(seconds=1), noon, noon + timedelta(hours=1), noon + timedelta(hours=2)]
+    requests = [await store(database) for _ in times]
+    await database.execute("DELETE FROM outbox")
+    moved = [await move(database, *pair) for pair in zip(requests, times, strict=True)]
+    asked = ("--from", "2026-03-01T12:00:00Z", "--to", "2026-03-01T15:00:00+01:00")
+
+    await command(worker_settings, "outbox", "replay", *asked, "--type", "request.created")
+
+    assert sorted(map(str, ids(await deliver()))) == [
+        f"{uuid_of(one)}.request.created.1" for one in moved[1:3]
+    ]
+
+
+async def test_event_of_an_older_request_is_found_by_its_own_time(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await database.execute("DELETE FROM outbox")
+    moved = await move(database, stored_request, datetime(2025, 1, 1, tzinfo=UTC))
+    async with database.transaction():
+        request = await calculation_requests.lock(database, moved)
+        await calculation_requests.record_calculation(database, request, "C-1", traceparent=None)
+    await deliver()
+
+    await command(worker_settings, "outbox", "replay", "--from", "2026-01-01")
+
+    assert ids(await deliver()) == [f"{uuid_of(moved)}.request.calculated.2"]
+
+
+async def test_one_request_alone_may_be_replayed(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    stored_request: CalculationRequest,
+) -> None:
+    await store(database)
+    await deliver()
+
+    await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
+
+    assert ids(await deliver()) == [f"{stored_request.uuid}.request.created.1"]
+
+
+async def test_order_within_each_request_is_kept_whatever_the_clocks_said(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    requests = [await store(database) for _ in range(10)]
+    for request in requests:
+        await calculate(database, request)
+    await database.execute("UPDATE calculation_request SET updated_at = created_at - interval '1 s'")
+    await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    consumer = ReferenceConsumer()
+    for message in await deliver():
+        consumer.take(message.body)
+    assert consumer.counts == {"new": 20, "repeat": 0, "gap": 0, "inversion": 0, "conflict": 0}
+
+
+async def test_consumer_takes_a_replay_for_repeats(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    for _ in range(3):
+        await calculate(database, await store(database))
+    consumer = ReferenceConsumer()
+
+    for message in await deliver():
+        consumer.take(message.body)
+    await command(worker_settings, "outbox", "replay", *ALWAYS)
+    for message in await deliver():
+        consumer.take(message.body)
+
+    assert consumer.counts == {"new": 6, "repeat": 6, "gap": 0, "inversion": 0, "conflict": 0}
+
+
+async def test_replaying_twice_at_once_or_in_a_row_writes_nothing_twice(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    for _ in range(10):
+        await calculate(database, await store(database))
+    await database.execute("DELETE FROM outbox")
+
+    await asyncio.gather(*(command(worker_settings, "outbox", "replay", *ALWAYS) for _ in range(3)))
+    again = await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 20
+    assert await database.fetchval("SELECT count(DISTINCT (request_id, sequence)) FROM outbox") == 20
+    assert isinstance(again.data, Tally)
+    assert (again.data.events, again.data.requests_undelivered) == (0, 10)
+    assert "10 requests left out" in again.text
+
+
+@pytest.mark.parametrize("where", ["outbox", "outbox_held"])
+async def test_request_with_an_event_still_to_be_delivered_is_left_out(
+    worker_settings: WorkerSettings, database: Connection, where: str, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM outbox")
+    await calculate(database, stored_request)
+    if where == "outbox_held":
+        await hold_events(database, stored_request.id)
+
+    answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.created")
+
+    assert isinstance(answer.data, Tally)
+    assert (answer.data.events, answer.data.requests_undelivered) == (0, 1)
+
+
+async def test_new_event_waits_for_the_replay_of_its_request_and_comes_behind_it(
+    database: Connection, other_connection: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM outbox")
+    selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
+
+    async with database.transaction():
+        await replay.replay_batch(database, [stored_request.id], selection, Tally(dry_run=False))
+        announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
+        await asyncio.sleep(0.1)
+        assert not announcing.done()
+    await announcing
+
+    assert await database.fetch("SELECT sequence FROM outbox ORDER BY id") == [(1,), (2,)]
+
+
+async def test_event_whose_sequence_the_row_does_not_tell_is_left_out_and_counted(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await calculate(database, stored_request)
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE calculation_request SET calculation_sequence = NULL")
+
+    answer = await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    assert isinstance(answer.data, Tally)
+    assert (answer.data.events, answer.data.events_unknown) == (1, 1)
+    assert "1 events left out" in answer.text
+
+
+async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connection) -> None:
+    for _ in range(11):
+        await store(database)
+    await database.execute("DELETE FROM outbox")
+    clock = asyncio.get_running_loop()
+    begin = clock.time()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "10")
+
+    assert 1.0 <= clock.time() - begin < 3.0
+
+
+async def test_replay_waits_for_room_in_the_outbox(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    stored_request: CalculationRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await database.execute("DELETE FROM outbox")
+    other = await store(database)
+    monkeypatch.setattr(replay, "_PENDING_LIMIT", 1)
+    replaying = asyncio.create_task(
+        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
+    )
+    await asyncio.sleep(0.4)
+    assert not replaying.done()
+
+    await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
+
+    await replaying
+    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
+async def test_replay_ends_when_the_outbox_does_not_drain(
+    worker_settings: WorkerSettings, stored_request: CalculationRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_PENDING_LIMIT", 1)
+    monkeypatch.setattr(replay, "_WAIT_SECONDS", 0.5)
+
+    with pytest.raises(OutboxNotDraining):
+        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
+
+
+async def test_many_requests_are_replayed_page_by_page(
+    worker_settings: WorkerSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(25):
+        await store(database)
+    await database.execute("DELETE FROM outbox")
+    monkeypatch.setattr(replay, "_PAGE_REQUESTS", 10)
+    monkeypatch.setattr(replay, "_BATCH_REQUESTS", 4)
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")
+
+    assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 25

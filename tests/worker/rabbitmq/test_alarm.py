@@ -1,0 +1,136 @@
+"""The broker's alarm: the relay waits for its end, says so, and charges no event for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from service.postgres.pool import Connection, Pool
+from service.server.probes import NotReady
+from tests.conftest import eventually, running
+from tests.model.scripted_broker import ScriptedBroker
+from tests.worker.conftest import passes, settings_with, store
+from worker.relay.loop import Relay
+from worker.settings import WorkerSettings
+
+_TIMEOUT_SECONDS = 0.5
+
+WAITING_READERS = """
+    SELECT count(*)
+      FROM pg_locks
+     WHERE relation = 'outbox'::regclass
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+       AND NOT granted
+"""
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    """A broker that raises its alarm when the test says so."""
+    async with ScriptedBroker() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def relay_with(worker_settings: WorkerSettings, broker: ScriptedBroker, pool: Pool) -> Callable[..., Relay]:
+    """Makes relays of this broker."""
+
+    def make(**changes: Any) -> Relay:
+        settings = settings_with(worker_settings, amqp_url=broker.url, relay_poll_seconds=0.05, **changes)
+        return Relay(settings, pool, asyncio.Event())
+
+    return make
+
+
+@pytest.fixture
+def relay(relay_with: Callable[..., Relay]) -> Relay:
+    """A relay whose patience with the broker is short."""
+    return relay_with(broker_timeout_seconds=_TIMEOUT_SECONDS)
+
+
+async def is_blocked(relay: Relay) -> bool:
+    """Whether the relay says that it is."""
+    try:
+        await relay.check()
+    except NotReady as error:
+        return str(error) == "RabbitMQ blocks publishers"
+    return False
+
+
+async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(
+    relay: Relay, broker: ScriptedBroker, database: Connection
+) -> None:
+    with capture_logs() as logs:
+        async with running(relay.run):
+            await eventually(lambda: passes(relay.check))
+            broker.raise_alarm()
+            first = await store(database)
+            await eventually(lambda: broker.connections == 2)  # It has given up the window.
+            await eventually(lambda: is_blocked(relay))
+            second = await store(database)
+            async with database.transaction():
+                await database.execute("LOCK TABLE outbox")
+                await asyncio.sleep(2 * _TIMEOUT_SECONDS)
+                readers = await database.fetchval(WAITING_READERS)
+            charged = await database.fetchval("SELECT count(*) FROM outbox_held")
+            broker.clear_alarm()
+            await eventually(lambda: passes(relay.check))
+            await eventually(lambda: len(set(broker.taken)) == 2)
+
+    assert (readers, charged) == (0, 0)
+    assert set(broker.taken) == {f"{request.uuid}.request.created.1" for request in (first, second)}
+    assert broker.connections == 2
+    alarms = [line["event"] for line in logs if line["event"].startswith("broker_")]
+    assert alarms == [
+        "broker_blocked",
+        "broker_blocked",
+        "broker_unblocked",
+    ]  # one connection after the other
+
+
+async def test_window_is_not_published_again_when_the_alarm_is_short(
+    relay_with: Callable[..., Relay], broker: ScriptedBroker, database: Connection
+) -> None:
+    relay = relay_with(broker_timeout_seconds=30.0)
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))
+        broker.raise_alarm()
+        await store(database)
+        await eventually(lambda: is_blocked(relay))
+        broker.clear_alarm()
+        await eventually(lambda: broker.confirmed)
+        await eventually(lambda: passes(relay.check))
+
+    assert len(broker.taken) == 1
+    assert broker.connections == 1
+
+
+async def test_relay_that_connects_during_an_alarm_waits_for_its_end_on_the_same_connection(
+    relay: Relay, broker: ScriptedBroker, database: Connection
+) -> None:
+    await store(database)
+    broker.raise_alarm()
+
+    async with running(relay.run):
+        await eventually(lambda: is_blocked(relay))
+        await asyncio.sleep(2 * _TIMEOUT_SECONDS)
+        was_blocked = await is_blocked(relay)
+        broker.clear_alarm()
+        await eventually(lambda: broker.taken)
+
+    assert was_blocked
+    assert broker.connections == 1
+
+
+async def test_relay_stops_during_an_alarm(relay: Relay, broker: ScriptedBroker) -> None:
+    broker.raise_alarm()
+    stop = asyncio.Event()
+    relaying = asyncio.create_task(relay.run(stop))
+    await eventually(lambda: is_blocked(relay))
+
+    stop.set()
+
+    async with asyncio.timeout(5):
+        await relaying

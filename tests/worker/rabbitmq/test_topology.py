@@ -1,0 +1,140 @@
+"""The topology: what is declared, and that declaring it again changes nothing."""
+
+import asyncio
+
+import aio_pika
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelPreconditionFailed
+
+from service.outbox.waker import RelayWaker
+from service.postgres.pool import Pool
+from service.server.probes import NotReady
+from tests.conftest import eventually, running
+from tests.model.scripted_broker import ScriptedBroker
+from tests.worker.conftest import Check, count, passes, publish, take
+from worker.consumers import calculations, notifications
+from worker.rabbitmq import connection as broker
+from worker.rabbitmq import topology
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
+from worker.relay.loop import Relay
+from worker.settings import WorkerSettings
+
+QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
+
+
+@QUEUES
+async def test_declaring_again_keeps_what_is_in_the_queues(channel: AbstractChannel, queue: Queue) -> None:
+    await publish(channel, queue, b"kept")
+
+    await topology.declare(channel)
+
+    living = await channel.get_queue(queue.name)
+    message = await eventually(lambda: take(living))
+    assert message.body == b"kept"
+
+
+@QUEUES
+async def test_queue_refuses_to_be_anything_but_durable(channel: AbstractChannel, queue: Queue) -> None:
+    with pytest.raises(ChannelPreconditionFailed):
+        await channel.declare_queue(queue.name, durable=False)
+
+    await channel.reopen()
+
+
+@QUEUES
+async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(
+    channel: AbstractChannel, queue: Queue
+) -> None:
+    await publish(channel, queue, b"rejected")
+    message = await (await channel.get_queue(queue.name)).get()
+
+    await message.reject()
+
+    graveyard = await channel.get_queue(queue.dead_letters)
+    dead = await eventually(lambda: take(graveyard))
+    assert dead.body == b"rejected"
+    assert dead.headers["x-death"][0]["queue"] == queue.name
+
+
+async def test_events_of_other_kinds_do_not_reach_the_notifications(channel: AbstractChannel) -> None:
+    exchange = await channel.get_exchange(topology.REQUESTS)
+
+    await exchange.publish(Message(b"{}"), "request.calculated", mandatory=False)
+
+    assert await count(channel, NOTIFICATIONS.name) == 0
+
+
+async def test_queue_that_differs_stops_its_own_role_alone_which_says_what_differs(
+    worker_settings: WorkerSettings, channel: AbstractChannel, pool: Pool, relay: Relay
+) -> None:
+    notified = notifications.consumer(worker_settings, pool, asyncio.Event())
+    calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    await channel.queue_delete(NOTIFICATIONS.name)
+    await channel.declare_queue(
+        NOTIFICATIONS.name, durable=True, arguments={**NOTIFICATIONS.arguments, "x-delivery-limit": 7}
+    )
+    await channel.queue_delete(CALCULATION_RESULTS.name)
+
+    async with running(relay.run, notified.run, calculated.run):
+        await eventually(lambda: passes(relay.check))
+        await eventually(lambda: passes(calculated.check))
+        says = await eventually(lambda: reason_of(notified.check))
+        await channel.queue_delete(NOTIFICATIONS.name)
+        await eventually(lambda: passes(notified.check))
+
+    assert "x-delivery-limit" in says
+
+
+async def reason_of(check: Check) -> str | None:
+    """Return what a readiness check says about the broker's topology, once it does."""
+    try:
+        await check()
+    except NotReady as error:
+        return str(error) if "PRECONDITION_FAILED" in str(error) else None
+    return None
+
+
+async def test_exchange_that_differs_stops_the_relay_which_says_so(
+    channel: AbstractChannel, relay: Relay
+) -> None:
+    await channel.exchange_delete(topology.REQUESTS)
+    await channel.declare_exchange(topology.REQUESTS, "fanout", durable=True)
+
+    async with running(relay.run):
+        says = await eventually(lambda: reason_of(relay.check))
+
+    assert "fanout" in says
+
+
+async def test_binding_that_is_lost_is_made_again(
+    channel: AbstractChannel, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "_DECLARE_SECONDS", 0.05)
+    exchange = await channel.get_exchange(topology.REQUESTS)
+    ours = await channel.get_queue(NOTIFICATIONS.name)
+    theirs = await channel.declare_queue(exclusive=True)
+    await theirs.bind(topology.REQUESTS, "#")
+
+    async def is_notified() -> bool:
+        await exchange.publish(Message(b"{}"), NOTIFICATIONS.routing_key)
+        return await count(channel, NOTIFICATIONS.name) > 0
+
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))
+        await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
+        await eventually(is_notified)
+
+
+async def test_topology_that_others_have_made_is_enough_for_a_user_who_may_not_declare() -> None:
+    async with ScriptedBroker() as scripted:
+        scripted.may_declare = False
+        async with await aio_pika.connect(scripted.url) as connection:
+            when_all_is_there = await topology.ensure(connection)
+            scripted.missing = {CALCULATION_RESULTS.dead_letters}
+            when_one_is_missing = await topology.ensure(connection)
+
+    assert when_all_is_there == {}
+    assert list(when_one_is_missing) == [CALCULATION_RESULTS.name]
+    assert "ACCESS_REFUSED" in when_one_is_missing[CALCULATION_RESULTS.name]

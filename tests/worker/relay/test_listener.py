@@ -1,0 +1,130 @@
+"""The listener: hears NOTIFY, and notices when it cannot."""
+
+import asyncio
+from functools import partial
+
+from service.outbox import writing
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool
+from tests.conftest import eventually, running
+from tests.worker.conftest import settings_with
+from tests.worker.forwarder import Forwarder
+from worker.relay.listener import Listener
+from worker.settings import WorkerSettings
+
+LISTENERS = """
+    SELECT array_agg(pid)
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND pid <> pg_backend_pid()
+       AND application_name <> 'calculation-requests'
+"""
+
+
+async def test_notify_wakes(worker_settings: WorkerSettings, database: Connection) -> None:
+    woken = asyncio.Event()
+
+    async with running(Listener(worker_settings, woken).run):
+        await eventually(woken.is_set)  # by its own test
+        woken.clear()
+        await writing.notify(database)
+        await eventually(woken.is_set)
+
+
+async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_the_pool_goes_on(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool
+) -> None:
+    settings = settings_with(worker_settings, relay_listen_check_seconds=600.0)
+    woken = asyncio.Event()
+    pool_process = await process_of(pool)
+
+    async with running(Listener(settings, woken).run):
+        await eventually(woken.is_set)
+        (killed,) = await database.fetchval(LISTENERS)
+        await database.execute("SELECT pg_terminate_backend($1)", killed)
+        (successor,) = await eventually(partial(other_listeners, database, killed))
+        woken.clear()
+        await writing.notify(database)
+        await eventually(woken.is_set)
+
+    assert successor != killed
+    assert await process_of(pool) == pool_process
+
+
+async def process_of(pool: Pool) -> int:
+    """Return the process that serves the pool's connection."""
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        process: int = await connection.fetchval("SELECT pg_backend_pid()")
+    return process
+
+
+async def other_listeners(database: Connection, killed: int) -> list[int]:
+    """Return the processes that listen now, without the one that was killed."""
+    return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
+
+
+async def test_connection_that_has_gone_silent_is_replaced(
+    worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection
+) -> None:
+    settings = settings_with(
+        worker_settings,
+        database_url=postgres_link.url,
+        database_timeout_seconds=0.5,
+        relay_listen_check_seconds=0.1,
+    )
+    woken = asyncio.Event()
+
+    async with running(Listener(settings, woken).run):
+        await eventually(woken.is_set)
+        (silent,) = await database.fetchval(LISTENERS)
+        postgres_link.hold()
+        await eventually(lambda: postgres_link.connections >= 3)
+        woken.clear()
+        postgres_link.resume()
+        await eventually(woken.is_set)
+        assert await other_listeners(database, silent)
+
+
+async def test_connection_to_a_server_that_takes_no_writes_is_replaced(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    settings = settings_with(worker_settings, relay_listen_check_seconds=0.1)
+    woken = asyncio.Event()
+
+    async with running(Listener(settings, woken).run):
+        (demoted,) = await eventually(partial(other_listeners, database, 0))
+        await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        await eventually(partial(other_listeners, database, demoted))
+        woken.clear()
+        await writing.notify(database)
+        await eventually(woken.is_set)
+
+
+async def is_gone(database: Connection, process: int) -> bool:
+    """Whether a process of Postgres has ended."""
+    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", process)
+
+
+async def test_listening_begins_when_postgres_comes_up(
+    worker_settings: WorkerSettings, postgres_link: Forwarder
+) -> None:
+    woken = asyncio.Event()
+    await postgres_link.refuse()
+
+    async with running(Listener(settings_with(worker_settings, database_url=postgres_link.url), woken).run):
+        await eventually(lambda: postgres_link.refused >= 3)
+        postgres_link.admit()
+        await eventually(woken.is_set)
+
+
+async def test_stopped_listener_closes_its_connection(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    woken = asyncio.Event()
+    async with running(Listener(worker_settings, woken).run):
+        await eventually(woken.is_set)
+        (process,) = await database.fetchval(LISTENERS)
+
+    await eventually(lambda: is_gone(database, process))

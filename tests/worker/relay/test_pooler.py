@@ -1,0 +1,200 @@
+"""The whole worker behind PgBouncer in transaction mode, with a direct connection for LISTEN alone."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import aio_pika
+import httpx
+import msgspec
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from deploy.local import packages
+from deploy.local.ports import accepts, free_port
+from deploy.local.processes import Program, running
+from deploy.local.waiting import wait_until
+from service.calculation_requests.storing import CalculationRequest
+from service.outbox.waker import RelayWaker
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection, Pool
+from service.settings import ServiceSettings
+from tests.conftest import A_REQUEST, Issuer, api_client, eventually
+from tests.conftest import running as running_parts
+from tests.end_to_end.processes import environment_of
+from tests.mail_server import MailServer
+from tests.worker.conftest import store
+from worker.__main__ import ROLES, assemble
+from worker.operating.doctor import examine_worker
+from worker.rabbitmq import topology
+from worker.settings import WorkerSettings
+
+_NOBODY = 65534
+
+
+@pytest.fixture
+def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
+    """URL of the test's database through a PgBouncer with three connections."""
+    if not shutil.which("pgbouncer", path=f"/usr/sbin:{os.environ['PATH']}") and not packages.install(
+        "pgbouncer", "pgbouncer", report=print, log=tmp_path / "apt.log"
+    ):
+        pytest.skip("PgBouncer cannot be installed here")
+    port = free_port()
+    database = urlsplit(database_url)
+    tmp_path.chmod(0o755)
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(
+        f"""
+        [databases]
+        * = host={database.hostname} port={database.port} user={database.username} \
+            password={unquote(database.password or "")}
+        [pgbouncer]
+        listen_addr = 127.0.0.1
+        listen_port = {port}
+        unix_socket_dir =
+        auth_type = any
+        pool_mode = transaction
+        default_pool_size = 3
+        """.replace("            password", " password").replace("\n        ", "\n")
+    )
+    config.chmod(0o644)
+    program = Program(
+        name="PgBouncer",
+        command=[*_as_another_user(), "/usr/sbin/pgbouncer", str(config)],
+        environment=os.environ,
+        folder=Path("/"),
+        log=tmp_path / "pgbouncer.log",
+        pid_file=tmp_path / "pgbouncer.pid",
+        stop_seconds=5.0,
+    )
+    with running(program) as process:
+        assert wait_until(lambda: accepts(port), seconds=10), process.describe("PgBouncer does not answer.")
+        yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
+
+
+def _as_another_user() -> list[str]:
+    """Return the prefix for programs that refuse to run as root."""
+    if os.geteuid() != 0:
+        return []
+    return [
+        "setpriv",
+        f"--reuid={_NOBODY}",
+        f"--regid={_NOBODY}",
+        "--clear-groups",
+        "--inh-caps=+dac_override",
+        "--ambient-caps=+dac_override",
+        "--securebits=+no_setuid_fixup",
+    ]
+
+
+async def _store(pool: Pool) -> CalculationRequest:
+    async with postgres.connection(pool, seconds=5.0) as connection:
+        return await store(connection)
+
+
+async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
+    worker_settings: WorkerSettings,
+    database_url: str,
+    pooler_url: str,
+    database: Connection,
+    channel: AbstractChannel,
+    mail_server: MailServer,
+) -> None:
+    settings = msgspec.structs.replace(
+        worker_settings,
+        database_url=pooler_url,
+        listen_database_url=database_url,
+        database_statement_cache_size=0,
+    )
+    async with postgres.open_pool(settings) as pool:
+        waker = RelayWaker(pool, timeout_seconds=5.0)
+        parts = [
+            part for _ in range(2) for part in assemble(settings, pool, frozenset(ROLES), waker)[0].values()
+        ]
+        async with running_parts(*parts):
+            async with asyncio.TaskGroup() as group:
+                inserts = [group.create_task(_store(pool)) for _ in range(50)]
+            requests = [insert.result() for insert in inserts]
+            exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
+            for request in requests:
+                body = msgspec.json.encode(
+                    {"request_uuid": request.uuid, "calculation_id": f"of-{request.uuid}"}
+                )
+                await exchange.publish(aio_pika.Message(body), "calculation.created")
+
+            async def all_done() -> bool:
+                return bool(
+                    await database.fetchval(
+                        """
+                        SELECT count(*) = 50 AND (SELECT count(*) = 0 FROM outbox)
+                          FROM calculation_request AS request
+                          JOIN email
+                            ON email.request_id = request.id
+                         WHERE email.state = 'sent'
+                           AND request.calculation_id IS NOT NULL
+                           AND request.sequence = 3
+                        """
+                    )
+                )
+
+            await eventually(all_done, seconds=30)
+
+    assert len(mail_server.accepted) == 50
+
+
+@pytest.fixture
+async def pooled_client(
+    service_settings: ServiceSettings, issuer: Issuer, pooler_url: str
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API behind the pooler."""
+    settings = msgspec.structs.replace(
+        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
+    )
+    async with api_client(settings, issuer.token()) as client:
+        yield client
+
+
+async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
+    pooled_client: httpx.AsyncClient, database: Connection
+) -> None:
+    sent = [
+        pooled_client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 3}"})
+        for number in range(60)
+    ]
+    responses = await asyncio.gather(*sent)
+    listed = (await pooled_client.get("/v1/request")).json()["data"]["requests"]
+
+    assert {response.status_code for response in responses} == {200}
+    assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 3
+    assert len(listed) == await database.fetchval("SELECT count(*) FROM outbox") == 3
+
+
+async def test_creates_go_together_through_a_transaction_pooler(
+    pooled_client: httpx.AsyncClient, database: Connection
+) -> None:
+    body = A_REQUEST | {"notes": "x" * 9_000}
+    for _ in range(5):
+        responses = await asyncio.gather(*(pooled_client.post("/v1/request", json=body) for _ in range(60)))
+        assert {response.status_code for response in responses} == {200}
+
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 300
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 300
+    transactions = await database.fetchval("SELECT count(DISTINCT xmin::text) FROM outbox")
+    assert transactions < 300
+
+
+async def test_doctor_finds_that_a_notify_is_lost_in_the_pooler_and_heard_around_it(
+    worker_settings: WorkerSettings, database_url: str, pooler_url: str
+) -> None:
+    environment = environment_of(worker_settings, DATABASE_URL=pooler_url)
+    states = []
+    for listen_url in ("", database_url):
+        findings = await examine_worker(
+            {**environment, "LISTEN_DATABASE_URL": listen_url}, processes=1, timeout_seconds=10.0
+        )
+        states += [finding.state for finding in findings if finding.check == "listening"]
+
+    assert states == ["warn", "ok"]

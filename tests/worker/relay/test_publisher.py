@@ -1,0 +1,221 @@
+"""The publisher: which of a window were confirmed, which are themselves at fault, and what is an outage."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractQueue
+from aiormq.exceptions import ChannelNotFoundEntity
+
+from service.identifiers import new_request_id
+from tests.conftest import eventually
+from tests.worker.conftest import ANY_EVENT, bind_tap, count, open_publisher, settings_with, take_ids
+from tests.worker.forwarder import Forwarder
+from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay.outbox import OutboxRow
+from worker.relay.publisher import Publisher
+from worker.settings import WorkerSettings
+
+NEVER = asyncio.Event()
+
+
+def row(number: int, *, event_type: str = "request.calculated", payload: bytes = b"{}") -> OutboxRow:
+    """Return an event of a request of its own."""
+    return OutboxRow(
+        lane=0,
+        id=number,
+        request_id=new_request_id(),
+        type=event_type,
+        sequence=number,
+        traceparent=None,
+        payload=payload,
+        created_at=datetime.now(UTC),
+        attempts=0,
+        held=False,
+    )
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["at once", "one by one"])
+def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every test publish in both ways."""
+    monkeypatch.setattr("worker.relay.loop.publisher._CAN_WRITE_AT_ONCE", request.param)
+
+
+@pytest.fixture
+async def held_publisher(worker_settings: WorkerSettings, broker_link: Forwarder) -> AsyncIterator[Publisher]:
+    """A publisher whose way to the broker the test holds, and which waits long for its confirms."""
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
+    async with open_publisher(settings) as opened:
+        yield opened
+        broker_link.resume()
+
+
+async def test_window_without_events_is_published_at_once(publisher: Publisher) -> None:
+    outcome = await publisher.publish([], abandoned=NEVER)
+
+    assert (outcome.confirmed, outcome.failed, outcome.outage) == (frozenset(), {}, None)
+
+
+async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: AbstractQueue) -> None:
+    window = [row(number) for number in range(1, 101)]
+
+    outcome = await publisher.publish(window, abandoned=NEVER)
+
+    assert (len(outcome.confirmed), outcome.failed, outcome.outage) == (100, {}, None)
+    assert await take_ids(tap) == [event.event_id for event in window]
+
+
+async def test_event_that_must_be_routed_fails_by_itself_when_it_is_returned(
+    publisher: Publisher, channel: AbstractChannel
+) -> None:
+    await channel.queue_delete(topology.NOTIFICATIONS.name)
+
+    outcome = await publisher.publish([row(1), row(2, event_type="request.created"), row(3)], abandoned=NEVER)
+
+    assert outcome.confirmed == {1, 3}
+    assert outcome.failed == {2: "returned: no queue is bound for it"}
+    assert outcome.outage is None
+
+
+async def test_event_that_the_broker_refuses_fails_by_itself(
+    publisher: Publisher, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await bind_tap(channel, "request.calculated", arguments=full)
+    await publisher.publish([row(1)], abandoned=NEVER)
+
+    outcome = await publisher.publish([row(2), row(3, event_type="request.email_sent")], abandoned=NEVER)
+
+    assert outcome.confirmed == {3}
+    assert outcome.failed == {2: "refused by the broker"}
+    assert outcome.outage is None
+    assert len(await take_ids(tap)) == 3
+
+
+async def test_publisher_goes_on_after_refused_and_returned_events(
+    publisher: Publisher, channel: AbstractChannel
+) -> None:
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await bind_tap(channel, "request.calculated", arguments=full)
+    await channel.queue_delete(topology.NOTIFICATIONS.name)
+    await publisher.publish([row(1), row(2), row(3, event_type="request.created")], abandoned=NEVER)
+    await topology.declare(channel)
+
+    outcome = await publisher.publish([row(4), row(5, event_type="request.created")], abandoned=NEVER)
+
+    assert outcome.confirmed == {5}
+    assert outcome.failed == {4: "refused by the broker"}
+    assert outcome.outage is None
+
+
+async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
+    publisher: Publisher, tap: AbstractQueue
+) -> None:
+    window = [row(1), row(2, event_type="x" * 300), row(3), row(4, event_type="\ud800"), row(5)]
+
+    outcome = await publisher.publish(window, abandoned=NEVER)
+
+    assert outcome.confirmed == {1, 3, 5}
+    assert set(outcome.failed) == {2, 4}
+    assert outcome.failed[2] in {
+        "unencodable: longer than 255 bytes",
+        "unencodable: Routing key too long (max 255 bytes)",
+    }
+    assert outcome.outage is None
+    assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
+
+
+async def test_window_of_which_nothing_can_be_encoded_fails_event_by_event(publisher: Publisher) -> None:
+    outcome = await publisher.publish([row(1, event_type="x" * 300), row(2, event_type="y" * 300)])
+
+    assert (outcome.confirmed, set(outcome.failed), outcome.outage) == (frozenset(), {1, 2}, None)
+
+
+async def test_no_confirm_in_time_is_an_outage(
+    worker_settings: WorkerSettings, broker_link: Forwarder
+) -> None:
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
+    async with open_publisher(settings) as publisher:
+        broker_link.hold()
+
+        outcome = await publisher.publish([row(1), row(2)], abandoned=NEVER)
+
+        broker_link.resume()
+    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert isinstance(outcome.outage, BrokerUnavailable)
+
+
+async def test_connection_lost_before_the_confirm_is_an_outage(
+    held_publisher: Publisher, broker_link: Forwarder
+) -> None:
+    broker_link.hold()
+    publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
+
+    await broker_link.cut()
+    outcome = await publishing
+
+    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert outcome.outage is not None
+
+
+async def test_channel_closed_by_the_broker_is_an_outage_and_what_was_confirmed_is_told(
+    held_publisher: Publisher, broker_link: Forwarder, channel: AbstractChannel
+) -> None:
+    queue = await channel.declare_queue(exclusive=True)
+    await queue.bind(topology.REQUESTS, ANY_EVENT)
+    confirmed, refused = row(1), row(2)
+    broker_link.hold_before(refused.event_id.encode())
+    publishing = asyncio.create_task(held_publisher.publish([confirmed, refused], abandoned=NEVER))
+    await eventually(lambda: count(channel, queue.name))
+
+    await channel.exchange_delete(topology.REQUESTS)
+    broker_link.resume()
+    outcome = await publishing
+
+    assert outcome.confirmed == {1}
+    assert outcome.failed == {}
+    assert isinstance(outcome.outage, ChannelNotFoundEntity)
+
+
+async def test_publisher_on_a_closed_channel_reports_an_outage(
+    publisher: Publisher, channel: AbstractChannel
+) -> None:
+    await channel.exchange_delete(topology.REQUESTS)
+    await publisher.publish([row(1)], abandoned=NEVER)
+
+    outcome = await publisher.publish([row(2)], abandoned=NEVER)
+
+    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert outcome.outage is not None
+
+
+async def test_cancelled_publish_leaves_nothing_running(
+    held_publisher: Publisher, broker_link: Forwarder
+) -> None:
+    broker_link.hold()
+    tasks_before = asyncio.all_tasks()
+    publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
+    await eventually(lambda: len(asyncio.all_tasks() - tasks_before) >= 2)
+
+    publishing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    await eventually(lambda: asyncio.all_tasks() <= tasks_before)
+
+
+async def test_connection_that_is_lost_while_a_window_is_written_is_noticed_at_once(
+    held_publisher: Publisher, broker_link: Forwarder
+) -> None:
+    broker_link.hold()
+    window = [row(number, payload=b"x" * 100_000) for number in range(500)]
+    publishing = asyncio.create_task(held_publisher.publish(window, abandoned=NEVER))
+    await asyncio.sleep(0)  # Begin, and fill what there is of buffers.
+
+    await broker_link.cut()
+    async with asyncio.timeout(5.0):
+        outcome = await publishing
+
+    assert outcome.outage is not None

@@ -1,0 +1,127 @@
+"""What the relay asks of Postgres: counts, which are the same on every machine."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from service.outbox import writing
+from service.postgres import pool as postgres
+from service.postgres.pool import Connection
+from tests.conftest import eventually
+from tests.statement_log import StatementLog
+from tests.worker.forwarder import Forwarder
+from worker.relay import outbox
+from worker.relay.loop import Relay
+from worker.relay.publisher import Publisher
+from worker.settings import WorkerSettings
+
+_LANE = 3
+_MOST_STATEMENTS = 6  # begin with its settings, lock, read, read what is held, delete, commit
+
+
+async def fill_lane(database: Connection, events: int) -> None:
+    """Put events of as many requests into one lane."""
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT $1, gen_random_uuid(), 'request.created', 1, '{}'
+          FROM generate_series(1, $2)
+        """,
+        _LANE,
+        events,
+    )
+
+
+@pytest.mark.parametrize("events", [1, 200])
+async def test_batch_takes_the_same_few_statements_however_large_it_is(
+    database: Connection, worker_settings: WorkerSettings, publisher: Publisher, events: int
+) -> None:
+    statements = StatementLog()
+    async with Forwarder(worker_settings.database_url, statements.watch) as forwarder:
+        settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
+        async with postgres.open_pool(settings) as pool:
+            relay = Relay(settings, pool, asyncio.Event())
+            await fill_lane(database, 1)
+            await relay.relay_lanes(publisher, [_LANE])  # prepares its statements
+            await fill_lane(database, events)
+            statements.clear()
+
+            assert await relay.relay_lanes(publisher, [_LANE]) == events
+
+    assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
+    assert statements.round_trips == len(statements.executed)
+
+
+async def test_delivered_event_leaves_one_dead_tuple(
+    database: Connection, worker_settings: WorkerSettings, publisher: Publisher
+) -> None:
+    events = 200
+    await fill_lane(database, events)
+
+    async with postgres.open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
+        await Relay(worker_settings, pool, asyncio.Event()).relay_lanes(publisher, [_LANE])
+
+    async def written() -> tuple[int, int] | None:
+        await database.execute("SELECT pg_stat_clear_snapshot()")
+        row = await database.fetchrow(
+            "SELECT n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = 'outbox'"
+        )
+        assert row is not None
+        return (row["n_tup_upd"], row["n_tup_del"]) if row["n_tup_del"] else None
+
+    assert await eventually(written) == (0, events)
+    held = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'outbox_held'"
+    assert await database.fetchval(held) == 0
+
+
+async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: Connection) -> None:
+    """Counted: the rows, and the entries of indexes, that Postgres reads."""
+    await _hold_many(database, 20_000)
+
+    async with database.transaction():
+        before = await _read_so_far(database)
+        due = await outbox.find_due(database, [0] * writing.LANES)
+        held = await outbox.read_held(database, range(writing.LANES), limit=2)
+        made_due = await outbox.make_refused_due(database, [True, False], limit=2)
+        read = await _read_so_far(database) - before
+
+    assert (due.held_lanes, [row.id for row in held], made_due) == ([_LANE], [0], 0)
+    assert read < 100
+
+
+async def _read_so_far(database: Connection) -> int:
+    """Return what this session has read of the held events and not yet reported: rows, entries of indexes."""
+    return int(
+        await database.fetchval(
+            """
+            SELECT sum(pg_stat_get_xact_tuples_returned(relation) + pg_stat_get_xact_tuples_fetched(relation))
+              FROM (SELECT 'outbox_held'::regclass::oid
+                    UNION ALL
+                    SELECT indexrelid
+                      FROM pg_index
+                     WHERE indrelid = 'outbox_held'::regclass) AS of_them (relation)
+            """
+        )
+    )
+
+
+async def _hold_many(database: Connection, events: int) -> None:
+    """Hold an event that is due, and in every lane a request whose first is parked, with many behind it."""
+    await database.execute(
+        """
+        INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                 attempts, next_attempt_at, parked_at)
+        SELECT $2, 0, gen_random_uuid(), 'request.calculated', 1, '{}'::bytea, now(), 1, now(),
+               NULL::timestamptz
+         UNION ALL
+        SELECT id % $3, id, md5((id % $3)::text)::uuid, 'request.calculated', id, '{}', now(), 0, now(),
+               CASE WHEN id <= $3 THEN now() END
+          FROM generate_series(1, $1::integer) AS id
+        """,
+        events,
+        _LANE,
+        writing.LANES,
+    )
+    await database.execute("ANALYZE outbox_held")
+    await database.execute("SELECT pg_stat_force_next_flush()")  # Else this would be counted too.

@@ -1,0 +1,1 @@
+"""From RabbitMQ: notifications and calculations."""

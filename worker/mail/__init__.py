@@ -1,0 +1,1 @@
+"""The ledger of e-mails, and how they are sent."""

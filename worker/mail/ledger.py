@@ -1,0 +1,226 @@
+"""The ledger of e-mails: what is to be sent, what was sent, and what the mail server said."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from service.outbox.events import RequestEmailFailed, RequestEmailSent
+from service.postgres.pool import Connection
+
+
+class Email(msgspec.Struct, frozen=True):
+    """An e-mail to be sent, claimed by this process."""
+
+    event_id: str
+    request_id: UUID
+    created_at: datetime
+    attempts: int
+    traceparent: str | None = None
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """How many e-mails are neither accepted nor refused for good, and the age of the oldest."""
+
+    number: int
+    oldest_seconds: float
+
+
+async def intend(
+    connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
+) -> bool:
+    """Write down that an e-mail is to be sent. False when there is no such request.
+
+    The same event again changes nothing.
+    """
+    known: bool = await connection.fetchval(
+        """
+        WITH request AS (
+            SELECT id
+              FROM calculation_request
+             WHERE id = $2
+        ), intended AS (
+            INSERT INTO email (event_id, request_id, traceparent)
+            SELECT $1, id, $3
+              FROM request
+            ON CONFLICT (event_id) DO NOTHING
+        )
+        SELECT EXISTS (SELECT FROM request)
+        """,
+        event_id,
+        request_id,
+        traceparent,
+    )
+    return known
+
+
+async def claim(
+    connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
+) -> list[Email]:
+    """Claim e-mails that are due, for *seconds* unless renewed.
+
+    Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
+
+    Taking over what another process left unfinished counts as an attempt. A claim runs by the database clock.
+    Those that ran out while Postgres itself was away (a crash, a failover, a restart) are left alone for as
+    long again: their process may be alive, with the mail server's answer in hand.
+    """
+    rows = await connection.fetch(
+        """
+        WITH recovered AS (
+            INSERT INTO postgres_up (since)
+            SELECT now()
+             WHERE NOT EXISTS (SELECT FROM postgres_up)
+            ON CONFLICT DO NOTHING
+        )
+        UPDATE email
+           SET attempts = attempts + (claimed_by IS NOT NULL)::integer,
+               claimed_by = $1,
+               next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id IN (SELECT event_id
+                              FROM email
+                             WHERE state = 'pending'
+                               AND next_attempt_at <= now()
+                               AND event_id <> ALL($4)
+                               AND (claimed_by IS NULL
+                                    OR (SELECT greatest(since, pg_postmaster_start_time())
+                                          FROM postgres_up) <= now() - make_interval(secs => $3))
+                             ORDER BY next_attempt_at
+                             LIMIT $2
+                               FOR UPDATE SKIP LOCKED)
+        RETURNING event_id, request_id, created_at, attempts, traceparent
+        """,
+        process_id,
+        limit,
+        seconds,
+        under_way,
+    )
+    return [Email(**row) for row in rows]
+
+
+async def renew(
+    connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
+) -> set[str]:
+    """Extend the claims of a process on what it is still sending. Returns those that it still had."""
+    rows = await connection.fetch(
+        """
+        UPDATE email
+           SET next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id = ANY($2)
+           AND claimed_by = $1
+           AND state = 'pending'
+        RETURNING event_id
+        """,
+        process_id,
+        event_ids,
+        seconds,
+    )
+    return {row["event_id"] for row in rows}
+
+
+async def settle(
+    connection: Connection,
+    event_id: str,
+    event: RequestEmailSent | RequestEmailFailed,
+    *,
+    server_reply: str,
+    settled_at: datetime,
+) -> bool:
+    """Record the end of an e-mail and what its event says of it. False when it had ended before."""
+    failure = event if isinstance(event, RequestEmailFailed) else None
+    settled = await connection.fetchval(
+        """
+        UPDATE email
+           SET state = $2,
+               server_reply = $3,
+               attempts = attempts + 1,
+               claimed_by = NULL,
+               settled_at = $4,
+               event_sequence = $5,
+               smtp_code = $6,
+               reason = $7
+         WHERE event_id = $1
+           AND state = 'pending'
+        RETURNING event_id
+        """,
+        event_id,
+        "failed" if failure else "sent",
+        server_reply,
+        settled_at,
+        event.sequence,
+        failure and failure.smtp_code,
+        failure and failure.reason,
+    )
+    return settled is not None
+
+
+async def postpone(
+    connection: Connection, process_id: UUID, event_id: str, *, server_reply: str, seconds: float
+) -> None:
+    """Charge one attempt that the mail server refused for now; the e-mail is due again after *seconds*.
+
+    Unless another process has taken it over meanwhile.
+    """
+    await connection.execute(
+        """
+        UPDATE email
+           SET attempts = attempts + 1,
+               server_reply = $2,
+               claimed_by = NULL,
+               next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id = $1
+           AND claimed_by = $4
+           AND state = 'pending'
+        """,
+        event_id,
+        server_reply,
+        seconds,
+        process_id,
+    )
+
+
+async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
+    """Give claims back uncharged: the mail server was not given these e-mails."""
+    await connection.execute(
+        """
+        UPDATE email
+           SET claimed_by = NULL,
+               next_attempt_at = now()
+         WHERE event_id = ANY($2)
+           AND claimed_by = $1
+           AND state = 'pending'
+        """,
+        process_id,
+        event_ids,
+    )
+
+
+async def read_pending(connection: Connection, *, exact_limit: int) -> Pending:
+    """Return how many e-mails are pending, at a cost that has a bound however many there are.
+
+    The *exact_limit* that are due first are counted, and the oldest is the oldest of them; beyond that the
+    number is what the index of the pending ones held when it was last vacuumed or analyzed.
+    """
+    (row,) = await connection.fetch(
+        """
+        WITH pending AS (
+            SELECT count(*) AS counted,
+                   greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
+              FROM (SELECT created_at
+                      FROM email
+                     WHERE state = 'pending'
+                     ORDER BY next_attempt_at
+                     LIMIT $1) AS read
+        )
+        SELECT CASE WHEN counted = $1
+                    THEN greatest(counted, (SELECT reltuples::bigint
+                                              FROM pg_class
+                                             WHERE oid = 'email_due'::regclass))
+                    ELSE counted END AS number,
+               oldest_seconds
+          FROM pending
+        """,
+        exact_limit,
+    )
+    return Pending(**row)

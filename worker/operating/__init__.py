@@ -1,0 +1,1 @@
+"""The operator commands of `python -m worker`."""

@@ -1,0 +1,1 @@
+"""Connections to RabbitMQ, and the topology."""

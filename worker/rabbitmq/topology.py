@@ -1,0 +1,127 @@
+"""Exchanges, queues and bindings, in one place. Declaring them again changes nothing."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+from aio_pika import ExchangeType
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed
+from pamqp.common import FieldValue
+
+from service.outbox import events
+from service.outbox.events import CalculationCreated, RequestCreated
+
+REQUESTS: Final = events.EXCHANGE
+CALCULATIONS: Final = events.CALCULATIONS_EXCHANGE
+DEAD_LETTERS: Final = "calculation-requests.dead-letters"
+
+DELIVERY_LIMIT = 20
+_NO_DELIVERY_LIMIT = 1_000_000_000
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """A queue of ours, and what is routed to it."""
+
+    name: str
+    exchange: str
+    routing_key: str
+
+    @property
+    def dead_letters(self) -> str:
+        """The queue for what could not be handled; also its routing key in the exchange of dead letters."""
+        return f"{self.name}.dead-letters"
+
+    @property
+    def arguments(self) -> dict[str, FieldValue]:
+        """What the queue is declared with."""
+        return {
+            "x-queue-type": "quorum",
+            "x-delivery-limit": DELIVERY_LIMIT,
+            "x-dead-letter-exchange": DEAD_LETTERS,
+            "x-dead-letter-routing-key": self.dead_letters,
+            # At-least-once holds only together with reject-publish: else RabbitMQ falls back silently.
+            "x-dead-letter-strategy": "at-least-once",
+            "x-overflow": "reject-publish",
+        }
+
+
+NOTIFICATIONS: Final = Queue(events.NOTIFICATIONS_QUEUE, REQUESTS, RequestCreated.type)
+CALCULATION_RESULTS: Final = Queue(events.CALCULATION_RESULTS_QUEUE, CALCULATIONS, CalculationCreated.type)
+QUEUES: Final = (NOTIFICATIONS, CALCULATION_RESULTS)
+
+EXCHANGES: Final = {
+    REQUESTS: ExchangeType.TOPIC,
+    CALCULATIONS: ExchangeType.TOPIC,
+    DEAD_LETTERS: ExchangeType.DIRECT,
+}
+
+# RabbitMQ 4 would drop what has been looked at twenty times. The number -1, for none, is not in 3.10.
+DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
+    "x-queue-type": "quorum",
+    "x-delivery-limit": _NO_DELIVERY_LIMIT,
+}
+
+
+async def ensure(connection: AbstractConnection) -> dict[str, str]:
+    """Create what is missing, bind every queue again: every role does, so that any may come first.
+
+    Returns the names of what is there but is another than ours, with what the broker says about it.
+    """
+    try:
+        async with connection.channel() as channel:
+            await declare(channel)
+    except ChannelClosed:
+        return await _find_differences(connection)
+    return {}
+
+
+async def declare(channel: AbstractChannel) -> None:
+    """Create what is missing on this channel. The broker closes it at the first thing that is another."""
+    for declare_part in _PARTS.values():
+        await declare_part(channel)
+
+
+async def _find_differences(connection: AbstractConnection) -> dict[str, str]:
+    """Declare each part on a channel of its own: one that differs must not keep the others from existing."""
+    differences = {}
+    for name, declare_part in _PARTS.items():
+        try:
+            async with connection.channel() as channel:
+                await declare_part(channel)
+        except ChannelClosed as error:
+            if not (isinstance(error, ChannelAccessRefused) and await _is_there(connection, name)):
+                differences[name] = str(error)
+    return differences
+
+
+async def _is_there(connection: AbstractConnection, name: str) -> bool:
+    """Whether a part that we may not declare was made by others, for whom its properties and bindings are."""
+    names = [each for queue in QUEUES if queue.name == name for each in (queue.name, queue.dead_letters)]
+    try:
+        async with connection.channel() as channel:
+            if name in EXCHANGES:
+                await channel.get_exchange(name)
+            for each in names:
+                await channel.get_queue(each)
+    except ChannelClosed:
+        return False
+    return True
+
+
+async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
+    await channel.declare_exchange(name, EXCHANGES[name], durable=True)
+
+
+async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
+    graveyard = await channel.declare_queue(queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS)
+    await graveyard.bind(DEAD_LETTERS, queue.dead_letters)
+    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
+    await living.bind(queue.exchange, queue.routing_key)
+
+
+_PARTS: Final[dict[str, Callable[[AbstractChannel], Awaitable[None]]]] = {
+    **{name: partial(_declare_exchange, name=name) for name in EXCHANGES},
+    **{queue.name: partial(_declare_queue, queue=queue) for queue in QUEUES},
+}

@@ -1,0 +1,1 @@
+"""Finds requests, events and e-mails that do not add up."""
