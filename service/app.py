@@ -26,7 +26,7 @@ from service.api.request_span import TracedRequests
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import open_signing_keys
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import storing
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.contracts import page
 from service.outbox.waker import RelayWaker
@@ -95,7 +95,7 @@ async def open_resources(
         app.state.resources = Resources(
             settings=settings,
             pool=pool,
-            group_commit=GroupCommit(pool, calculation_requests.INSERT, seconds=seconds),
+            group_commit=GroupCommit(pool, storing.INSERT, seconds=seconds),
             keys=keys,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),

@@ -21,8 +21,8 @@ from service.calculation_requests.idempotency import (
     IdempotencyKeyReused,
     MalformedIdempotencyKey,
 )
+from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
-from service.calculation_requests.storing import RequestNotFound
 from service.postgres.pool import PostgresUnavailable
 from service.telemetry import logs
 

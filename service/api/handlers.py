@@ -18,16 +18,15 @@ from service.api.list_query import CalculationRequestPage
 from service.api.request_body import Draft
 from service.authentication import authenticator
 from service.authentication.authenticator import Caller
-from service.calculation_requests import conveyancers, idempotency, request_secrets
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import conveyancers, idempotency, reading, request_secrets, storing
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
-from service.calculation_requests.storing import (
+from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestRecord,
     ListedCalculationRequest,
     RequestNotFound,
 )
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.identifiers import parse_uuid
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
@@ -94,7 +93,7 @@ async def create_request(request: ApiRequest) -> Answer:
     conveyancer_id, keys = request.user.conveyancer_id, resources.keys
     traceparent = tracing.onward(logs.traceparent(request.headers))
     if submission is not None and key is None:
-        stored = await calculation_requests.insert_in_group(
+        stored = await storing.insert_in_group(
             resources.group_commit,
             submission,
             conveyancer_id=conveyancer_id,
@@ -137,12 +136,10 @@ async def _insert_alone(
             raise
         # The waiver was ignored, if the conveyancer charged no fee when this key was first sent.
         with suppress(IdempotencyKeyInFlight, IdempotencyKeyReused):
-            first = await calculation_requests.find_first(
-                connection, idempotency, conveyancer_id=conveyancer_id
-            )
+            first = await reading.find_first(connection, idempotency, conveyancer_id=conveyancer_id)
             return first, True
         raise
-    return await calculation_requests.insert(
+    return await storing.insert(
         connection,
         submission,
         conveyancer_id=conveyancer_id,
@@ -177,9 +174,7 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     if request_id is None:
         raise RequestNotFound
     async with resources.connection() as connection:
-        stored = await calculation_requests.find(
-            connection, request_id, conveyancer_id=request.user.conveyancer_id
-        )
+        stored = await reading.find(connection, request_id, conveyancer_id=request.user.conveyancer_id)
     return Answer.ok(resources.record(stored))
 
 

@@ -12,9 +12,8 @@ import msgspec
 from service import lines
 from service.api.errors import Failure, FieldError, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
-from service.calculation_requests import conveyancers
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import CalculationRequest, ListedCalculationRequest
+from service.calculation_requests import conveyancers, reading
+from service.calculation_requests.model import CalculationRequest, ListedCalculationRequest
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres.pool import Connection
 
@@ -67,7 +66,7 @@ async def read_page(
 
     Raises UnknownConveyancer.
     """
-    found = await calculation_requests.list_newest(
+    found = await reading.list_newest(
         connection,
         conveyancer_id=conveyancer_id,
         external_id=listing.external_id,

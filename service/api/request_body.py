@@ -12,7 +12,7 @@ import msgspec
 
 from service import lines
 from service.api.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
-from service.calculation_requests.storing import RequestType, Submission
+from service.calculation_requests.model import RequestType, Submission
 
 UNKNOWN_FIELDS_NAMED = 50  # of thousands, the answer would take longer than a request that is stored
 META_DATA_BYTES = 16 * 1024

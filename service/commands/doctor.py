@@ -13,7 +13,7 @@ import msgspec
 
 from service import settings
 from service.authentication.signing_keys import SigningKeysUnavailable, open_signing_keys
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import reading
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.postgres import pool as postgres
 from service.postgres import schema
@@ -218,7 +218,7 @@ async def _secret_keys(connection: Connection, ring: str) -> Finding:
     """
     try:
         keys = SecretKeyRing.parse(ring or "").keys
-        used = await calculation_requests.sample_secret_keys(connection)
+        used = await reading.sample_secret_keys(connection)
     except InvalidSetting:
         return Finding("warn", "secret keys", "not checked without REQUEST_SECRET_KEYS")
     except asyncpg.UndefinedTableError:

@@ -38,8 +38,8 @@ from service.calculation_requests.idempotency import (
     IdempotencyKeyReused,
     MalformedIdempotencyKey,
 )
+from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
-from service.calculation_requests.storing import CalculationRequestRecord, RequestNotFound
 from service.postgres.pool import PostgresUnavailable
 
 VERSION = "1"

@@ -6,9 +6,9 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import storing
+from service.calculation_requests.model import Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.calculation_requests.storing import Submission
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
@@ -61,7 +61,7 @@ async def create_statement() -> Statement:
 
 async def store(connection: Connection) -> str:
     """Store a request as the API does, and return its uuid."""
-    stored, _ = await calculation_requests.insert(
+    stored, _ = await storing.insert(
         connection, SUBMISSION, conveyancer_id=CONVEYANCER, keys=KEYS, traceparent=None
     )
     return stored.uuid
@@ -79,7 +79,7 @@ def event(uuid: str | None = None) -> bytes:
         external_id="case-1234567",
         sequence=1,
     )
-    return events.encode(data, time=calculation_requests.now(), traceparent=None)
+    return events.encode(data, time=storing.now(), traceparent=None)
 
 
 async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:

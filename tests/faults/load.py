@@ -9,9 +9,9 @@ from uuid import UUID
 
 import httpx
 
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import storing
+from service.calculation_requests.model import Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.calculation_requests.storing import Submission
 from service.identifiers import parse_uuid
 from service.outbox import writing
 from service.outbox.waker import RelayWaker
@@ -94,7 +94,7 @@ class Load:
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
             async with postgres.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
-                stored, _ = await calculation_requests.insert(
+                stored, _ = await storing.insert(
                     connection,
                     Submission(**body),
                     conveyancer_id=CONVEYANCER,

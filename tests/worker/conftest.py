@@ -11,9 +11,9 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import reading, storing
+from service.calculation_requests.model import CalculationRequest, Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.calculation_requests.storing import CalculationRequest, Submission
 from service.outbox import events, writing
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waker import RelayWaker
@@ -52,7 +52,7 @@ async def store(
     connection: Connection, *, traceparent: str | None = None, **fields: Any
 ) -> CalculationRequest:
     """Store a request as the API does, which puts its request.created into the outbox."""
-    stored, _ = await calculation_requests.insert(
+    stored, _ = await storing.insert(
         connection,
         Submission(**{**_A_SUBMISSION, **fields}),
         conveyancer_id=CONVEYANCER,
@@ -65,9 +65,9 @@ async def store(
 async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
-        request = await calculation_requests.lock(connection, request_id)
+        request = await reading.lock(connection, request_id)
         event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
-        await calculation_requests.announce(connection, request, event)
+        await storing.announce(connection, request, event)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.conftest import ROOT, eventually
 from tests.mail_server import MailServer

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.outbox.writing import LANES
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool

@@ -2,14 +2,16 @@
 
 import msgspec
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import RequestNotFound
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.storing import announce, now
 from service.identifiers import parse_uuid
+from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres import schema
-from service.postgres.pool import Pool
+from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
 from service.telemetry.logs import traceparent
 from worker.consumers.consumer import Consumer, Malformed
@@ -71,11 +73,35 @@ async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> N
         raise RequestNotFound
     calculation_id = result.calculation.calculation_id
     async with postgres.transaction(pool, seconds=seconds) as connection:
-        request = await calculation_requests.lock(connection, request_id)
+        request = await reading.lock(connection, request_id)
         if request.calculation_id == calculation_id:
             return  # A redelivery: the event went out with the first.
         if request.calculation_id is not None:
             raise CalculationAlreadyRecorded
-        await calculation_requests.record_calculation(
+        await set_calculation(
             connection, request, calculation_id, traceparent=tracing.onward(result.traceparent)
         )
+
+
+async def set_calculation(
+    connection: Connection, request: CalculationRequest, calculation_id: str, *, traceparent: str | None
+) -> None:
+    """Set the calculation of a locked request, and announce it."""
+    updated_at = now()
+    event = events.RequestCalculated(
+        **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id
+    )
+    await connection.execute(
+        """
+        UPDATE calculation_request
+           SET calculation_id = $2,
+               calculation_sequence = $3,
+               updated_at = $4
+         WHERE id = $1
+        """,
+        request.id,
+        calculation_id,
+        event.sequence,
+        updated_at,
+    )
+    await announce(connection, request, event, time=updated_at, traceparent=traceparent)

@@ -13,10 +13,9 @@ import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests import conveyancers, request_secrets
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import conveyancers, reading, request_secrets, storing
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
-from service.calculation_requests.storing import CalculationRequest, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
@@ -241,7 +240,7 @@ class Postman:
     async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
         async with postgres.connection(self._pool, seconds=self._seconds) as connection:
-            request = await calculation_requests.read(connection, email.request_id)
+            request = await reading.read(connection, email.request_id)
             firm = await conveyancers.name_of(connection, request.conveyancer_id)
         envelope, content = self._compose(email, request, firm)
         with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
@@ -282,7 +281,7 @@ class Postman:
                 return outcome
 
     async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> str:
-        request = await calculation_requests.lock(connection, email.request_id)
+        request = await reading.lock(connection, email.request_id)
         event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
         await self._settle(connection, email, request, event, reply=reply)
         return "sent"
@@ -290,7 +289,7 @@ class Postman:
     async def _record_failure(
         self, connection: Connection, *, email: Email, reason: Reason, reply: str, code: int = smtp.NO_REPLY
     ) -> str:
-        request = await calculation_requests.lock(connection, email.request_id)
+        request = await reading.lock(connection, email.request_id)
         facts = request.facts(sequence=request.sequence + 1)
         event = RequestEmailFailed(**facts, reason=reason, smtp_code=code)
         await self._settle(connection, email, request, event, reply=reply)
@@ -322,11 +321,9 @@ class Postman:
         reply: str,
     ) -> None:
         """Record the end of an e-mail and announce it, unless it had ended before."""
-        settled_at = calculation_requests.now()
+        settled_at = storing.now()
         if await ledger.settle(connection, email.event_id, event, server_reply=reply, settled_at=settled_at):
-            await calculation_requests.announce(
-                connection, request, event, time=settled_at, traceparent=email.traceparent
-            )
+            await storing.announce(connection, request, event, time=settled_at, traceparent=email.traceparent)
 
     async def _put_off(self, connection: Connection, *, email: Email) -> str:
         """Try again much later, for ever: no mail server refused this e-mail, so no event may say so."""

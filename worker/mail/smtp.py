@@ -17,7 +17,7 @@ import email_validator
 import msgspec
 from aiosmtplib import SMTPDataError, SMTPException, SMTPRecipientRefused
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
 from service.telemetry import tracing
 from worker.mail.links import has_link

@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 from aio_pika.abc import AbstractConnection
 
-from service.calculation_requests.storing import RequestNotFound
+from service.calculation_requests.model import RequestNotFound
 from service.commands.doctor import TIMEOUT_SECONDS
 from service.postgres import pool as postgres
 from service.postgres import schema

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import RequestNotFound
+from service.calculation_requests import reading
+from service.calculation_requests.model import RequestNotFound
 from service.outbox import events, writing
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
@@ -136,8 +136,7 @@ async def replay_batch(
     rows: list[EventToReplay] = []
     async with connection.transaction():
         requests = {
-            request_id: await calculation_requests.lock(connection, request_id)
-            for request_id in sorted(request_ids)
+            request_id: await reading.lock(connection, request_id) for request_id in sorted(request_ids)
         }
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)

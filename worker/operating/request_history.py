@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.outbox.events import (
     SENT,
     Reason,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests.storing import RequestNotFound
+from service.calculation_requests.model import RequestNotFound
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection

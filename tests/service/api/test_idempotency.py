@@ -13,11 +13,10 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from service.api.request_body import Draft
-from service.calculation_requests import conveyancers
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import conveyancers, storing
 from service.calculation_requests.idempotency import Idempotency, parse_key
+from service.calculation_requests.model import Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.calculation_requests.storing import Submission
 from service.outbox import writing
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -89,7 +88,7 @@ async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIte
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
     await transaction.start()
-    await calculation_requests.insert(
+    await storing.insert(
         holder,
         submission,
         conveyancer_id=CONVEYANCER,
@@ -396,7 +395,7 @@ async def test_wait_for_a_key_leaves_no_setting_behind(database: Connection) -> 
     before = await database.fetchval("SHOW lock_timeout")
 
     for _ in range(2):
-        await calculation_requests.insert(
+        await storing.insert(
             database,
             draft.validated(waiver_applies=False),
             conveyancer_id=CONVEYANCER,

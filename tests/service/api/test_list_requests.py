@@ -10,7 +10,7 @@ import pytest
 
 from service.api.list_query import LARGEST_LIMIT
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import reading
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import OTHERS, fill
@@ -224,7 +224,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 async def scan(database: Connection, conveyancer_id: str, external_id: str | None, before: UUID) -> Scan:
     """List a page with the service's own prepared statement, and tell how."""
-    await calculation_requests.list_newest(
+    await reading.list_newest(
         database, conveyancer_id=conveyancer_id, external_id=external_id, before=before, limit=21
     )
     name = await database.fetchval(

@@ -15,7 +15,7 @@ import pytest
 import service
 from service.api import handlers
 from service.app import create_api
-from service.calculation_requests import storing as calculation_requests
+from service.calculation_requests import storing
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
@@ -128,7 +128,7 @@ async def test_questionnaire_is_the_same_for_everybody(
 
 
 def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
-    statements = statements_by_name(Path(calculation_requests.__file__))
+    statements = statements_by_name(Path(storing.__file__))
     used = names_used(Path(handlers.__file__), module="calculation_requests")
 
     assert used & FOR_EVERYBODY == set()

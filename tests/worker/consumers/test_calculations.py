@@ -10,8 +10,8 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from structlog.testing import capture_logs
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import CalculationRequest, RequestNotFound
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
@@ -334,7 +334,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
     async with database.transaction():
-        await calculation_requests.lock(database, stored_request.id)
+        await reading.lock(database, stored_request.id)
         recording = asyncio.create_task(
             record_calculation(result(stored_request.uuid), pool=pool, seconds=10.0)
         )

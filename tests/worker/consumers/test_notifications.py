@@ -15,7 +15,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 from structlog.testing import capture_logs
 
-from service.calculation_requests.storing import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestEmailFailed, RequestEmailSent

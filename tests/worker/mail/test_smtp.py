@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from linkify_it import LinkifyIt
 from linkify_it.tlds import TLDS
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id
 from tests.certificates import Authority
 from tests.conftest import A_REQUEST, SECRET_KEYS

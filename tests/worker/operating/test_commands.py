@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.outbox import writing
 from service.postgres.pool import UNAVAILABLE, Connection, PostgresUnavailable
 from tests.conftest import eventually

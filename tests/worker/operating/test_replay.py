@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.conftest import eventually, running
@@ -20,6 +20,7 @@ from tests.mail_server import MailServer
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
+from worker.consumers import calculations
 from worker.consumers.notifications import Postman
 from worker.mail import ledger
 from worker.operating import replay
@@ -67,8 +68,8 @@ async def finish(database: Connection, request: CalculationRequest, postman: Pos
 async def calculate(database: Connection, request: CalculationRequest) -> None:
     """Record a calculation, as its consumer does."""
     async with database.transaction():
-        locked = await calculation_requests.lock(database, request.id)
-        await calculation_requests.record_calculation(database, locked, "C-1", traceparent=None)
+        locked = await reading.lock(database, request.id)
+        await calculations.set_calculation(database, locked, "C-1", traceparent=None)
 
 
 async def move(database: Connection, request: CalculationRequest, to: datetime) -> UUID:
@@ -216,8 +217,8 @@ async def test_event_of_an_older_request_is_found_by_its_own_time(
     await database.execute("DELETE FROM outbox")
     moved = await move(database, stored_request, datetime(2025, 1, 1, tzinfo=UTC))
     async with database.transaction():
-        request = await calculation_requests.lock(database, moved)
-        await calculation_requests.record_calculation(database, request, "C-1", traceparent=None)
+        request = await reading.lock(database, moved)
+        await calculations.set_calculation(database, request, "C-1", traceparent=None)
     await deliver()
 
     await command(worker_settings, "outbox", "replay", "--from", "2026-01-01")

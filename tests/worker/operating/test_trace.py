@@ -6,14 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
 from tests.conftest import eventually, running
 from tests.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events, store
 from tests.worker.operating.test_commands import command
-from worker.consumers import notifications
+from worker.consumers import calculations, notifications
 from worker.consumers.notifications import Postman
 from worker.mail import ledger
 from worker.operating.trace import Trace
@@ -63,8 +63,8 @@ async def settle(database: Connection, postman: Postman) -> None:
 async def calculate(database: Connection, request: CalculationRequest) -> None:
     """Record a calculation, as its consumer does."""
     async with database.transaction():
-        locked = await calculation_requests.lock(database, request.id)
-        await calculation_requests.record_calculation(database, locked, "C-1", traceparent=None)
+        locked = await reading.lock(database, request.id)
+        await calculations.set_calculation(database, locked, "C-1", traceparent=None)
 
 
 async def test_request_that_was_just_stored_has_its_event_pending(

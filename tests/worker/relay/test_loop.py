@@ -13,8 +13,8 @@ import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import storing as calculation_requests
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
 from service.outbox import writing as outbox_writing
 from service.postgres import pool as postgres
@@ -36,6 +36,7 @@ from tests.worker.conftest import (
     take_ids,
 )
 from tests.worker.forwarder import Forwarder
+from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay import outbox
@@ -649,8 +650,8 @@ async def test_event_that_nobody_listens_to_is_delivered_when_listening_is_optio
 ) -> None:
     await relay.relay_due(publisher, NEVER)
     async with database.transaction():
-        request = await calculation_requests.lock(database, stored_request.id)
-        await calculation_requests.record_calculation(database, request, "calc-1", traceparent=None)
+        request = await reading.lock(database, stored_request.id)
+        await calculations.set_calculation(database, request, "calc-1", traceparent=None)
 
     await relay.relay_due(publisher, NEVER)
 

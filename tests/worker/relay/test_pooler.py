@@ -17,7 +17,7 @@ from deploy.local import packages
 from deploy.local.ports import accepts, free_port
 from deploy.local.processes import Program, running
 from deploy.local.waiting import wait_until
-from service.calculation_requests.storing import CalculationRequest
+from service.calculation_requests.model import CalculationRequest
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
