@@ -23,9 +23,9 @@ from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import InvalidConveyancer, UnknownConveyancer
 from service.commands import doctor
 from service.contracts import asyncapi, compatibility, openapi
-from service.postgres import pool as postgres
-from service.postgres import schema
-from service.postgres.pool import Connection, PostgresUnavailable
+from service.postgres import outages, schema
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection
 from service.postgres.schema import SchemaBusy
 from service.server import http_server
 from service.server.http_server import listen, stop_on_signals
@@ -210,7 +210,7 @@ def _with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
 
     try:
         return asyncio.run(run())
-    except postgres.UNAVAILABLE as error:
+    except outages.UNAVAILABLE as error:
         reason = f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__})."
         raise PostgresUnavailable(reason) from None
 

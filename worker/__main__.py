@@ -18,7 +18,8 @@ import uvloop
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres import schema
-from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running

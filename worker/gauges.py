@@ -7,8 +7,9 @@ from functools import partial
 
 import asyncpg
 
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 from worker.mail import ledger
@@ -45,7 +46,7 @@ class Gauges:
             if time.monotonic() - self._last_read < self._kept_seconds:
                 return
             try:
-                async with postgres.connection(self._pool, seconds=self._timeout_seconds) as connection:
+                async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
                     for reading in self._readings:
                         await reading(connection)
             except (PostgresUnavailable, asyncpg.UndefinedTableError):

@@ -23,7 +23,7 @@ from service.calculation_requests.idempotency import (
 )
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
-from service.postgres.pool import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
 
 RETRY_AFTER_SECONDS = 1

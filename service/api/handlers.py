@@ -29,7 +29,7 @@ from service.calculation_requests.model import (
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.identifiers import parse_uuid
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
+from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
@@ -53,7 +53,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
-        return postgres.connection(self.pool, seconds=self.settings.database_timeout_seconds)
+        return loans.connection(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def record(self, stored: CalculationRequest) -> CalculationRequestRecord:
         """Return what the interface shows of a request. Raises SecretKeyMissing."""

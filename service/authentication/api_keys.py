@@ -12,8 +12,9 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 
 _API_KEY = re.compile(r"cr_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", re.ASCII)
 
@@ -137,7 +138,7 @@ class ApiKeyUses:
         if not used:
             return
         with suppress(PostgresUnavailable):
-            async with postgres.connection(self._pool, seconds=self._timeout_seconds) as connection:
+            async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
                 await record_uses(connection, used)
             self._used -= used
 

@@ -13,7 +13,7 @@ from litestar import Request
 from service.authentication import api_keys
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
-from service.postgres import pool as postgres
+from service.postgres import loans
 from service.postgres.pool import Pool
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics
@@ -101,7 +101,7 @@ class Authenticator:
             await self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
-        async with postgres.connection(self._pool, seconds=seconds) as connection:
+        async with loans.connection(self._pool, seconds=seconds) as connection:
             prefix = await api_keys.find(connection, token)
         if prefix is None:
             raise Unauthenticated("The API key is not valid")

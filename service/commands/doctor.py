@@ -15,9 +15,9 @@ from service import settings
 from service.authentication.signing_keys import SigningKeysUnavailable, open_signing_keys
 from service.calculation_requests import reading
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.postgres import pool as postgres
-from service.postgres import schema
-from service.postgres.pool import Connection, PostgresUnavailable
+from service.postgres import outages, schema
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting, ServiceSettings, Settings
 
@@ -123,7 +123,7 @@ def postgres_check(read: Settings, *, connections: int) -> Check:
                 ]
             finally:
                 connection.terminate()
-        except (*postgres.UNAVAILABLE, ValueError) as error:
+        except (*outages.UNAVAILABLE, ValueError) as error:
             hint = "is DATABASE_URL right, and Postgres running?"
             return [Finding("fail", "postgres", reason(error), hint)]
 

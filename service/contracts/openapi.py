@@ -40,7 +40,7 @@ from service.calculation_requests.idempotency import (
 )
 from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
-from service.postgres.pool import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
 
 VERSION = "1"
 

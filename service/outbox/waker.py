@@ -4,8 +4,9 @@ import asyncio
 from contextlib import suppress
 
 from service.outbox import writing
-from service.postgres import pool as postgres
-from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 
 _INTERVAL_SECONDS = (0.005, 0.02)  # between two, with few commits and with many
 _SECONDS_PER_COMMIT = 0.001
@@ -37,6 +38,6 @@ class RelayWaker:
             pause = min(max(self._commits * _SECONDS_PER_COMMIT, shortest), longest)
             self._commits = 0
             with suppress(PostgresUnavailable):
-                async with postgres.connection(self._pool, seconds=self._timeout_seconds) as connection:
+                async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
                     await writing.notify(connection)
             await asyncio.sleep(pause)

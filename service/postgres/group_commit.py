@@ -5,8 +5,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres import loans, outages
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 
 LARGEST_GROUP = 32
 # Shares of the time for the database.
@@ -48,7 +49,7 @@ class GroupCommit:
             await self._lead(group)
         answer = await outcome
         if answer is None:
-            raise postgres.unavailable()
+            raise outages.unavailable()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -62,7 +63,7 @@ class GroupCommit:
 
     async def _lead(self, group: "_Group") -> None:
         try:
-            async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+            async with loans.connection(self._pool, seconds=self._seconds) as connection:
                 await asyncio.sleep(0)  # Callers of the same turn of the event loop come along.
                 self._close(group)
                 present = [member for member in group.members if not member.outcome.done()]
@@ -86,7 +87,7 @@ class GroupCommit:
         try:
             ids = await self._run(connection, [member.arguments for member in members], until=until)
         except Exception as error:
-            if len(members) == 1 or postgres.means_unavailable(error):
+            if len(members) == 1 or outages.means_unavailable(error):
                 raise
             await self._serve_each(connection, members, until=until)
         else:
@@ -101,10 +102,10 @@ class GroupCommit:
             try:
                 answer: Answer = await self._run(connection, [member.arguments], until=until)
             except Exception as error:
-                if postgres.means_unavailable(error):
+                if outages.means_unavailable(error):
                     raise
                 answer = error
-                is_fit = is_fit and postgres.is_harmless(error)
+                is_fit = is_fit and outages.is_harmless(error)
             member.settle(answer)
         if not is_fit:
             connection.terminate()  # See postgres.is_harmless.

@@ -4,60 +4,21 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 import asyncpg
 
+from service.postgres.outages import PostgresUnavailable, unavailable
 from service.settings import Settings
 from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
-
-SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
-_BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
-_BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
 AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
 _SHARE_OF_CONNECTING = 0.8  # of the time for the database: so that the deadline of a caller comes later
 _LONGEST_IDLE_SECONDS = 300.0  # of a connection: a network may forget one that nobody uses
 _PROBES_WAITING = 10
-
-# What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
-UNAVAILABLE = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.ObjectNotInPrerequisiteStateError,  # a database that admits no connections for now
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-)
-
-# With these Postgres refuses a statement, and nothing else of the session has changed.
-_REFUSALS = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.SyntaxOrAccessError,
-    asyncpg.TransactionRollbackError,
-)
-
-
-class PostgresUnavailable(Exception):
-    """Postgres did not answer in time."""
-
-
-def unavailable() -> PostgresUnavailable:
-    """Return the exception, counted."""
-    metrics.postgres_unavailable.inc()
-    return PostgresUnavailable()
 
 
 class Pool:
@@ -151,7 +112,7 @@ class Pool:
     async def close(self, *, seconds: float) -> None:
         """Close every connection, end what is under way, and open none any more."""
         self._is_closed = True
-        await asyncio.gather(*(_close(each, seconds=seconds) for each in self._opened))
+        await asyncio.gather(*(close(each, seconds=seconds) for each in self._opened))
 
     async def _wait_in_queue(self, seconds: float) -> None:
         self.take_place()
@@ -235,7 +196,7 @@ class Pool:
         return time.monotonic() < self._away_until
 
 
-async def _close(connection: Connection, *, seconds: float) -> None:
+async def close(connection: Connection, *, seconds: float) -> None:
     """Have Postgres end what it does on this connection, and close it."""
     with suppress(Exception):  # After those seconds it is cut off.
         async with asyncio.timeout(seconds):
@@ -271,113 +232,3 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     finally:
         seconds = settings.database_timeout_seconds
         await asyncio.gather(pool.close(seconds=seconds), reserve.close(seconds=seconds))
-
-
-def means_unavailable(error: BaseException | None) -> bool:
-    """Whether waiting may mend it. It does not mend a bad argument or DSN: asyncpg's ValueErrors."""
-    return isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError)
-
-
-def is_harmless(error: BaseException | None) -> bool:
-    """Whether a session is known to be as it was before this error, and so may be lent again.
-
-    After any other, a statement may be under way, a transaction open, or the server one that takes no writes.
-    """
-    if isinstance(error, asyncpg.PostgresError):
-        # asyncpg's own DataError has no severity: where it keeps no statements, it has begun a transaction.
-        return isinstance(error, _REFUSALS) and error.severity is not None
-    return error is None or (
-        isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *UNAVAILABLE))
-    )
-
-
-@contextmanager
-def unavailability() -> Iterator[None]:
-    """Raise PostgresUnavailable in place of whatever asyncpg says when the server is away."""
-    try:
-        yield
-    except UNAVAILABLE as error:
-        if not means_unavailable(error):
-            raise
-        raise unavailable() from error
-
-
-def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
-    """Lend a connection for at most *seconds*, the wait for it included; half of them may pass in the queue.
-
-    As many again may pass until a statement that was interrupted has ended.
-
-    Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
-    """
-    return _Loan(pool, seconds)
-
-
-class _Loan(AbstractAsyncContextManager["Connection"]):
-    """What `connection` returns: as a generator it would take twice the time."""
-
-    def __init__(self, pool: Pool, seconds: float) -> None:
-        self._pool = pool
-        self._seconds = seconds
-        self._deadline = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> Connection:
-        began = time.perf_counter()
-        await self._deadline.__aenter__()
-        try:
-            self._lent = await self._pool.take(queue_seconds=self._seconds / 2)
-        except BaseException as error:
-            with unavailability():
-                await self._deadline.__aexit__(type(error), error, error.__traceback__)
-                raise
-        if self._pool is not self._pool.reserve:
-            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
-        return self._lent
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            with unavailability():
-                await self._deadline.__aexit__(kind, error, traceback)  # It must not pass while we close.
-        finally:
-            try:
-                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                    self._pool.doubt_all()
-                if not is_harmless(error):
-                    await _close(self._lent, seconds=self._seconds)
-            finally:
-                self._pool.give_back(self._lent)
-        if means_unavailable(error):
-            raise unavailable() from error
-
-
-@asynccontextmanager
-async def transaction(
-    pool: Pool, *, seconds: float, waits_for_disk: bool = True
-) -> AsyncIterator[Connection]:
-    """Lend a connection with an open transaction, on the terms of `connection`.
-
-    One that does not wait for the disk may be forgotten, as a whole, when Postgres crashes just after it.
-
-    A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
-    two hours. So Postgres ends a transaction that is silent for SILENCE_SECONDS.
-    """
-    async with connection(pool, seconds=seconds) as lent:
-        try:
-            await lent.execute(_BEGIN if waits_for_disk else _BEGIN_UNWAITING)
-            yield lent
-            await lent.execute("COMMIT")
-        except asyncio.CancelledError:
-            lent.terminate()  # The time is over, and a ROLLBACK may not be answered: Postgres needs none.
-            raise
-        except BaseException:
-            await _roll_back(lent)
-            raise
-
-
-async def _roll_back(lent: Connection) -> None:
-    try:
-        await lent.execute("ROLLBACK")
-    except BaseException:
-        lent.terminate()
-        raise

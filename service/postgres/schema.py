@@ -13,7 +13,7 @@ from importlib import resources
 import asyncpg
 import msgspec
 
-from service.postgres import pool as postgres
+from service.postgres import loans, outages
 from service.postgres.pool import Connection, Pool
 
 _FOLDER = resources.files("service.postgres") / "versions"
@@ -99,14 +99,14 @@ async def check(connection: Connection) -> None:
     if row is None or (row["version"] or 0) < VERSION:
         raise SchemaOutdated
     if row["is_read_only"]:
-        raise postgres.unavailable()
+        raise outages.unavailable()
 
 
 def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     """Return a readiness check: Postgres answers and its schema is recent enough."""
 
     async def ready() -> None:
-        async with postgres.connection(pool.reserve, seconds=seconds) as connection:
+        async with loans.connection(pool.reserve, seconds=seconds) as connection:
             await check(connection)
 
     return ready

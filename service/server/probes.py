@@ -11,7 +11,7 @@ from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from prometheus_client import REGISTRY
 
-from service.postgres.pool import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.telemetry import metrics

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from aio_pika.abc import AbstractIncomingMessage
 
 from service.outbox.waker import RelayWaker
+from service.postgres import loans
 from service.postgres import pool as postgres
 from service.postgres.pool import Pool
 from service.settings import Settings
@@ -147,7 +148,7 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
     waking = asyncio.create_task(waker.run())
 
     async def store() -> None:
-        async with postgres.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
+        async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
             uuid = await outbox.store(connection)
         arrivals.committed[uuid] = time.monotonic()
         if outbox is outboxes.OURS:

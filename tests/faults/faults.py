@@ -16,7 +16,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import writing
 from service.outbox.events import CalculationCreated
-from service.postgres import pool as postgres
+from service.postgres import loans
 from service.postgres.pool import Connection
 from tests.faults import queues
 from tests.faults.proxy import Proxy
@@ -118,7 +118,7 @@ async def _kill(world: World, role: str) -> None:
 @_fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)
 async def freeze_relay(world: World) -> None:
     """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
-    seconds = postgres.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
+    seconds = loans.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
     await world.chance.choice(world.of_role("relay")).freeze(seconds)
 
 

@@ -17,8 +17,8 @@ from aio_pika.abc import AbstractChannel
 from deploy.local.folders import CHECKOUT, Place, working_folder
 from service.calculation_requests import conveyancers
 from service.identifiers import uuid_of
+from service.postgres import outages, schema
 from service.postgres import pool as postgres
-from service.postgres import schema
 from service.postgres.pool import Connection
 from service.server.background import in_background
 from service.settings import Settings
@@ -222,7 +222,7 @@ _SOONER: Mapping[str, str] = {
 async def _hold_snapshot(url: str) -> None:
     """Keep a transaction open that sees the database as it was, and another when Postgres was away."""
     while True:
-        with suppress(*postgres.UNAVAILABLE, asyncpg.PostgresError):
+        with suppress(*outages.UNAVAILABLE, asyncpg.PostgresError):
             connection = await asyncpg.connect(url, timeout=5.0, command_timeout=10.0)
             try:
                 async with connection.transaction(isolation="repeatable_read"):

@@ -15,8 +15,9 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import parse_uuid
 from service.outbox import writing
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.faults.latency import Latencies
 from tests.faults.mail import REFUSED_RECIPIENT
@@ -93,7 +94,7 @@ class Load:
 
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
-            async with postgres.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
+            async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
                 stored, _ = await storing.insert(
                     connection,
                     Submission(**body),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from service.postgres import pool as postgres
+from service.postgres import outages
 from service.postgres.pool import Connection
 from tests.faults.callers import Callers
 from tests.faults.mail import MailServer
@@ -71,7 +71,7 @@ class World:
     async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Run *work* on a connection that no fault ends but the death of Postgres, and again after that."""
         for _ in range(_TRIES):
-            with suppress(*postgres.UNAVAILABLE):
+            with suppress(*outages.UNAVAILABLE):
                 return await self._once_on_postgres(work)
             await asyncio.sleep(_PAUSE_SECONDS)
         return await self._once_on_postgres(work)

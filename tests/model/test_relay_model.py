@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events, writing
+from service.postgres import loans, outages
 from service.postgres import pool as postgres
-from service.postgres.pool import UNAVAILABLE
+from service.postgres.outages import UNAVAILABLE
 from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq import connection as broker
@@ -157,7 +158,7 @@ class RelayModel(RuleBasedStateMachine):
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:
         """The same, but the connection that holds the lane is cut: nothing may be settled."""
         self.broker.script = script
-        with suppress(BrokerUnavailable, postgres.PostgresUnavailable, *UNAVAILABLE):
+        with suppress(BrokerUnavailable, outages.PostgresUnavailable, *UNAVAILABLE):
             self.run(self._relay_and_cut())
         self.run(eventually(self._has_noticed_the_cut))
         self.broker.script = Script([], [], multiple=False)
@@ -178,8 +179,8 @@ class RelayModel(RuleBasedStateMachine):
 
     async def _has_noticed_the_cut(self) -> bool:
         """Whether the pool lends a connection that works: the end of an idle one may be on its way."""
-        with suppress(postgres.PostgresUnavailable):
-            async with postgres.connection(self.pool, seconds=5.0) as connection:
+        with suppress(outages.PostgresUnavailable):
+            async with loans.connection(self.pool, seconds=5.0) as connection:
                 await connection.execute("SELECT 1")
                 return True
         return False

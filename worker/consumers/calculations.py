@@ -9,8 +9,7 @@ from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres import schema
+from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
 from service.telemetry.logs import traceparent
@@ -72,7 +71,7 @@ async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> N
     if request_id is None:
         raise RequestNotFound
     calculation_id = result.calculation.calculation_id
-    async with postgres.transaction(pool, seconds=seconds) as connection:
+    async with loans.transaction(pool, seconds=seconds) as connection:
         request = await reading.lock(connection, request_id)
         if request.calculation_id == calculation_id:
             return  # A redelivery: the event went out with the first.

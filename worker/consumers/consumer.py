@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
 from service.outbox.events import trace_of
-from service.postgres.pool import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, tracing

@@ -20,9 +20,9 @@ from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres import schema
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres import loans, schema
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
@@ -83,7 +83,7 @@ async def intend_email(
     if request_id is None:
         raise RequestNotFound
     event_id = events.event_id(event.uuid, event.type, event.sequence)
-    async with postgres.connection(pool, seconds=seconds) as connection:
+    async with loans.connection(pool, seconds=seconds) as connection:
         if not await ledger.intend(connection, event_id, request_id, traceparent=traceparent):
             raise RequestNotFound
 
@@ -155,7 +155,7 @@ class Postman:
         unsent = [event_id for event_id, sending in under_way.items() if not sending.content_begun]
         if unsent:
             with suppress(PostgresUnavailable):
-                async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+                async with loans.connection(self._pool, seconds=self._seconds) as connection:
                     await ledger.release(connection, self._process_id, unsent)
 
     async def _start_or_rest(self, stop: asyncio.Event) -> None:
@@ -182,7 +182,7 @@ class Postman:
         if room == 0:
             return 0
         claimed_until = self._claimed_until()
-        async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+        async with loans.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
                 self._process_id,
@@ -239,7 +239,7 @@ class Postman:
 
     async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
-        async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+        async with loans.connection(self._pool, seconds=self._seconds) as connection:
             request = await reading.read(connection, email.request_id)
             firm = await conveyancers.name_of(connection, request.conveyancer_id)
         envelope, content = self._compose(email, request, firm)
@@ -269,7 +269,7 @@ class Postman:
         never = asyncio.Event()
         while True:
             try:
-                async with postgres.transaction(self._pool, seconds=self._seconds) as connection:
+                async with loans.transaction(self._pool, seconds=self._seconds) as connection:
                     outcome = await record(connection)
             except PostgresUnavailable as error:
                 await pauses.after(error, never)
@@ -343,7 +343,7 @@ class Postman:
             await asyncio.sleep(self._settings.email_claim_seconds / 6)
             if self._under_way:
                 with suppress(PostgresUnavailable):
-                    async with postgres.connection(self._pool, seconds=self._seconds) as connection:
+                    async with loans.connection(self._pool, seconds=self._seconds) as connection:
                         await self._renew(connection)
 
     async def _renew(self, connection: Connection) -> None:

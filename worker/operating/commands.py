@@ -16,8 +16,7 @@ from aio_pika.abc import AbstractConnection
 
 from service.calculation_requests.model import RequestNotFound
 from service.commands.doctor import TIMEOUT_SECONDS
-from service.postgres import pool as postgres
-from service.postgres import schema
+from service.postgres import outages, schema
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
@@ -81,7 +80,7 @@ def main(words: Sequence[str]) -> int:
         answer = asyncio.run(execute(asked, os.environ))
     except EXPECTED as error:
         return _fail(str(error) or error.__doc__ or "")
-    except postgres.UNAVAILABLE as error:
+    except outages.UNAVAILABLE as error:
         return _fail(f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__}).")
     except KeyboardInterrupt:
         return _fail("Interrupted. What was done so far is kept, and the command may be run again.")

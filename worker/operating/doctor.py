@@ -33,7 +33,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.commands import doctor
 from service.commands.doctor import Check, Finding, Findings, postgres_check
 from service.outbox import writing
-from service.postgres import pool as postgres
+from service.postgres import outages
 from service.settings import InvalidSetting
 from worker.mail.smtp import Mailer, Sender
 from worker.operating.tables import Answer, printable
@@ -89,7 +89,7 @@ async def _listening(read: WorkerSettings) -> Findings:
             await rest(_NOTIFY_SECONDS, heard)
         finally:
             listening.terminate()
-    except (*postgres.UNAVAILABLE, ValueError) as error:
+    except (*outages.UNAVAILABLE, ValueError) as error:
         return [Finding("fail", "listening", doctor.reason(error), "is LISTEN_DATABASE_URL right?")]
     if heard.is_set():
         return [Finding("ok", "listening", "a NOTIFY is heard")]

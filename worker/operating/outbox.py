@@ -13,7 +13,7 @@ from typing import get_args
 import msgspec
 
 from service.outbox import writing
-from service.postgres import pool as postgres
+from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import outbox_statements, replay, request_history
 from worker.operating.arguments import InvalidArgument
@@ -27,7 +27,7 @@ STATES: tuple[State, ...] = get_args(State)
 _LANE_SECONDS = 30.0  # longer than a relay may hold a lane
 _LANE_LOOK_SECONDS = 0.02
 _PROGRESS_SECONDS = 10.0
-_END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{postgres.SILENCE_SECONDS:g}s'"
+_END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{loans.SILENCE_SECONDS:g}s'"
 
 
 class LaneBusy(Exception):

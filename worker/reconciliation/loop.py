@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from service.postgres import pool as postgres
-from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
@@ -48,7 +49,7 @@ class Discrepancies:
         since = datetime.now(UTC) - timedelta(seconds=self._settings.reconcile_window_seconds)
         limits = Limits(first_id=request_history.id_at(since))
         try:
-            async with postgres.connection(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
+            async with loans.connection(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
                 found = await checks.reconcile(connection, limits)
         except PostgresUnavailable as error:
             _log.warning("reconciliation_failed", error=logs.summarize(error))

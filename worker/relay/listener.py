@@ -6,8 +6,9 @@ import asyncpg
 import structlog
 
 from service.outbox import writing
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, PostgresUnavailable
+from service.postgres import outages
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, rest
 
@@ -31,7 +32,7 @@ class Listener:
         pauses = Pauses("listener_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
         while not stop.is_set():
             try:
-                with postgres.unavailability():
+                with outages.unavailability():
                     await self._listen(pauses, stop)
             except (PostgresUnavailable, NothingHeard) as error:
                 await pauses.after(error, stop)

@@ -10,8 +10,9 @@ import structlog
 from aio_pika.abc import AbstractChannel
 
 from service.outbox import writing
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres import loans, outages
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.server.probes import NotReady
 from service.telemetry import logs
@@ -123,7 +124,7 @@ class Relay:
 
     async def _make_refused_due(self, kinds: Sequence[bool]) -> None:
         """End the wait of refused events, some at a time: what refused them takes one of them now."""
-        async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
+        async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
             limit = self._settings.relay_held_batch_size
             if await outbox.make_refused_due(connection, kinds, limit=limit) == 0:
                 self._retries.note_recovered()
@@ -137,7 +138,7 @@ class Relay:
             await self._look_back()
         seconds = self._look_seconds
         self._look_seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
-        async with postgres.connection(self._pool, seconds=seconds) as connection:
+        async with loans.connection(self._pool, seconds=seconds) as connection:
             due = await outbox.find_due(connection, self._marks.low_water)
         self._look_seconds = self._statement_seconds
         self._marks.note_due(due)
@@ -147,7 +148,7 @@ class Relay:
         """As a precaution, look for events that the marks have passed: their lanes begin anew."""
         self._look_back_at = time.monotonic() + self._look_back_seconds
         try:
-            async with postgres.connection(self._pool, seconds=self._statement_seconds) as connection:
+            async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
                 passed = await outbox.find_passed(connection, self._marks.low_water)
         except PostgresUnavailable as error:
             _log.warning("look_back_failed", error=logs.summarize(error))
@@ -170,7 +171,7 @@ class Relay:
         """
         seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
         # A crash of Postgres may forget what was settled a moment ago: it is published again then, in order.
-        async with postgres.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
+        async with loans.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
             fresh, held = await self._take(connection, lanes, lanes if held_lanes is None else held_lanes)
             if not fresh and not held:
                 return 0
@@ -273,12 +274,12 @@ class Relay:
 async def _keep_lanes(connection: Connection, lost: asyncio.Event, published: asyncio.Event) -> None:
     """Talk to Postgres until *published*: it ends a transaction that falls silent. It may be away too."""
     while True:
-        await rest(postgres.SILENCE_SECONDS / 3, published, lost)
+        await rest(loans.SILENCE_SECONDS / 3, published, lost)
         if published.is_set() or lost.is_set():
             return
         try:
-            await connection.execute("SELECT 1", timeout=postgres.SILENCE_SECONDS / 3)
-        except postgres.UNAVAILABLE:
+            await connection.execute("SELECT 1", timeout=loans.SILENCE_SECONDS / 3)
+        except outages.UNAVAILABLE:
             lost.set()
 
 

@@ -9,7 +9,8 @@ import msgspec
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated, event_id
 from service.outbox.writing import LANES
-from service.postgres.pool import Connection, unavailable
+from service.postgres.outages import unavailable
+from service.postgres.pool import Connection
 
 _LANE_LOCKS = 0x0B0C  # the class of our advisory locks; the lane is the second key
 

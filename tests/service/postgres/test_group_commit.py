@@ -10,9 +10,11 @@ import asyncpg
 import msgspec
 import pytest
 
+from service.postgres import loans
 from service.postgres import pool as postgres
 from service.postgres.group_commit import LARGEST_GROUP, SLOW_SHARE, GroupCommit, Ids
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
@@ -233,7 +235,7 @@ async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
 async def test_those_who_come_late_do_not_join_who_has_waited_long(
     impatient: GroupCommit, pool: Pool, database: Connection
 ) -> None:
-    async with postgres.connection(pool, seconds=SECONDS):
+    async with loans.connection(pool, seconds=SECONDS):
         leader = asyncio.create_task(impatient.execute((1, "a")))
         await asyncio.sleep(0.45 * FEW_SECONDS)
         late = [asyncio.create_task(impatient.execute((number, "a"))) for number in (2, 3)]
@@ -276,7 +278,7 @@ async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, 
 async def test_more_than_the_queue_takes_are_refused_at_once(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
-    async with postgres.connection(pool, seconds=SECONDS):
+    async with loans.connection(pool, seconds=SECONDS):
         ids = range(1, QUEUE_SIZE + 1)
         waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
         await asyncio.sleep(0)
@@ -293,7 +295,7 @@ async def test_more_than_the_queue_takes_are_refused_at_once(
 async def test_cancelled_follower_takes_no_part(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
-    async with postgres.connection(pool, seconds=SECONDS):
+    async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         follower.cancel()
@@ -306,7 +308,7 @@ async def test_cancelled_follower_takes_no_part(
 async def test_followers_of_a_cancelled_leader_may_ask_again(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
-    async with postgres.connection(pool, seconds=SECONDS):
+    async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         leader.cancel()

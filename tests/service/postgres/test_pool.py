@@ -12,8 +12,10 @@ import msgspec
 import pytest
 from yarl import URL
 
+from service.postgres import loans
 from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 from tests.conftest import eventually
 from tests.metrics import rises
@@ -42,7 +44,7 @@ async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncItera
 
 async def backend(pool: Pool) -> int:
     """Return which process of Postgres serves the next connection."""
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         return connection.get_server_pid()
 
 
@@ -57,7 +59,7 @@ async def test_connection_is_used_again(pool: Pool) -> None:
 
 async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Forwarder) -> None:
     async def work() -> None:
-        async with postgres.connection(pool, seconds=5.0) as connection:
+        async with loans.connection(pool, seconds=5.0) as connection:
             await connection.execute("SELECT pg_sleep(0.01)")
 
     for _ in range(10):
@@ -68,7 +70,7 @@ async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: For
 
 
 async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0), postgres.connection(pool, seconds=5.0):
+    async with loans.connection(pool, seconds=5.0), loans.connection(pool, seconds=5.0):
         waiting = asyncio.create_task(backend(pool))
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
@@ -82,8 +84,8 @@ async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> N
 
 
 async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0):
-        async with postgres.connection(pool, seconds=5.0):
+    async with loans.connection(pool, seconds=5.0):
+        async with loans.connection(pool, seconds=5.0):
             waiting = asyncio.create_task(_lend(pool, seconds=0.4))
             await asyncio.sleep(0.3)
         with pytest.raises(PostgresUnavailable):
@@ -92,7 +94,7 @@ async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Po
 
 
 async def _lend(pool: Pool, *, seconds: float) -> None:
-    async with postgres.connection(pool, seconds=seconds):
+    async with loans.connection(pool, seconds=seconds):
         pass
 
 
@@ -101,7 +103,7 @@ async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_use
 ) -> None:
     slow = await backend(pool)
     with pytest.raises(PostgresUnavailable):
-        async with postgres.connection(pool, seconds=0.2) as connection:
+        async with loans.connection(pool, seconds=0.2) as connection:
             await connection.execute("SELECT pg_sleep(30)")
 
     assert await backend(pool) != slow
@@ -112,7 +114,7 @@ async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, d
     slow = await backend(pool)
 
     async def work() -> None:
-        async with postgres.connection(pool, seconds=30.0) as connection:
+        async with loans.connection(pool, seconds=30.0) as connection:
             await connection.execute("SELECT pg_sleep(30)")
 
     for _ in range(SIZE + 1):
@@ -130,7 +132,7 @@ async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
     pool: Pool, link: Forwarder
 ) -> None:
     async def work() -> None:
-        async with postgres.connection(pool, seconds=0.5) as connection:
+        async with loans.connection(pool, seconds=0.5) as connection:
             link.hold()
             await connection.execute("SELECT 1")
 
@@ -148,7 +150,7 @@ async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
     pool: Pool, link: Forwarder
 ) -> None:
     async def work() -> None:
-        async with postgres.connection(pool, seconds=0.3) as connection:
+        async with loans.connection(pool, seconds=0.3) as connection:
             link.hold()
             with suppress(TimeoutError):
                 await connection.execute("SELECT 1", timeout=0.1)
@@ -164,7 +166,7 @@ async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
 async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
     before = await backend(pool)
     with pytest.raises(LookupError):
-        async with postgres.connection(pool, seconds=5.0):
+        async with loans.connection(pool, seconds=5.0):
             raise LookupError
 
     assert await backend(pool) == before
@@ -186,14 +188,14 @@ async def test_statement_that_postgres_refused_costs_no_connection(
     async with database.transaction():
         await database.execute("LOCK TABLE outbox")
         with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
-            async with postgres.connection(pool, seconds=5.0) as connection:
+            async with loans.connection(pool, seconds=5.0) as connection:
                 await connection.execute(statement)
 
     assert await backend(pool) == before
 
 
 async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_opened_before(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0) as demoted, postgres.connection(pool, seconds=5.0):
+    async with loans.connection(pool, seconds=5.0) as demoted, loans.connection(pool, seconds=5.0):
         await demoted.execute(TAKE_NO_WRITES)
     assert pool.idle_size == SIZE
     with pytest.raises(PostgresUnavailable):
@@ -204,8 +206,8 @@ async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_open
 
 
 async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent_again(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0):
-        async with postgres.connection(pool, seconds=5.0) as demoted:
+    async with loans.connection(pool, seconds=5.0):
+        async with loans.connection(pool, seconds=5.0) as demoted:
             await demoted.execute(TAKE_NO_WRITES)
         with pytest.raises(PostgresUnavailable):
             await write(pool)
@@ -215,7 +217,7 @@ async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent
 
 
 async def write(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         await connection.execute("CREATE TABLE written ()")
 
 
@@ -231,14 +233,14 @@ async def write(pool: Pool) -> None:
 async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) -> None:
     before = await backend(pool)
     with suppress(type(error), PostgresUnavailable):
-        async with postgres.connection(pool, seconds=5.0):
+        async with loans.connection(pool, seconds=5.0):
             raise error
 
     assert await backend(pool) != before
 
 
 async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         before = connection.get_server_pid()
         await connection.execute("BEGIN")
 
@@ -302,7 +304,7 @@ async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
     pool, _ = granting_two
 
     async def work() -> int:
-        async with postgres.connection(pool, seconds=10.0) as connection:
+        async with loans.connection(pool, seconds=10.0) as connection:
             process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
         return process
 
@@ -317,7 +319,7 @@ async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
     granting_two: tuple[Pool, str],
 ) -> None:
     pool, _ = granting_two
-    async with postgres.connection(pool, seconds=10.0), postgres.connection(pool, seconds=10.0):
+    async with loans.connection(pool, seconds=10.0), loans.connection(pool, seconds=10.0):
         began = time.monotonic()
         with pytest.raises(PostgresUnavailable):
             await _lend(pool, seconds=0.5)
@@ -330,8 +332,8 @@ async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
     granting_two: tuple[Pool, str], administrator: Connection
 ) -> None:
     pool, user = granting_two
-    async with postgres.connection(pool, seconds=30.0) as one:
-        async with postgres.connection(pool, seconds=30.0) as other:
+    async with loans.connection(pool, seconds=30.0) as one:
+        async with loans.connection(pool, seconds=30.0) as other:
             waiting = [asyncio.create_task(_lend(pool, seconds=30.0)) for _ in range(3)]
             await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
             other.terminate()
@@ -345,7 +347,7 @@ async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
 async def test_connection_given_back_while_no_other_can_be_opened_is_used(
     pool: Pool, link: Forwarder
 ) -> None:
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))
         await eventually(lambda: link.connections == SIZE)
@@ -364,7 +366,7 @@ async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
         failure = Failure()
         left = weakref.ref(failure)
         with pytest.raises(Failure):
-            async with postgres.connection(pool, seconds=5.0):
+            async with loans.connection(pool, seconds=5.0):
                 raise failure
         del failure
         assert left() is None

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from service.postgres import schema
-from service.postgres.pool import Connection, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, versions
 from tests.conftest import A_REQUEST, ROOT, eventually, someone_waits
 from tests.metrics import rises

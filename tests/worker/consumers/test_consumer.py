@@ -10,7 +10,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.common import FieldTable
 
-from service.postgres.pool import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
 from tests.conftest import eventually, running
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import count, passes, publish, settings_with, take

@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from service.postgres import loans
 from service.postgres import pool as postgres
-from service.postgres.pool import Pool, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from tests.worker.conftest import settings_with
 from tests.worker.forwarder import Forwarder
 from worker.settings import WorkerSettings
@@ -28,7 +30,7 @@ async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
 
 
 async def _fall_silent_in_a_transaction(pool: Pool, link: Forwarder) -> None:
-    async with postgres.transaction(pool, seconds=1.0) as connection:
+    async with loans.transaction(pool, seconds=1.0) as connection:
         link.hold()
         await connection.execute("SELECT 1")
 
@@ -38,7 +40,7 @@ async def test_cancelled_transaction_leaves_nothing(worker_settings: WorkerSetti
         begun = asyncio.Event()
 
         async def work() -> None:
-            async with postgres.transaction(pool, seconds=30.0) as connection:
+            async with loans.transaction(pool, seconds=30.0) as connection:
                 await connection.execute("INSERT INTO conveyancer VALUES ('cancelled', 'Cancelled', false)")
                 begun.set()
                 await asyncio.Event().wait()
@@ -48,6 +50,6 @@ async def test_cancelled_transaction_leaves_nothing(worker_settings: WorkerSetti
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
 
-        async with postgres.connection(pool, seconds=5.0) as connection:
+        async with loans.connection(pool, seconds=5.0) as connection:
             found = await connection.fetchval("SELECT count(*) FROM conveyancer WHERE id = 'cancelled'")
     assert found == 0

@@ -9,7 +9,8 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import writing
-from service.postgres.pool import UNAVAILABLE, Connection, PostgresUnavailable
+from service.postgres.outages import UNAVAILABLE, PostgresUnavailable
+from service.postgres.pool import Connection
 from tests.conftest import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
 from tests.worker.forwarder import Forwarder

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 from service.outbox import writing
-from service.postgres import pool as postgres
+from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.conftest import eventually, running
 from tests.worker.conftest import settings_with
@@ -53,7 +53,7 @@ async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_
 
 async def process_of(pool: Pool) -> int:
     """Return the process that serves the pool's connection."""
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         process: int = await connection.fetchval("SELECT pg_backend_pid()")
     return process
 

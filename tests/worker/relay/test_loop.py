@@ -18,7 +18,8 @@ from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
 from service.outbox import writing as outbox_writing
 from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool, PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
 from tests.conftest import CONVEYANCER, eventually, running, someone_waits
 from tests.metrics import rises
 from tests.worker.conftest import (

@@ -19,6 +19,7 @@ from deploy.local.processes import Program, running
 from deploy.local.waiting import wait_until
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.waker import RelayWaker
+from service.postgres import loans
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
@@ -91,7 +92,7 @@ def _as_another_user() -> list[str]:
 
 
 async def _store(pool: Pool) -> CalculationRequest:
-    async with postgres.connection(pool, seconds=5.0) as connection:
+    async with loans.connection(pool, seconds=5.0) as connection:
         return await store(connection)
 
 
