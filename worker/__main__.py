@@ -29,7 +29,7 @@ from service.settings import InvalidSetting, load
 from service.telemetry import logs, tracing
 from worker import gauges as worker_gauges
 from worker.consumers import calculations, notifications
-from worker.consumers.notifications import Postman
+from worker.mail.postman import Postman
 from worker.operating import commands
 from worker.reconciliation.loop import Discrepancies
 from worker.relay.listener import Listener

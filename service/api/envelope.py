@@ -12,15 +12,12 @@ from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
 from service.api.errors import BodyOverdue, ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.api.idempotency_key import MalformedIdempotencyKey
 from service.authentication.authenticator import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests import request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.idempotency import (
-    IdempotencyKeyInFlight,
-    IdempotencyKeyReused,
-    MalformedIdempotencyKey,
-)
+from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable

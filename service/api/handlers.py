@@ -11,14 +11,14 @@ from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service.api import list_query
+from service.api import idempotency_key, list_query
 from service.api.envelope import Answer, UnsupportedMediaType
 from service.api.errors import InvalidSubmission
 from service.api.list_query import CalculationRequestPage
 from service.api.request_body import Draft
 from service.authentication import authenticator
 from service.authentication.authenticator import Caller
-from service.calculation_requests import conveyancers, idempotency, reading, request_secrets, storing
+from service.calculation_requests import conveyancers, reading, request_secrets, storing
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequest,
@@ -33,7 +33,7 @@ from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from service.telemetry import logs, tracing
+from service.telemetry import trace_context, tracing
 
 # Of the time for the database, to wait for a key: half may go by in the queue, and the deadline comes last.
 _SHARE_OF_WAIT = 0.4
@@ -87,11 +87,11 @@ class ApiRequest(Request[Caller, Any, State]):
 async def create_request(request: ApiRequest) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
-    key = idempotency.parse_key(request.headers.getall("idempotency-key", []))
+    key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     draft = Draft(await _json_body(request))
     submission = None if draft.asks_for_waiver else draft.validated(waiver_applies=False)
     conveyancer_id, keys = request.user.conveyancer_id, resources.keys
-    traceparent = tracing.onward(logs.traceparent(request.headers))
+    traceparent = tracing.onward(trace_context.traceparent(request.headers))
     if submission is not None and key is None:
         stored = await storing.insert_in_group(
             resources.group_commit,
@@ -114,7 +114,7 @@ async def create_request(request: ApiRequest) -> Answer:
             )
     if not is_repeat:
         resources.relay.wake()
-    headers = [(idempotency.REPLAYED.lower().encode(), b"true")] if is_repeat else []
+    headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
     return Answer.ok(resources.record(stored), *headers)
 
 

@@ -4,7 +4,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import access_log
-from service.telemetry import api_metrics, logs, tracing
+from service.telemetry import api_metrics, trace_context, tracing
 
 
 class TracedRequests:
@@ -33,7 +33,7 @@ class TracedRequests:
             name,
             "server",
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
-            parent=logs.traceparent(headers),
+            parent=trace_context.traceparent(headers),
         ) as span:
             await self._app(scope, receive, send_noting_status)
             route = scope.get("path_template")

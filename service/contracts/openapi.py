@@ -14,9 +14,10 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from service import lines
-from service.api import handlers, list_query, questionnaire
+from service.api import handlers, idempotency_key, list_query, questionnaire
 from service.api.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
 from service.api.errors import BodyOverdue, InvalidSubmission, MalformedBody
+from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
 from service.api.request_body import (
@@ -31,13 +32,8 @@ from service.api.request_body import (
 from service.authentication import authenticator
 from service.authentication.authenticator import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.authentication.signing_keys import SigningKeysUnavailable
-from service.calculation_requests import idempotency
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.idempotency import (
-    IdempotencyKeyInFlight,
-    IdempotencyKeyReused,
-    MalformedIdempotencyKey,
-)
+from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
@@ -139,7 +135,7 @@ def operations() -> list[Operation]:
             tag="requests",
             security=[{"access_token": [authenticator.WRITE]}],
             parameters=("Idempotency-Key",),
-            headers={idempotency.REPLAYED: False},
+            headers={idempotency_key.REPLAYED: False},
             body=CalculationRequestForm,
             body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
             example=_RECORD,
@@ -240,14 +236,9 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "Idempotency-Key": {
         "in": "header",
-        "description": "Makes it safe to send a request again: the same key and body, the same request. One "
-        f"string or token (RFC 8941) of at most {idempotency.KEY_CHARACTERS} characters.",
-        "schema": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": idempotency.KEY_CHARACTERS,
-            "pattern": idempotency.PATTERN,
-        },
+        "description": "Makes it safe to send a request again: the same key and body, the same request. Up "
+        "to 255 characters, a UUID for instance; in double quotes it may have spaces and other punctuation.",
+        "schema": {"type": "string", "pattern": idempotency_key.PATTERN},
     },
     "If-None-Match": {
         "in": "header",
@@ -280,7 +271,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": "^Bearer "},
         "example": 'Bearer realm="calculation-requests"',
     },
-    idempotency.REPLAYED: {
+    idempotency_key.REPLAYED: {
         "description": "This request was stored before, with the same `Idempotency-Key`; else absent.",
         "schema": {"type": "string", "const": "true"},
     },

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 import msgspec
 
 from service import lines
-from service.telemetry import logs
+from service.telemetry import trace_context
 
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
@@ -151,6 +151,6 @@ class _Traced(msgspec.Struct):
 def trace_of(body: bytes) -> str | None:
     """Return the trace that a CloudEvent belongs to; None when it tells of none, or is none."""
     try:
-        return logs.traceparent({"traceparent": msgspec.json.decode(body, type=_Traced).traceparent})
+        return trace_context.traceparent({"traceparent": msgspec.json.decode(body, type=_Traced).traceparent})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

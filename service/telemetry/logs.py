@@ -3,7 +3,6 @@
 import json
 import logging
 import logging.config
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,7 +17,6 @@ from structlog.typing import Processor
 from service.settings import Settings
 
 _LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx")
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def configure(settings: Settings) -> None:
@@ -114,12 +112,6 @@ def summarize(error: BaseException) -> str:
     """Return the class of a foreseen exception and of what caused it, which says enough."""
     name = type(error).__name__
     return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
-
-
-def traceparent(headers: Mapping[str, str]) -> str | None:
-    """Return the trace context (W3C Trace Context, section 3.2), or None unless it is well-formed."""
-    value = headers.get("traceparent", "")
-    return value if _TRACEPARENT.fullmatch(value) else None
 
 
 def _demote(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from service import __main__ as service
-from service.calculation_requests import idempotency
+from service.api import idempotency_key
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -95,7 +95,7 @@ def forget_keys() -> None:
     def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - that is the breakage
         return None
 
-    idempotency.parse_key = parse_nothing
+    idempotency_key.parse_key = parse_nothing
 
 
 BREAKAGES: dict[str, Callable[[], Any]] = {

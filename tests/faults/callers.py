@@ -10,7 +10,7 @@ from uuid import UUID
 
 import httpx
 
-from service.calculation_requests import idempotency
+from service.api import idempotency_key
 from service.identifiers import parse_uuid
 from service.outbox import writing
 from tests.faults.latency import Latencies
@@ -92,7 +92,7 @@ class Callers:
                 pass
             else:
                 uuid = response.json()["data"]["uuid"] if response.is_success else None
-                is_replay = idempotency.REPLAYED in response.headers
+                is_replay = idempotency_key.REPLAYED in response.headers
                 self._record.answers.append(Answer(key, response.status_code, uuid, is_replay))
                 if uuid is not None:
                     return parse_uuid(uuid)

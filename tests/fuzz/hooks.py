@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import schemathesis
 
-from service.calculation_requests import idempotency
+from service.api import idempotency_key
 
 _KEY = "Idempotency-Key"
 
@@ -14,5 +14,5 @@ _KEY = "Idempotency-Key"
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __: dict[str, Any]) -> None:
     """Use each good key once: the same key with another body is rightly refused."""
-    if case.headers and re.fullmatch(idempotency.PATTERN, str(case.headers.get(_KEY, ""))):
+    if case.headers and re.fullmatch(idempotency_key.PATTERN, str(case.headers.get(_KEY, ""))):
         case.headers[_KEY] = str(uuid4())

@@ -22,7 +22,7 @@ from service.postgres.pool import Connection, Pool
 from service.server.probes import NotReady
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.worker.forwarder import Forwarder
-from worker.consumers.notifications import Postman
+from worker.mail.postman import Postman
 from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
 from worker.relay import outbox

@@ -19,8 +19,8 @@ from tests.worker.conftest import announce_next, created_body, hold_events, publ
 from tests.worker.forwarder import Forwarder
 from worker import gauges as worker_gauges
 from worker.consumers import notifications
-from worker.consumers.notifications import Postman
 from worker.mail import ledger
+from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.reconciliation.loop import Discrepancies
 from worker.relay import outbox

@@ -4,7 +4,7 @@ import pytest
 
 from service.settings import InvalidSetting, load
 from tests.conftest import SECRET_KEYS
-from worker.mail.smtp import Sender
+from worker.mail.message import Sender
 from worker.settings import WorkerSettings
 
 ENVIRONMENT = {

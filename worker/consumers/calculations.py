@@ -12,7 +12,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
-from service.telemetry.logs import traceparent
+from service.telemetry.trace_context import traceparent
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings

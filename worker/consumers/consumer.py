@@ -15,7 +15,7 @@ from service.outbox.events import trace_of
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
-from service.telemetry import logs, tracing
+from service.telemetry import logs, trace_context, tracing
 from worker import metrics
 from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
@@ -257,6 +257,6 @@ def safe_id(message_id: str | None) -> str | None:
 
 def _trace_of(message: AbstractIncomingMessage) -> str | None:
     """Return the trace that a message belongs to, as its headers say or, as a CloudEvent, its body."""
-    return logs.traceparent({"traceparent": str(message.headers.get("traceparent"))}) or trace_of(
+    return trace_context.traceparent({"traceparent": str(message.headers.get("traceparent"))}) or trace_of(
         message.body
     )

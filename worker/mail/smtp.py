@@ -1,40 +1,22 @@
-"""SMTP, and the mail we send."""
+"""Sends e-mails by SMTP over a few kept connections."""
 
 import asyncio
-import html
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
-from email.headerregistry import Address
-from email.message import EmailMessage
-from email.policy import SMTP as SMTP_POLICY
-from email.utils import format_datetime, getaddresses
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
-import email_validator
 import msgspec
 from aiosmtplib import SMTPDataError, SMTPException, SMTPRecipientRefused
 
-from service.calculation_requests.model import CalculationRequest
-from service.settings import InvalidSetting
 from service.telemetry import tracing
-from worker.mail.links import has_link
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _SERVICE_NOT_AVAILABLE = 421
 NO_REPLY = 0  # in place of a reply code
 _LONGEST_REPLY = 1000
-_LONGEST_LINE = 998  # RFC 5322, section 2.1.1
-
-# Python drops the quotes of a name when it folds the header, so none may need them (RFC 5322, section 3.2.3).
-# It also puts a space where it begins another encoded word, which may end a domain there: so does every dot.
-_ADDRESS_SPECIALS = str.maketrans(
-    dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
-)
-_LONGEST_NAME = 64
 
 
 class MailServerUnavailable(Exception):
@@ -55,45 +37,12 @@ class EmailRefused(Exception):
         return self.code >= 500
 
 
-class EmailNotComposable(Exception):
-    """The addresses and names of a request make no e-mail."""
-
-
 class _BrokenOff(Exception):
     """The mail server broke off before it had the content."""
 
     def __init__(self, verdict: EmailRefused | MailServerUnavailable) -> None:
         super().__init__()
         self.verdict = verdict  # if it breaks off again
-
-
-class Sender(msgspec.Struct, frozen=True):
-    """Who our mail is from: `address` or `Name <address>`."""
-
-    display_name: str
-    address: str
-
-    @classmethod
-    def parse(cls, text: str) -> "Sender":
-        """Read MAIL_FROM. Raises InvalidSetting."""
-        mailboxes = getaddresses([text])
-        name, address = mailboxes[0] if len(mailboxes) == 1 else ("", "")
-        try:
-            valid = email_validator.validate_email(
-                address,
-                check_deliverability=False,
-                allow_smtputf8=False,
-                test_environment=True,
-                globally_deliverable=False,
-            )
-        except email_validator.EmailNotValidError:
-            raise InvalidSetting("MAIL_FROM: expected `address` or `Name <address>`") from None
-        return cls(name, valid.ascii_email or valid.normalized)
-
-    @property
-    def domain(self) -> str:
-        """The right-hand side of our Message-IDs."""
-        return self.address.rpartition("@")[2]
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -244,136 +193,3 @@ def _storable(reply: str) -> str:
     """Return what a mail server said as text that Postgres takes: it may be of any encoding, with NULs."""
     text = reply.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]
-
-
-def recipient_of(request: CalculationRequest) -> str:
-    """Return the customer's address as the envelope takes it."""
-    return _in_ascii(request.customer_email)
-
-
-def _in_ascii(address: str) -> str:
-    """Return an address with an international domain in ASCII."""
-    valid = email_validator.validate_email(
-        address, check_deliverability=False, allow_smtputf8=False, test_environment=True
-    )
-    return valid.ascii_email or address
-
-
-def compose(
-    request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
-) -> EmailMessage:
-    """Return the e-mail that brings the customer the link. Made again from the same rows it is the same.
-
-    It comes from *firm*, the registered conveyancer. The caller's own words stand beside that name.
-    """
-    words = _Words.of(request)
-    firm = " ".join(firm.split())
-    message = EmailMessage(policy=SMTP_POLICY)
-    message["Message-ID"] = f"<{event_id}@{sender.domain}>"
-    message["Date"] = format_datetime(date)
-    message["From"] = _mailbox(sender.display_name, sender.address)
-    message["To"] = _mailbox(words.customer, recipient_of(request))
-    message["Reply-To"] = _mailbox(words.sender, _in_ascii(request.sender_email))
-    message["Subject"] = _literal(f"Your Stamp Duty Land Tax calculation for {firm}")
-    message["Auto-Submitted"] = "auto-generated"
-    text = _text(words, firm, request_url)
-    page = _html(words, firm, request_url)
-    message.set_content(text, cte=_transfer_encoding(text))
-    message.add_alternative(page, subtype="html", cte=_transfer_encoding(page))
-    return message
-
-
-def with_plain_words(request: CalculationRequest) -> CalculationRequest:
-    """Return a request of which an e-mail can be made, if of any."""
-    names = dict.fromkeys(("customer_first_name", "customer_last_name", "sender_first_name"), "A")
-    more = dict.fromkeys(("sender_last_name", "sender_organization_name", "case_ref"), "A")
-    addresses = dict.fromkeys(("customer_email", "sender_email"), "a@example.com")
-    return msgspec.structs.replace(request, **names, **more, **addresses)
-
-
-class _Words(msgspec.Struct, frozen=True):
-    """What the caller wrote. A text with a link is left out: it would stand in our mail, under our name."""
-
-    customer: str
-    sender: str
-    organisation: str
-    reference: str
-
-    @classmethod
-    def of(cls, request: CalculationRequest) -> "_Words":
-        texts = (
-            f"{request.customer_first_name} {request.customer_last_name}",
-            f"{request.sender_first_name} {request.sender_last_name}",
-            request.sender_organization_name,
-            request.case_ref,
-        )
-        return cls(*("" if has_link(text) else text for text in texts))
-
-    @property
-    def greeting(self) -> str:
-        """The first line."""
-        return f"Dear {self.customer}," if self.customer else "Hello,"
-
-    @property
-    def details(self) -> list[str]:
-        """What the firm says of itself and of the purchase, a line each."""
-        sent_by = ", ".join(filter(None, (self.sender, self.organisation)))
-        lines = {"Sent by": sent_by, "Reference": self.reference}
-        return [f"{name}: {value}" for name, value in lines.items() if value]
-
-
-def _mailbox(name: str, address: str) -> Address:
-    """Return a mailbox whose name, whatever it is, brings no address, no link and no header of its own."""
-    plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())[:_LONGEST_NAME].rstrip()
-    return Address("" if has_link(plain) else plain, addr_spec=address)
-
-
-def _literal(text: str) -> str:
-    """Keep Python from decoding what looks like an encoded word (RFC 2047): it may hide a line break."""
-    return text.replace("=?", "= ?")
-
-
-def _transfer_encoding(content: str) -> str:
-    """Keep plain ASCII as it is, so that the link is whole where a person or a script looks for it."""
-    is_plain = content.isascii() and max(map(len, content.splitlines())) <= _LONGEST_LINE
-    return "7bit" if is_plain else "quoted-printable"
-
-
-def _text(words: _Words, firm: str, request_url: str) -> str:
-    details = "".join(f"{line}\n" for line in words.details)
-    return f"""\
-{words.greeting}
-
-{firm} has asked us to work out the Stamp Duty
-Land Tax on your property purchase.
-{details}
-Please answer a few questions about the purchase here:
-
-{request_url}
-
-This link is yours alone: anyone who has it can see your answers, so please do
-not forward it. If you have any questions, reply to this e-mail and
-{words.sender or firm} will get your message.
-"""
-
-
-def _html(words: _Words, firm: str, request_url: str) -> str:
-    details = "".join(f"<br>\n{html.escape(line)}" for line in words.details)
-    url = html.escape(request_url)
-    return f"""\
-<!doctype html>
-<html lang="en">
-<body style="font-family: sans-serif; line-height: 1.5">
-<p>{html.escape(words.greeting)}</p>
-<p>{html.escape(firm)} has asked us to work out the Stamp Duty Land Tax on your property
-purchase.{details}</p>
-<p>Please answer a few questions about the purchase here:</p>
-<p><a href="{url}">
-{url}
-</a></p>
-<p>This link is yours alone: anyone who has it can see your answers, so please do not forward it. If you have
-any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your
-message.</p>
-</body>
-</html>
-"""

@@ -35,7 +35,8 @@ from service.commands.doctor import Check, Finding, Findings, postgres_check
 from service.outbox import writing
 from service.postgres import outages
 from service.settings import InvalidSetting
-from worker.mail.smtp import Mailer, Sender
+from worker.mail.message import Sender
+from worker.mail.smtp import Mailer
 from worker.operating.tables import Answer, printable
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from asyncpg.transaction import Transaction
 
+from service.api.idempotency_key import parse_key
 from service.api.request_body import Draft
 from service.calculation_requests import conveyancers, storing
-from service.calculation_requests.idempotency import Idempotency, parse_key
+from service.calculation_requests.idempotency import Idempotency
 from service.calculation_requests.model import Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import writing
@@ -266,9 +267,9 @@ async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncCli
     [
         ("8e03978e-40d5-43dd-bc93-6894a57f9324", '"8e03978e-40d5-43dd-bc93-6894a57f9324"'),
         ("*tchar!#$%&'*+-.^_`|~:/9", None),
-        ('"two words, \\"quoted\\", a \\\\ and ; = é"'.replace("é", "e"), None),
+        ('"two words, and ; = e"', None),
         ("x" * 255, '"' + "x" * 255 + '"'),
-        ('"' + '\\"' * 255 + '"', None),
+        ('"' + " " * 255 + '"', None),
     ],
 )
 async def test_key_may_be_a_token_or_a_string(client: httpx.AsyncClient, key: str, same: str | None) -> None:
@@ -286,6 +287,8 @@ async def test_key_may_be_a_token_or_a_string(client: httpx.AsyncClient, key: st
         'open"',
         '"a"b"',
         '"a\\b"',
+        '"a\\"b"',
+        '"a\\\\b"',
         "two words",
         "a,b",
         '"a", "b"',

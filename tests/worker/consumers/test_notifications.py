@@ -37,7 +37,8 @@ from tests.worker.forwarder import Forwarder
 from tests.worker.rude_mail_server import RudeMailServer
 from worker.consumers import notifications
 from worker.consumers.consumer import Malformed
-from worker.consumers.notifications import Postman, intend_email
+from worker.consumers.notifications import intend_email
+from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 

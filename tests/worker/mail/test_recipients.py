@@ -11,7 +11,7 @@ from service.api.request_body import Draft
 from service.calculation_requests.model import Submission
 from tests.conftest import A_REQUEST
 from tests.worker.mail.test_smtp import A_STORED_REQUEST, address, compose, received
-from worker.mail import smtp
+from worker.mail import message as mail_message
 
 _WORDS = st.text("abz09!#$%&'*+-/=?^_`{|}~.", min_size=1, max_size=64)
 # What RFC 2047 has for words beyond ASCII, and what almost is one.
@@ -69,7 +69,7 @@ def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name
 
     message = received(compose(**fields))
 
-    recipient = smtp.recipient_of(msgspec.structs.replace(A_STORED_REQUEST, **fields))
+    recipient = mail_message.recipient_of(msgspec.structs.replace(A_STORED_REQUEST, **fields))
     assert recipient == in_ascii(customer)
     assert address(message, "To")[1] == recipient
     assert address(message, "Reply-To")[1] == in_ascii(sender)

@@ -28,8 +28,9 @@ from tests.certificates import Authority
 from tests.conftest import A_REQUEST, SECRET_KEYS
 from tests.mail_server import Login, MailServer
 from tests.worker.rude_mail_server import RudeMailServer
-from worker.mail import smtp
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, Sender
+from worker.mail import message as mail_message
+from worker.mail.message import Sender
+from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 
 SENDER = Sender("Calculations", "calculations@service.example.com")
@@ -71,7 +72,9 @@ A_STORED_REQUEST = msgspec.convert(
 def compose(firm: str = "Acme", **fields: Any) -> EmailMessage:
     """Return the e-mail of a request with these fields, from a conveyancer of this name."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return smtp.compose(request, firm=firm, request_url=URL, event_id="event-1", date=DATE, sender=SENDER)
+    return mail_message.compose(
+        request, firm=firm, request_url=URL, event_id="event-1", date=DATE, sender=SENDER
+    )
 
 
 def compose_all_of(text: str) -> EmailMessage:
@@ -364,7 +367,7 @@ def test_lines_are_no_longer_than_mail_allows() -> None:
 def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
     request = msgspec.structs.replace(A_STORED_REQUEST, customer_email="ada@bücher.example.com")
 
-    assert smtp.recipient_of(request) == "ada@xn--bcher-kva.example.com"
+    assert mail_message.recipient_of(request) == "ada@xn--bcher-kva.example.com"
     message = received(compose(customer_email="ada@bücher.example.com"))
     assert address(message, "To")[1] == "ada@xn--bcher-kva.example.com"
 

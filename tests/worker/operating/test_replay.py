@@ -21,8 +21,8 @@ from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.consumers import calculations
-from worker.consumers.notifications import Postman
 from worker.mail import ledger
+from worker.mail.postman import Postman
 from worker.operating import replay
 from worker.operating.replay import OutboxNotDraining, Selection, Tally
 from worker.operating.request_history import EVENT_TYPES

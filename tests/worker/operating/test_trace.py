@@ -14,8 +14,8 @@ from tests.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events, store
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations, notifications
-from worker.consumers.notifications import Postman
 from worker.mail import ledger
+from worker.mail.postman import Postman
 from worker.operating.trace import Trace
 from worker.reconciliation import checks
 from worker.reconciliation.checks import Limits, Reconciliation

@@ -1,0 +1,12 @@
+"""The traceparent of a message (W3C Trace Context)."""
+
+import re
+from collections.abc import Mapping
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def traceparent(headers: Mapping[str, str]) -> str | None:
+    """Return the trace context (W3C Trace Context, section 3.2), or None unless it is well-formed."""
+    value = headers.get("traceparent", "")
+    return value if _TRACEPARENT.fullmatch(value) else None
