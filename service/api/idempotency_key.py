@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 REPLAYED = "Idempotent-Replayed"  # the header of an answer that was given before
 # A string of RFC 8941, section 3.3.3, without escapes; or a token, which unlike theirs may begin with any of
-# its characters: many UUIDs begin with a digit. A token has no comma: two headers that a proxy joined are no key.
+# its characters: many UUIDs begin with a digit. No comma in a token: it would join two headers into one key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
 _KEY = re.compile(PATTERN)
 
 
 class MalformedIdempotencyKey(Exception):
-    """Idempotency-Key must have 1 to 255 letters, digits or hyphens; in double quotes also spaces and others."""
+    """Idempotency-Key must have 1 to 255 letters, digits or hyphens; in double quotes also spaces."""
 
 
 def parse_key(values: Sequence[str]) -> str | None:
