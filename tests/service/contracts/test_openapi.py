@@ -63,11 +63,12 @@ def test_every_endpoint_is_documented() -> None:
     }
 
 
-def test_every_error_code_is_in_the_readme() -> None:
+def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
-    http = (ROOT / "README.md").read_text().partition("## HTTP")[2].partition("## Events")[0]
-    assert set(codes) <= set(re.findall(r"`(\w+)`", http))
+    errors = (ROOT / "service" / "README.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[1] for line in errors.splitlines() if re.match(r"\| \d", line)]
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == set(codes)
 
 
 def test_every_error_code_is_told() -> None:

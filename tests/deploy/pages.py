@@ -1,0 +1,52 @@
+"""What the pages say: their links, and the tables of settings and metrics that operators read."""
+
+import re
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+OPERATORS_PAGE = ROOT / "deploy" / "README.md"
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_METRIC = re.compile(r"`([a-z_]+)(?:\{([a-z,]+)\})?`")
+
+
+def links(page: Path) -> list[str]:
+    """Return where the links of a page lead, those to other sites left out."""
+    return [link for link in _LINK.findall(_prose(page)) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names under which the headings of a page can be linked to."""
+    names = [re.sub(r"[^\w -]", "", heading).lower() for heading in _HEADING.findall(_prose(page))]
+    return {name.replace(" ", "-") for name in names}
+
+
+def settings_listed(process: str) -> list[tuple[str, str]]:
+    """Return name and default of every row in the table of settings that *process* heads."""
+    rows = [(row[0].strip("`"), row[1].strip("`")) for row in _rows("Settings", process)]
+    assert rows, f"there is no table of settings for {process}"
+    return rows
+
+
+def metrics_listed(process: str) -> dict[str, frozenset[str]]:
+    """Return the labels of every metric in the table that *process* heads, by its name."""
+    found = [match for row in _rows("Metrics", process) for match in _METRIC.findall(row[0])]
+    listed = {name: frozenset(labels.split(",")) - {""} for name, labels in found}
+    assert listed, f"there is no table of metrics for {process}"
+    assert len(listed) == len(found), f"a metric is listed twice for {process}"
+    return listed
+
+
+def _prose(page: Path) -> str:
+    return _CODE_BLOCK.sub("", page.read_text())
+
+
+def _rows(section: str, process: str) -> list[list[str]]:
+    """Return the cells of a table that begins with *process*, in one section of the operators' page."""
+    text = OPERATORS_PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    table = text.partition(f"\n| {process} |")[2].partition("\n\n")[0]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()[2:]]
+    return [[cell.strip() for cell in row] for row in cells]

@@ -1,0 +1,73 @@
+"""The pages agree with the code: their links lead somewhere, and their tables are complete."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from service.settings import ServiceSettings, Settings
+from tests.conftest import ROOT
+from tests.deploy.exported_metrics import our_metrics
+from tests.deploy.pages import anchors, links, metrics_listed, settings_listed
+from worker.settings import WorkerSettings
+
+_PAGES = ["README.md", "service/README.md", "worker/README.md", "deploy/README.md", "tests/README.md"]
+# Settings without a default that need not be set, with what the page has in place of one.
+_OPTIONAL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "none", "LISTEN_DATABASE_URL": "DATABASE_URL"}
+
+
+@pytest.mark.parametrize("name", _PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+
+    assert [link for link in links(page) if not _leads_somewhere(page, link)] == []
+
+
+@pytest.mark.parametrize(
+    ("process", "settings", "without"),
+    [
+        ("both processes", Settings, None),
+        ("API", ServiceSettings, Settings),
+        ("worker", WorkerSettings, Settings),
+    ],
+)
+def test_every_setting_is_listed_once_with_its_default(
+    process: str, settings: type[Settings], without: type[Settings] | None
+) -> None:
+    expected = _defaults(settings)
+    for name in _defaults(without) if without else ():
+        del expected[name]
+
+    assert sorted(settings_listed(process)) == sorted(expected.items())
+
+
+def test_every_metric_is_listed_with_its_labels() -> None:
+    listed = [metrics_listed(process) for process in ("both processes", "API", "worker")]
+    series = {
+        name + suffix: labels | {"le"} if suffix == "_bucket" else labels
+        for table in listed
+        for name, labels in table.items()
+        for suffix in (("_bucket", "_sum", "_count") if f"{name}_bucket" in our_metrics() else ("",))
+    }
+
+    assert series == {
+        name: labels for name, labels in our_metrics().items() if not name.startswith("process_")
+    }
+
+
+def _defaults(settings: type[Settings]) -> dict[str, str]:
+    return {field.encode_name: _shown(field) for field in msgspec.structs.fields(settings)}
+
+
+def _shown(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return ""
+    if field.default is None:
+        return _OPTIONAL[field.encode_name]
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
