@@ -1,4 +1,6 @@
 // check-asyncapi.cjs FILE: exit status 1, and a line for each fault, if FILE is no valid AsyncAPI document.
+// AsyncAPI's own parser, because of two packages on PyPI that know AsyncAPI 3, pydantic-asyncapi refuses valid AMQP
+// channels, and asyncapi3 has just begun.
 const { readFileSync } = require("node:fs");
 const { Parser } = require("@asyncapi/parser");
 

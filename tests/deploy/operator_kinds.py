@@ -1,7 +1,8 @@
 """The kinds that operators add to Kubernetes, as far as we use them.
 
 Each struct holds fields that its custom resource definition names, and no more than we write: a misspelt one,
-which the API server would drop in silence, is refused here. The definitions are those of CloudNativePG, its
+which the API server would drop in silence, is refused here. The schemas that are published as packages let
+misspelt fields pass, and RabbitMQ's are not published at all. The definitions are those of CloudNativePG, its
 Barman Cloud plugin, the RabbitMQ cluster and messaging topology operators, KEDA, the Prometheus operator,
 cert-manager, and the Gateway API.
 """
