@@ -11,15 +11,13 @@ from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import anchors, links, metrics_listed, settings_listed
 from worker.settings import WorkerSettings
 
-_PAGES = ["README.md", "service/README.md", "worker/README.md", "deploy/README.md", "tests/README.md"]
+_PAGES = [ROOT / "README.md", *sorted(ROOT.glob("[!.]*/README.md")), *sorted(ROOT.glob("tests/*/README.md"))]
 # Settings without a default that need not be set, with what the page has in place of one.
 _OPTIONAL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "none", "LISTEN_DATABASE_URL": "DATABASE_URL"}
 
 
-@pytest.mark.parametrize("name", _PAGES)
-def test_links_lead_somewhere(name: str) -> None:
-    page = ROOT / name
-
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links(page) if not _leads_somewhere(page, link)] == []
 
 
