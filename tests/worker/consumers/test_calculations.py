@@ -22,7 +22,7 @@ from tests.conftest import CONVEYANCER, eventually, running
 from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
 from tests.worker.forwarder import Forwarder
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_calculation
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_result
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -97,7 +97,7 @@ async def test_calculation_is_recorded_and_announced(
 async def test_event_carries_the_calculation_and_the_next_sequence_number(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     (event,) = await calculated_events(database)
     row = await database.fetchrow("SELECT sequence, updated_at FROM calculation_request")
@@ -125,7 +125,7 @@ async def test_event_continues_the_trace_of_the_result(
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     received = calculations.decode(cloud_event(data, traceparent=TRACEPARENT))
 
-    await record_calculation(received, pool=pool, seconds=5.0)
+    await record_result(received, pool=pool, seconds=5.0)
 
     (event,) = await calculated_events(database)
     assert event["traceparent"] == TRACEPARENT
@@ -144,7 +144,7 @@ async def test_calculation_is_not_recorded_when_its_event_cannot_be(
     await database.execute("ALTER TABLE outbox ADD CHECK (type <> 'request.calculated')")
 
     with pytest.raises(asyncpg.CheckViolationError):
-        await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     assert await calculation_of(database, stored_request) is None
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 1
@@ -155,7 +155,7 @@ async def test_same_calculation_again_changes_nothing(
 ) -> None:
     async with asyncio.TaskGroup() as deliveries:
         for _ in range(5):
-            deliveries.create_task(record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0))
+            deliveries.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=5.0))
 
     assert len(await calculated_events(database)) == 1
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
@@ -164,10 +164,10 @@ async def test_same_calculation_again_changes_nothing(
 async def test_another_calculation_is_refused_and_changes_nothing(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     with pytest.raises(CalculationAlreadyRecorded):
-        await record_calculation(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
 
     assert await calculation_of(database, stored_request) == "calc-1"
     assert len(await calculated_events(database)) == 1
@@ -178,7 +178,7 @@ async def test_of_two_calculations_at_the_same_time_one_is_recorded(
 ) -> None:
     outcomes = await asyncio.gather(
         *(
-            record_calculation(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
+            record_result(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
             for number in range(5)
         ),
         return_exceptions=True,
@@ -222,7 +222,7 @@ async def test_calculation_of_an_unknown_request_goes_to_the_dead_letters(
 async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Pool) -> None:
     for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
         with pytest.raises(RequestNotFound):
-            await record_calculation(result(request_uuid), pool=pool, seconds=5.0)
+            await record_result(result(request_uuid), pool=pool, seconds=5.0)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
 ) -> None:
     async with database.transaction():
         await reading.lock(database, stored_request.id)
-        recording = asyncio.create_task(
-            record_calculation(result(stored_request.uuid), pool=pool, seconds=10.0)
-        )
+        recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=10.0))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database IS NULL"
         await eventually(lambda: database.fetchval(waiting))
     await recording

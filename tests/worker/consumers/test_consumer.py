@@ -15,7 +15,8 @@ from tests.conftest import eventually, running
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import count, passes, publish, settings_with, take
 from tests.worker.forwarder import Forwarder
-from worker.consumers.consumer import Consumer, Malformed, confirm_copy, safe_id
+from worker.consumers.consumer import Consumer, Malformed, safe_id
+from worker.consumers.dead_lettering import publish_copy
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -222,7 +223,7 @@ async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
         async with open_channel(settings, name="test") as burials:
             scripted.raise_alarm()
             burying = asyncio.create_task(
-                confirm_copy(burials, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=1.0)
+                publish_copy(burials, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=1.0)
             )
             await asyncio.wait([burying], timeout=2.5)
             was_waiting = not burying.done()
@@ -240,7 +241,7 @@ async def test_dead_letter_that_a_silent_broker_does_not_confirm_is_an_error_in_
     async with open_channel(settings, name="test") as burials:
         broker_link.hold()
         with pytest.raises(TimeoutError):
-            await confirm_copy(burials, Message(b""), NOTIFICATIONS, seconds=0.1)
+            await publish_copy(burials, Message(b""), NOTIFICATIONS, seconds=0.1)
 
 
 async def test_no_more_is_handled_at_once_than_the_pool_has_connections(
