@@ -68,6 +68,7 @@ class Consumer(Generic[Content]):
     ) -> None:
         self._settings = settings
         self._queue = queue
+        # The name of a consumer's destination in OpenTelemetry's conventions for RabbitMQ.
         self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._decode = decode
         self._handle = handle
@@ -173,8 +174,8 @@ class Consumer(Generic[Content]):
     ) -> str:
         """Handle one message, and settle it by how that ended. Returns the outcome, as the metrics name it.
 
-        Every fate of a message is decided here, but for a message that cannot be settled: then the exception
-        is raised, and closing the channel returns the message to the queue.
+        Every fate of a message is decided here. If settling fails, that exception is raised, and closing the
+        channel returns the message to the queue.
         """
         try:
             content = self._decode(message.body)
@@ -212,7 +213,7 @@ class Consumer(Generic[Content]):
         raise _ChannelLeft
 
     def _give_up_channel(self, error: Exception) -> None:
-        """Log why a message was not settled, and have its channel closed, which returns it to the queue."""
+        """Log why a message was not settled, and leave the channel: closing it returns the message."""
         self._leaving.set()
         if isinstance(error, BROKER_ERRORS):
             _log.warning("message_not_settled", error=logs.summarize(error))

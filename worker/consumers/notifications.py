@@ -23,7 +23,7 @@ def consumer(
     """Return the consumer that records which e-mails to send, and then sets *due*.
 
     Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
-    does not back up the queue.
+    does not back up the queue. So the length of the queue says little about the e-mails still to be sent.
     """
     seconds = settings.work_timeout_seconds
 

@@ -58,13 +58,12 @@ async def intend(
 async def claim(
     connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
 ) -> list[Email]:
-    """Claim at most *limit* due e-mails, for *seconds* unless renewed.
+    """Claim at most *limit* due e-mails, for *seconds* of the database's clock unless renewed.
 
     Those *under_way* in this process are excluded: their claims may have expired while Postgres was
-    unreachable. Taking over an e-mail whose claim another process let expire charges an attempt.
-
-    Claims expire by the clock of the database. After a crash, failover or restart of Postgres, expired claims
-    are left alone for another *seconds*: their process may be alive, with the mail server's reply in hand.
+    unreachable. Taking over an e-mail whose claim another process let expire charges an attempt. After a
+    crash, failover or restart of Postgres, expired claims are left alone for another *seconds*: their process
+    may be alive, with the mail server's reply in hand.
     """
     rows = await connection.fetch(
         """

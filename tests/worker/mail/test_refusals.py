@@ -48,6 +48,27 @@ async def test_email_refused_for_now_is_postponed_and_sent_later(
     assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
 
 
+@pytest.mark.usefixtures("intended")
+@pytest.mark.parametrize(
+    ("reply", "logged"),
+    [
+        ("451 Greylisted", {"outcome": "postponed", "smtp_code": 451}),
+        ("550 No such user", {"outcome": "failed", "reason": "refused", "smtp_code": 550}),
+    ],
+)
+async def test_refusal_is_logged_with_its_code_and_without_the_words_of_the_mail_server(
+    postman: Postman, mail_server: MailServer, database: Connection, *, reply: str, logged: dict[str, object]
+) -> None:
+    mail_server.rcpt_reply = reply
+
+    with capture_logs() as logs:
+        async with running(postman.run):
+            await eventually(lambda: attempts(database))
+
+    handled = next(log for log in logs if log["event"] == "email_handled")
+    assert handled == {**logged, "event": "email_handled", "log_level": "info", "attempts": 1}
+
+
 async def test_email_whose_content_is_refused_for_now_is_postponed_too(
     postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
 ) -> None:
