@@ -1,4 +1,4 @@
-"""The ledger of e-mails: what is to be sent, what was sent, and what the mail server replied."""
+"""The ledger of e-mails: which are pending, sent or failed, with the replies of the mail server."""
 
 from collections.abc import Sequence
 from datetime import datetime

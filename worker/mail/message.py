@@ -1,4 +1,4 @@
-"""The e-mail that brings a customer the link of a request: its headers and its text."""
+"""The e-mail with the link of a request for its customer: its headers and its text."""
 
 import html
 from datetime import datetime
@@ -75,7 +75,7 @@ def _in_ascii(address: str) -> str:
 def compose(
     request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
 ) -> EmailMessage:
-    """Return the e-mail that brings the customer the link. The same rows always make the same e-mail.
+    """Return the e-mail that contains the customer's link. The same rows always make the same e-mail.
 
     Subject and first sentence name *firm*, the registered conveyancer: a caller must not be able to write in
     the name of another firm. The caller's own words appear beside it.

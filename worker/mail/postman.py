@@ -59,7 +59,7 @@ class _Sending:
 
 
 class Postman:
-    """Sends the due e-mails of the ledger, a few at a time, and records what the mail server replied.
+    """Sends the due e-mails of the ledger, a few at a time, and records the mail server's replies.
 
     An e-mail is claimed before it is sent, and the claim renewed until its outcome is recorded. A row lock
     would end with the connection to Postgres, and another process would send the e-mail again.
@@ -97,7 +97,7 @@ class Postman:
                 await self._mailer.close()
 
     async def _abandon_sending(self) -> None:
-        """Cancel what is still being sent. What the mail server was not given is due again at once."""
+        """Stop sending. E-mails that the mail server was not given are due again at once."""
         unfinished = {
             event_id: sending for event_id, sending in self._under_way.items() if not sending.task.done()
         }
@@ -210,7 +210,7 @@ class Postman:
             return await self._mailer.send(envelope, content, before_content=sending.begin_content)
 
     def _compose(self, email: Email, request: CalculationRequest, firm: str) -> tuple[Envelope, bytes]:
-        """Return what the mail server is given. Raises EmailNotComposable when the request is at fault."""
+        """Return the envelope and the content. Raises EmailNotComposable when the request is at fault."""
         compose = partial(
             message.compose,
             firm=firm,
