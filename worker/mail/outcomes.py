@@ -23,7 +23,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def describe(self) -> Mapping[str, str | int]:
         """Return the fields of a log line: never the mail server's reply, which may quote an address."""
-        return {"outcome": self.label}
+        fields = msgspec.structs.asdict(self)
+        return {"outcome": self.label} | {
+            name: value for name, value in fields.items() if name in {"reason", "smtp_code"}
+        }
 
 
 class Sent(Outcome, frozen=True):
@@ -43,10 +46,6 @@ class Failed(Outcome, frozen=True):
     reply: str
     smtp_code: int = NO_REPLY
 
-    def describe(self) -> Mapping[str, str | int]:
-        """Return the fields of a log line."""
-        return {"outcome": self.label, "reason": self.reason, "smtp_code": self.smtp_code}
-
 
 class Postponed(Outcome, frozen=True):
     """The mail server refused the e-mail for now. An attempt is charged."""
@@ -56,10 +55,6 @@ class Postponed(Outcome, frozen=True):
     reply: str
     smtp_code: int
     retry_seconds: float
-
-    def describe(self) -> Mapping[str, str | int]:
-        """Return the fields of a log line."""
-        return {"outcome": self.label, "smtp_code": self.smtp_code}
 
 
 class PutOff(Outcome, frozen=True):
