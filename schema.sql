@@ -167,20 +167,20 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at, parked_at
   FROM outbox_held;
 
--- The ledger of e-mails: one row per request.created event, written before anything is sent.
+-- The ledger of e-mails: one row per request.created event, written before the e-mail is first sent.
 CREATE TABLE email (
     event_id        text PRIMARY KEY,
     request_id      uuid NOT NULL,
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz NOT NULL DEFAULT now(),
-    claimed_by      uuid,      -- the process that is sending it; next_attempt_at is then the end of its claim
+    claimed_by      uuid,      -- the process that is sending it; next_attempt_at is then when its claim expires
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
-    event_sequence  integer,       -- that of this event
+    event_sequence  integer,       -- the sequence of that event
     smtp_code       integer,       -- in request.email_failed
-    traceparent     text,          -- the trace of the message that brought the event (W3C Trace Context)
+    traceparent     text,          -- from the message that carried the event (W3C Trace Context)
     reason          text           -- in request.email_failed; null in older rows: see smtp_code
 );
 
@@ -190,9 +190,9 @@ CREATE INDEX email_request ON email (request_id);
 -- Finds the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';
 
--- Since when Postgres has been up, in one row that the first claim of an e-mail writes: crash recovery and failover
--- empty a table without a log, and change nothing else that every user may read. A restart may leave the row, and
--- shows in pg_postmaster_start_time().
+-- When Postgres last came up, in one row that the first claim of an e-mail inserts. Crash recovery and failover empty
+-- an unlogged table, and change nothing else that every user may read. An orderly restart may keep the
+-- row, but changes pg_postmaster_start_time().
 CREATE UNLOGGED TABLE postgres_up (
     is_up boolean PRIMARY KEY DEFAULT true CHECK (is_up),
     since timestamptz NOT NULL

@@ -1,4 +1,4 @@
-"""A real SMTP server in the test's own loop: it records what it accepts, and answers as told."""
+"""A real SMTP server in the test's event loop: records what it accepts, and replies as the test sets it."""
 
 import asyncio
 import ssl
@@ -13,7 +13,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """An e-mail that the server has accepted, and to whom its envelope was addressed."""
+    """An e-mail that the server has accepted, and the recipients in its envelope."""
 
     recipients: list[str]
     message: EmailMessage
@@ -27,9 +27,9 @@ class Login(msgspec.Struct, frozen=True):
 
 
 class MailServer:
-    """Accepts mail on a port of its own. `rcpt_reply` and `data_reply` may be set to refuse.
+    """Accepts mail on a free port. A test may set `rcpt_reply` and `data_reply` to refuse it.
 
-    With a context it takes no mail in the clear: `smtp+starttls` or `smtps`. With a login it takes no other.
+    With a context it requires encryption: `smtp+starttls` or `smtps`. With a login it requires that login.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class MailServer:
         self._scheme = scheme
         self._context = context
         self._login = login
-        self.logins = 0  # that succeeded
+        self.logins = 0  # successful ones
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
@@ -64,7 +64,7 @@ class MailServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen, on the same port as before if there was one."""
+        """Listen, on the same port as before if it was started before."""
         loop = asyncio.get_running_loop()
         is_tls = self._scheme == "smtps"
 
@@ -85,7 +85,7 @@ class MailServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening. Connections that are open stay so, as with a server that drains."""
+        """Stop listening. Open connections stay open, as when a server drains."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -97,26 +97,26 @@ class MailServer:
         self.logins += given == self._login
         return AuthResult(success=given == self._login, handled=False)
 
-    async def handle_MAIL(  # noqa: N802 - aiosmtpd calls it so
+    async def handle_MAIL(  # noqa: N802 - the name that aiosmtpd calls
         self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Take a sender, if it has logged in as it has to."""
+        """Accept a sender, after a login if one is required."""
         if self._login is not None and not session.authenticated:
             return "530 Authentication required"
         envelope.mail_from = address
         envelope.mail_options.extend(options)
         return "250 OK"
 
-    async def handle_RCPT(  # noqa: N802 - aiosmtpd calls it so
+    async def handle_RCPT(  # noqa: N802 - the name that aiosmtpd calls
         self, _server: SMTP, _session: Any, envelope: Envelope, address: str, _options: list[str]
     ) -> str:
-        """Take a recipient, or not."""
+        """Accept a recipient, or reply as set."""
         if self.rcpt_reply.startswith("2"):
             envelope.rcpt_tos.append(address)
         return self.rcpt_reply
 
     async def handle_DATA(self, _server: SMTP, _session: Any, envelope: Envelope) -> str:  # noqa: N802
-        """Take a message, or not."""
+        """Accept a message, or reply as set."""
         await asyncio.sleep(self.data_delay_seconds)
         if self.data_reply.startswith("2"):
             content = envelope.content

@@ -208,7 +208,7 @@ async def _record_refused_for_now_then_mailed(
 ) -> dict[str, Any]:
     mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
     record = await _marked(caller)
-    await eventually(lambda: "postponed (4" in worker.output)
+    await eventually(lambda: '"outcome":"postponed"' in worker.output)
     mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
     await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
     return record

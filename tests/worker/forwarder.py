@@ -1,4 +1,4 @@
-"""A TCP connection that the tests can cut, refuse and hold: stands between our code and a real server."""
+"""A TCP proxy before a real server, whose connections a test can cut, refuse and hold."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,11 +17,11 @@ def _see_nothing(_: bytes) -> None:
 
 
 class Forwarder:
-    """Passes on to the server of *url* whatever comes in at its own `url`, unless told otherwise."""
+    """Forwards connections to its own `url` to the server of *url*, unless the test cuts or holds them."""
 
     def __init__(self, url: str, watch: Callable[[], Watcher] = lambda: _see_nothing) -> None:
         self._server_url = URL(url)
-        self._watch = watch  # makes a watcher for each connection, of what the client sends
+        self._watch = watch  # makes one for each connection; it is called with what the client sends
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._resumed = asyncio.Event()
@@ -29,8 +29,8 @@ class Forwarder:
         self._refusing = False
         self._hold_before: bytes | None = None
         self._open: set[asyncio.Task[None]] = set()
-        self.connections = 0  # taken so far
-        self.refused = 0  # connections turned away so far
+        self.connections = 0  # accepted so far
+        self.refused = 0  # connections refused so far
 
     async def __aenter__(self) -> Self:
         self._listening = await asyncio.start_server(self._forward, "127.0.0.1", 0)
@@ -43,36 +43,36 @@ class Forwarder:
 
     @property
     def url(self) -> str:
-        """The server's URL with our address in it."""
+        """The server's URL with the address of this proxy."""
         return str(self._server_url.with_host("127.0.0.1").with_port(self._port))
 
     async def cut(self) -> None:
-        """Break every connection that is open."""
+        """Close every open connection."""
         connections = list(self._open)
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
     async def refuse(self) -> None:
-        """Break every connection, and each new one at once, until `admit`."""
+        """Close every connection, and each new one at once, until `admit`."""
         self._refusing = True
         await self.cut()
 
     def admit(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         self._refusing = False
 
     def hold(self) -> None:
-        """Keep connections open but pass nothing on, until `resume`."""
+        """Keep connections open but forward nothing, until `resume`."""
         self._flowing.clear()
 
     def hold_before(self, marker: bytes) -> None:
-        """Pass on what the client sends up to *marker*, and hold the rest; answers still come through."""
+        """Forward what the client sends up to *marker*, and hold the rest. Replies are still forwarded."""
         self._hold_before = marker
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Pass on what was held, and all that follows."""
+        """Forward what was held, and everything after it."""
         self._hold_before = None
         self._flowing.set()
         self._resumed.set()
@@ -91,7 +91,7 @@ class Forwarder:
         try:
             await self._pass_both_ways(reader, writer, there_reader, there_writer)
         except asyncio.CancelledError:
-            pass  # By `cut`: the transports below tell both ends.
+            pass  # By `cut`. Aborting the transports below closes both ends.
         finally:
             writer.transport.abort()
             there_writer.transport.abort()

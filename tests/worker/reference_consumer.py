@@ -1,12 +1,12 @@
-"""A consumer of our events that trusts nobody: it knows each by its id, and checks that none is missing.
+"""A reference consumer of the service's events: deduplicates by id, and detects losses and inversions.
 
-Written to be copied by the teams that consume our events, so it needs the standard library alone. It keeps
-what it knows in memory; a real one keeps `seen` in its database, in the transaction that has the effect.
+Teams that consume the events may copy it, so it needs only the standard library. It keeps its state in
+memory; a real consumer keeps `seen` in its database, and writes it in the transaction that has the effect.
 
-The `sequence` of an event counts the events of its request: 1, 2, … Delivery is at least once and in order
-within a request, so what may be seen is 1, 2, 2, 3, and what may not is 1, 3 (a loss, until 2 comes) or 2, 1
-(an inversion). A repeat, of whatever is older, is no fault: that is what the id is for. One exception: who
-binds a queue when requests exist already sees them begin in the middle, until a replay.
+The `sequence` of an event counts the events of its request: 1, 2, … Delivery is at least once, and in order
+within a request. So 1, 2, 2, 3 is correct, while 1, 3 (a loss, until 2 arrives) and 2, 1 (an inversion) are
+faults. A repeat of an older event is no fault: its id identifies it. One exception: a queue that is bound
+when requests exist already receives their events from the middle on, until a replay.
 """
 
 import json
@@ -19,7 +19,7 @@ Verdict = Literal["new", "repeat", "gap", "inversion", "conflict"]
 
 @dataclass
 class ReferenceConsumer:
-    """Takes events in the order of their delivery, and keeps account of what is wrong."""
+    """Takes events in the order of delivery, and counts what is wrong with that order."""
 
     seen: dict[str, dict[int, str]] = field(default_factory=dict)  # by request: sequence → event id
     counts: dict[Verdict, int] = field(
@@ -27,10 +27,10 @@ class ReferenceConsumer:
     )
 
     def take(self, body: bytes) -> Verdict:
-        """Take one message. Only after `new`, `gap` and `inversion` is there anything to do about it.
+        """Take one message. Process its event if the verdict is `new`, `gap` or `inversion`.
 
-        `gap`: an earlier event of the request is missing. `inversion`: this is it, too late. `conflict`: two
-        different events have the same place, which is a fault of the sender.
+        `gap`: an earlier event of the request is missing. `inversion`: this is the missing event, too late.
+        `conflict`: another event has the same sequence, which is a fault of the sender.
         """
         event: Mapping[str, Any] = json.loads(body)
         verdict = self._judge(event["data"]["uuid"], event["data"]["sequence"], event["id"])
@@ -48,11 +48,10 @@ class ReferenceConsumer:
         return "new" if sequence == latest + 1 else "gap"
 
     def missing(self, written: Mapping[str, int] | None = None) -> dict[str, list[int]]:
-        """Return what has not come, by request.
+        """Return the sequences that have not been delivered, by request.
 
-        Without *written* that is what is missing between events that came: the loss of the last one cannot be
-        told from its not having happened. *written* says how many events each request has, as the sender
-        knows.
+        *written* is the number of events of each request, which only the sender knows. Without it only gaps
+        before the latest delivered event are found: a lost last event looks like one that never happened.
         """
         latest = {uuid: max(known) for uuid, known in self.seen.items()}
         expected = {**latest, **(written or {})}

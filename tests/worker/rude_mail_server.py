@@ -1,4 +1,4 @@
-"""A mail server that says what the test tells it to, right or wrong, or hangs up instead."""
+"""A mail server that replies as the test sets it, correctly or not, or closes the connection."""
 
 import asyncio
 from contextlib import suppress
@@ -19,14 +19,14 @@ _USUAL_REPLIES = {
 class RudeMailServer:
     """Knows just enough SMTP to break its rules.
 
-    `replies` is what it says to each command, to a new connection (`greeting`) and to the end of the
-    e-mail (`content`); None closes the connection in place of an answer. `replies_once` go before them.
+    `replies` has the reply to each command, to a new connection (`greeting`) and to the end of the e-mail
+    (`content`); None closes the connection instead. `replies_once` take precedence, once each.
     """
 
     def __init__(self) -> None:
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.replies_once: dict[str, bytes | None] = {}
-        self.contents: list[bytes] = []  # of every e-mail it was handed over, whatever it said to that
+        self.contents: list[bytes] = []  # of every e-mail it was sent, whatever it replied
         self.connections = 0
         self._open: set[asyncio.StreamWriter] = set()
 

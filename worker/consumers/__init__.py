@@ -1,1 +1,1 @@
-"""From RabbitMQ: notifications and calculations."""
+"""The consumers of RabbitMQ queues: notifications and calculation results."""

@@ -1,4 +1,4 @@
-"""calculation.created → calculation_id, and request.calculated."""
+"""Consumes calculation.created: sets calculation_id and announces request.calculated."""
 
 import msgspec
 
@@ -34,7 +34,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     seconds = settings.work_timeout_seconds
 
     async def handle(result: Result) -> None:
-        await record_calculation(result, pool=pool, seconds=seconds)
+        await record_result(result, pool=pool, seconds=seconds)
         relay.wake()
 
     return Consumer(
@@ -50,12 +50,12 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
 def decode(body: bytes) -> Result:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
     try:
-        return _plain(body)
+        return _parse(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Malformed from None
 
 
-def _plain(body: bytes) -> Result:
+def _parse(body: bytes) -> Result:
     outer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if "specversion" not in outer:
         return Result(msgspec.json.decode(body, type=CalculationCreated), None)
@@ -65,8 +65,11 @@ def _plain(body: bytes) -> Result:
     return Result(event.data, traceparent({"traceparent": event.traceparent or ""}))
 
 
-async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> None:
-    """Set the calculation of a request once, and announce it in the same transaction."""
+async def record_result(result: Result, *, pool: Pool, seconds: float) -> None:
+    """Record a result once, however often it is delivered, in a transaction of at most *seconds*.
+
+    Raises RequestNotFound, and CalculationAlreadyRecorded when the request has a different calculation.
+    """
     request_id = parse_uuid(result.calculation.request_uuid)
     if request_id is None:
         raise RequestNotFound
@@ -74,7 +77,7 @@ async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> N
     async with loans.transaction(pool, seconds=seconds) as connection:
         request = await reading.lock(connection, request_id)
         if request.calculation_id == calculation_id:
-            return  # A redelivery: the event went out with the first.
+            return  # A redelivery: the event was written with the first delivery.
         if request.calculation_id is not None:
             raise CalculationAlreadyRecorded
         await set_calculation(
@@ -85,7 +88,7 @@ async def record_calculation(result: Result, *, pool: Pool, seconds: float) -> N
 async def set_calculation(
     connection: Connection, request: CalculationRequest, calculation_id: str, *, traceparent: str | None
 ) -> None:
-    """Set the calculation of a locked request, and announce it."""
+    """Set the calculation of a locked request and announce it, in the caller's transaction."""
     updated_at = now()
     event = events.RequestCalculated(
         **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id

@@ -1,4 +1,4 @@
-"""request.created → an e-mail to the customer: the intent is written first, then sent from the ledger."""
+"""Consumes request.created: records in the ledger that the customer is to get an e-mail."""
 
 import asyncio
 
@@ -20,10 +20,15 @@ from worker.settings import WorkerSettings
 def consumer(
     settings: WorkerSettings, pool: Pool, due: asyncio.Event
 ) -> Consumer[CloudEvent[RequestCreated]]:
-    """Return the consumer that writes down which e-mails to send, and sets *due*."""
+    """Return the consumer that records which e-mails to send, and then sets *due*.
+
+    Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
+    does not back up the queue. So the length of the queue says little about the e-mails still to be sent.
+    """
     seconds = settings.work_timeout_seconds
 
     async def handle(event: CloudEvent[RequestCreated]) -> None:
+        # Stored with the e-mail: another process may send it, hours later, and continue the trace.
         incoming = trace_context.traceparent({"traceparent": event.traceparent or ""})
         traceparent = tracing.onward(incoming)
         await intend_email(event.data, pool=pool, seconds=seconds, traceparent=traceparent)
@@ -45,7 +50,8 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise Malformed from None
-    # The ledger knows an e-mail by its event: another sequence would be another e-mail to the same customer.
+    # The ledger identifies an e-mail by its event id, which contains the sequence: any other sequence would
+    # send the customer a second e-mail.
     if event.type != RequestCreated.type or event.data.sequence != 1:
         raise Malformed
     return event
@@ -54,7 +60,10 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
 async def intend_email(
     event: RequestCreated, *, pool: Pool, seconds: float, traceparent: str | None = None
 ) -> None:
-    """Write the intent to send one e-mail for one event, however often the event comes."""
+    """Record that one e-mail is to be sent for an event, however often the event is delivered.
+
+    Raises RequestNotFound.
+    """
     request_id = parse_uuid(event.uuid)
     if request_id is None:
         raise RequestNotFound

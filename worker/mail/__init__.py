@@ -1,1 +1,1 @@
-"""The ledger of e-mails, and how they are sent."""
+"""The ledger of e-mails, and how they are composed and sent."""

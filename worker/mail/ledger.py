@@ -1,4 +1,4 @@
-"""The ledger of e-mails: what is to be sent, what was sent, and what the mail server said."""
+"""The ledger of e-mails: which are pending, sent or failed, with the replies of the mail server."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from service.postgres.pool import Connection
 
 
 class Email(msgspec.Struct, frozen=True):
-    """An e-mail to be sent, claimed by this process."""
+    """A due e-mail, claimed by this process."""
 
     event_id: str
     request_id: UUID
@@ -30,9 +30,9 @@ class Pending(msgspec.Struct, frozen=True):
 async def intend(
     connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
 ) -> bool:
-    """Write down that an e-mail is to be sent. False when there is no such request.
+    """Record that an e-mail is to be sent. False when there is no such request.
 
-    The same event again changes nothing.
+    Repeating an event changes nothing.
     """
     known: bool = await connection.fetchval(
         """
@@ -58,13 +58,12 @@ async def intend(
 async def claim(
     connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
 ) -> list[Email]:
-    """Claim e-mails that are due, for *seconds* unless renewed.
+    """Claim at most *limit* due e-mails, for *seconds* of the database's clock unless renewed.
 
-    Never those *under_way* in this process, whose claims may have run out while Postgres was out of reach.
-
-    Taking over what another process left unfinished counts as an attempt. A claim runs by the database clock.
-    Those that ran out while Postgres itself was away (a crash, a failover, a restart) are left alone for as
-    long again: their process may be alive, with the mail server's answer in hand.
+    Those *under_way* in this process are excluded: their claims may have expired while Postgres was
+    unreachable. Taking over an e-mail whose claim another process let expire charges an attempt. After a
+    crash, failover or restart of Postgres, expired claims are left alone for another *seconds*: their process
+    may be alive, with the mail server's reply in hand.
     """
     rows = await connection.fetch(
         """
@@ -102,7 +101,7 @@ async def claim(
 async def renew(
     connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
 ) -> set[str]:
-    """Extend the claims of a process on what it is still sending. Returns those that it still had."""
+    """Extend the claims of a process on e-mails that it is sending. Returns those that it still held."""
     rows = await connection.fetch(
         """
         UPDATE email
@@ -127,7 +126,10 @@ async def settle(
     server_reply: str,
     settled_at: datetime,
 ) -> bool:
-    """Record the end of an e-mail and what its event says of it. False when it had ended before."""
+    """Record that an e-mail was sent or has failed, as its event says. False when that was recorded before.
+
+    The claim is not checked: the mail server's reply holds even if another process has taken the e-mail over.
+    """
     failure = event if isinstance(event, RequestEmailFailed) else None
     settled = await connection.fetchval(
         """
@@ -158,9 +160,9 @@ async def settle(
 async def postpone(
     connection: Connection, process_id: UUID, event_id: str, *, server_reply: str, seconds: float
 ) -> None:
-    """Charge one attempt that the mail server refused for now; the e-mail is due again after *seconds*.
+    """Charge one attempt; the e-mail is due again after *seconds*.
 
-    Unless another process has taken it over meanwhile.
+    Changes nothing if another process has taken the e-mail over.
     """
     await connection.execute(
         """
@@ -181,7 +183,7 @@ async def postpone(
 
 
 async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
-    """Give claims back uncharged: the mail server was not given these e-mails."""
+    """Give claims up without charging an attempt: the mail server was not given these e-mails."""
     await connection.execute(
         """
         UPDATE email

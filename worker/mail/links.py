@@ -1,4 +1,4 @@
-"""Whether a mail program would make a link of a text."""
+"""Detects texts that a mail program would turn into a link."""
 
 import re
 import unicodedata
@@ -9,30 +9,31 @@ from linkify_it.tlds import TLDS
 _INTERNATIONAL = [name.lower().encode().decode("idna") for name in TLDS if name.startswith("XN--")]
 _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL])
 
-# What the linkifier does not know: other schemes, file shares, top-level domains younger than its list. The
-# last makes a link of St.John too; J.Smith it leaves alone.
-_SIGNS = re.compile(r"://|\\\\|\w\w\.[^\W\d_]{2}")
+# Links that the linkifier does not know: other schemes, file shares, top-level domains newer than its list.
+# The last pattern also matches St.John, but not J.Smith.
+_MORE_LINKS = re.compile(r"://|\\\\|\w\w\.[^\W\d_]{2}")
 
-_DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC makes one or the other of all dots of IDNA
+_DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two
 _FILLERS = "\N{HANGUL CHOSEONG FILLER}\N{HANGUL JUNGSEONG FILLER}"
 _AROUND_WORDS = re.compile(r"[^\w.-]|_|(?<!\w)[.-]+|[.-]+(?!\w)")
 
 
 def has_link(text: str) -> bool:
-    """Whether a linkifier finds a link in a text, in whatever characters it is written.
+    """Whether a linkifier finds a link in a text, also in one written with other or invisible characters.
 
-    Mail programs differ: some drop what nobody sees, some end a link there, some begin one behind any sign.
+    Mail programs differ: some drop invisible characters, some end a link at them, and some begin a link after
+    any punctuation. So the text is tested in each of these forms.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DOTS)
-    joined, parted = (_without_unseen(plain, instead=instead) for instead in ("", " "))
+    joined, parted = (_replace_invisible(plain, replacement) for replacement in ("", " "))
     forms = {text, plain, joined, parted, *(_AROUND_WORDS.sub(" ", form) for form in (joined, parted))}
-    return any(_SIGNS.search(form) or _linkifier.test(form) for form in forms)
+    return any(_MORE_LINKS.search(form) or _linkifier.test(form) for form in forms)
 
 
-def _without_unseen(text: str, *, instead: str) -> str:
-    """Replace format characters, fillers, and marks that no letter has taken up."""
+def _replace_invisible(text: str, replacement: str) -> str:
+    """Replace format characters, fillers, and marks that NFKC has not combined with a letter."""
     return "".join(
-        instead
+        replacement
         if character in _FILLERS or unicodedata.category(character) in {"Cc", "Cf", "Mn", "Me"}
         else character
         for character in text

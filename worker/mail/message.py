@@ -1,4 +1,4 @@
-"""The e-mail that brings a customer the link of a request."""
+"""The e-mail with the link of a request for its customer: its headers and its text."""
 
 import html
 from datetime import datetime
@@ -16,8 +16,10 @@ from worker.mail.links import has_link
 
 _LONGEST_LINE = 998  # RFC 5322, section 2.1.1
 
-# Python drops the quotes of a name when it folds the header, so none may need them (RFC 5322, section 3.2.3).
-# It also puts a space where it begins another encoded word, which may end a domain there: so does every dot.
+# Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Python's email drops the
+# quotes of a name when it folds the header, so a name must not need any (RFC 5322, section 3.2.3). Folding
+# also inserts a space before the next encoded word, which could turn the beginning of a name into a domain.
+# With a space after every dot there is no domain to begin with.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
@@ -25,18 +27,18 @@ _LONGEST_NAME = 64
 
 
 class EmailNotComposable(Exception):
-    """The addresses and names of a request make no e-mail."""
+    """No e-mail can be composed from the addresses and names of a request."""
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """Who our mail is from: `address` or `Name <address>`."""
+    """The sender of every e-mail, as MAIL_FROM gives it."""
 
     display_name: str
     address: str
 
     @classmethod
     def parse(cls, text: str) -> "Sender":
-        """Read MAIL_FROM. Raises InvalidSetting."""
+        """Read `address` or `Name <address>`. Raises InvalidSetting."""
         mailboxes = getaddresses([text])
         name, address = mailboxes[0] if len(mailboxes) == 1 else ("", "")
         try:
@@ -53,17 +55,17 @@ class Sender(msgspec.Struct, frozen=True):
 
     @property
     def domain(self) -> str:
-        """The right-hand side of our Message-IDs."""
+        """The right-hand side of the Message-IDs."""
         return self.address.rpartition("@")[2]
 
 
 def recipient_of(request: CalculationRequest) -> str:
-    """Return the customer's address as the envelope takes it."""
+    """Return the customer's address for the SMTP envelope."""
     return _in_ascii(request.customer_email)
 
 
 def _in_ascii(address: str) -> str:
-    """Return an address with an international domain in ASCII."""
+    """Return an address with its domain in ASCII (IDNA)."""
     valid = email_validator.validate_email(
         address, check_deliverability=False, allow_smtputf8=False, test_environment=True
     )
@@ -73,9 +75,10 @@ def _in_ascii(address: str) -> str:
 def compose(
     request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
 ) -> EmailMessage:
-    """Return the e-mail that brings the customer the link. Made again from the same rows it is the same.
+    """Return the e-mail that contains the customer's link. The same rows always make the same e-mail.
 
-    It comes from *firm*, the registered conveyancer. The caller's own words stand beside that name.
+    Subject and first sentence name *firm*, the registered conveyancer: a caller must not be able to write in
+    the name of another firm. The caller's own words appear beside it.
     """
     words = _Words.of(request)
     firm = " ".join(firm.split())
@@ -95,7 +98,10 @@ def compose(
 
 
 def with_plain_words(request: CalculationRequest) -> CalculationRequest:
-    """Return a request of which an e-mail can be made, if of any."""
+    """Return the request with words and addresses from which an e-mail can certainly be composed.
+
+    If composing fails all the same, the request is not at fault.
+    """
     names = dict.fromkeys(("customer_first_name", "customer_last_name", "sender_first_name"), "A")
     more = dict.fromkeys(("sender_last_name", "sender_organization_name", "case_ref"), "A")
     addresses = dict.fromkeys(("customer_email", "sender_email"), "a@example.com")
@@ -103,7 +109,7 @@ def with_plain_words(request: CalculationRequest) -> CalculationRequest:
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """What the caller wrote. A text with a link is left out: it would stand in our mail, under our name."""
+    """The caller's texts. One with a link is left out: customers would trust it as part of our e-mail."""
 
     customer: str
     sender: str
@@ -127,25 +133,25 @@ class _Words(msgspec.Struct, frozen=True):
 
     @property
     def details(self) -> list[str]:
-        """What the firm says of itself and of the purchase, a line each."""
+        """The caller's names and case reference, a line each."""
         sent_by = ", ".join(filter(None, (self.sender, self.organisation)))
         lines = {"Sent by": sent_by, "Reference": self.reference}
         return [f"{name}: {value}" for name, value in lines.items() if value]
 
 
 def _mailbox(name: str, address: str) -> Address:
-    """Return a mailbox whose name, whatever it is, brings no address, no link and no header of its own."""
+    """Return a mailbox whose name cannot add an address, a link or a header, whatever the caller wrote."""
     plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())[:_LONGEST_NAME].rstrip()
     return Address("" if has_link(plain) else plain, addr_spec=address)
 
 
 def _literal(text: str) -> str:
-    """Keep Python from decoding what looks like an encoded word (RFC 2047): it may hide a line break."""
+    """Keep Python's email from decoding an encoded word (RFC 2047) in a text: it may hide a line break."""
     return text.replace("=?", "= ?")
 
 
 def _transfer_encoding(content: str) -> str:
-    """Keep plain ASCII as it is, so that the link is whole where a person or a script looks for it."""
+    """Send ASCII unencoded, so that the link is not broken in the source of the e-mail either."""
     is_plain = content.isascii() and max(map(len, content.splitlines())) <= _LONGEST_LINE
     return "7bit" if is_plain else "quoted-printable"
 

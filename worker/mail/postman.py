@@ -1,9 +1,8 @@
-"""Sends the e-mails that the ledger holds."""
+"""Sends the e-mails of the ledger that are due."""
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -12,10 +11,9 @@ from uuid import UUID, uuid4
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests import conveyancers, reading, request_secrets, storing
+from service.calculation_requests import conveyancers, reading, request_secrets
 from service.calculation_requests.model import CalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -24,27 +22,27 @@ from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
 from worker import metrics
-from worker.mail import ledger, message, smtp
+from worker.mail import ledger, message, outcomes
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
+from worker.mail.outcomes import Failed, GivenBack, Outcome, PutOff, Sent
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, rest
 
-_log = structlog.get_logger()
+_NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
 
-_NOT_COMPOSABLE = "the mail server was not asked: no e-mail can be made of these addresses and names"
-_OWN_FAULT = "the mail server was not asked: a fault of ours, see the logs"
+_log = structlog.get_logger()
 
 
 class ClaimLost(Exception):
-    """The claim on an e-mail ran out before the mail server was given the content."""
+    """The claim on an e-mail expired before the mail server was given the content."""
 
 
 class _Sending:
-    """An e-mail that is being sent: until when the claim on it holds, by the clock of this machine."""
+    """An e-mail that is being sent, and when the claim on it ends by the clock of this machine."""
 
-    task: asyncio.Task[None]
+    task: asyncio.Task[Outcome]
 
     def __init__(self, claimed_until: float) -> None:
         self.claimed_until = claimed_until
@@ -53,7 +51,7 @@ class _Sending:
     def begin_content(self) -> None:
         """Note that the mail server is given the content now.
 
-        Raises ClaimLost when another process may have taken the e-mail over: this one was paused too long.
+        Raises ClaimLost when another process may have taken the e-mail over: this one was suspended too long.
         """
         if time.monotonic() >= self.claimed_until:
             raise ClaimLost
@@ -61,69 +59,89 @@ class _Sending:
 
 
 class Postman:
-    """Sends the e-mails of the ledger, a few at a time, and records what the mail server said.
+    """Sends the due e-mails of the ledger, a few at a time, and records the mail server's replies.
 
-    An e-mail is claimed before it is sent, and the claim renewed while the mail server makes up its mind. To
-    the others a process that died looks like one that lost Postgres with the mail server's answer in hand. So
-    they wait until its claim has run out, which is longer than networks are usually away. A process that was
-    itself paused for so long finds its claim run out, and keeps the content back.
+    An e-mail is claimed before it is sent, and the claim renewed until its outcome is recorded. A row lock
+    would end with the connection to Postgres, and another process would send the e-mail again.
+
+    Other processes cannot tell a killed process from one that has lost Postgres with the mail server's reply
+    in hand, so they leave its e-mails alone until the claim expires. EMAIL_CLAIM_SECONDS, 30 by default, is
+    longer than most network outages: with 4, processes that were cut off for longer sent e-mails twice. A
+    process that was itself suspended for so long finds its claim expired and withholds the content.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
         self._settings = settings
         self._relay = relay
         self._pool = pool
-        self._due = due
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
-        self._under_way: dict[str, _Sending] = {}
+        self._under_way: dict[str, _Sending] = {}  # by event id
+        self._due = due  # An e-mail was added to the ledger.
+        self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
-        self._outage: Exception | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
         async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
-                    await self._start_or_rest(stop)
+                    await self._start_or_wait(stop)
                 if tasks := [sending.task for sending in self._under_way.values()]:
                     await asyncio.wait(tasks, timeout=self._settings.finish_seconds)
             finally:
-                await self._let_go()
+                await self._abandon_sending()
                 await self._mailer.close()
 
-    async def _let_go(self) -> None:
-        """Stop sending. What the mail server was not given is free for another process at once."""
-        under_way = dict(self._under_way)
-        for sending in under_way.values():
+    async def _abandon_sending(self) -> None:
+        """Stop sending. E-mails that the mail server was not given are due again at once."""
+        unfinished = {
+            event_id: sending for event_id, sending in self._under_way.items() if not sending.task.done()
+        }
+        for sending in unfinished.values():
             sending.task.cancel()
-        await asyncio.gather(*(sending.task for sending in under_way.values()), return_exceptions=True)
-        unsent = [event_id for event_id, sending in under_way.items() if not sending.content_begun]
+        await asyncio.gather(*(sending.task for sending in unfinished.values()), return_exceptions=True)
+        unsent = [event_id for event_id, sending in unfinished.items() if not sending.content_begun]
         if unsent:
             with suppress(PostgresUnavailable):
                 async with loans.connection(self._pool, seconds=self._seconds) as connection:
                     await ledger.release(connection, self._process_id, unsent)
 
-    async def _start_or_rest(self, stop: asyncio.Event) -> None:
+    async def _start_or_wait(self, stop: asyncio.Event) -> None:
+        """Start what is due. Then pause if there is an outage, or wait for more if nothing was due."""
         self._due.clear()
+        self._finished.clear()
         try:
+            outage = self._forget_finished()
             started = await self.start_due()
         except PostgresUnavailable as error:
             await self._pauses.after(error, stop)
             return
-        except Exception as error:  # noqa: BLE001 - to end here would forget the answers that are being recorded
+        except Exception as error:  # noqa: BLE001 - raising would cancel the recording of accepted e-mails
             background_failures.labels("emails").inc()
             _log.error("emails_not_claimed", **logs.describe(error))
             await self._pauses.after(error, stop)
             return
-        if self._outage is not None:
-            outage, self._outage = self._outage, None
+        if outage is not None:
             await self._pauses.after(outage, stop)
         elif not started:
-            await rest(self._settings.email_poll_seconds, self._due, stop)
+            await rest(self._settings.email_poll_seconds, self._due, self._finished, stop)
+
+    def _forget_finished(self) -> Exception | None:
+        """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
+        outage = None
+        for event_id, sending in list(self._under_way.items()):
+            if sending.task.done():
+                del self._under_way[event_id]
+                match sending.task.result():
+                    case Sent():
+                        self._pauses.reset()
+                    case GivenBack(outage=Exception() as error):
+                        outage = error
+        return outage
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
@@ -142,49 +160,45 @@ class Postman:
         for email in claimed:
             sending = self._under_way[email.event_id] = _Sending(claimed_until)
             sending.task = asyncio.create_task(self._send(email, sending))
-            sending.task.add_done_callback(partial(self._free, email.event_id))
+            sending.task.add_done_callback(lambda _: self._finished.set())
         return len(claimed)
 
     def _claimed_until(self) -> float:
-        """Return when a claim made now ends at the earliest: its time begins when Postgres gets it."""
+        """Return the earliest end of a claim made now: its time begins once Postgres has the statement."""
         return time.monotonic() + self._settings.email_claim_seconds
 
-    def _free(self, event_id: str, _: object) -> None:
-        del self._under_way[event_id]
-        self._due.set()  # There is room for another.
-
-    async def _send(self, email: Email, sending: _Sending) -> None:
-        """Send one e-mail and record what became of it."""
+    async def _send(self, email: Email, sending: _Sending) -> Outcome:
+        """Make one attempt at an e-mail, and record its outcome."""
         with bound_contextvars(event_id=email.event_id):
-            try:
-                reply = await self._hand_over(email, sending)
-            except EmailRefused as refusal:
-                record = partial(self._record_refusal, email=email, refusal=refusal)
-            except EmailNotComposable as error:
-                _log.error("email_not_composable", **logs.describe(error))
-                record = partial(
-                    self._record_failure, email=email, reason="not_composable", reply=_NOT_COMPOSABLE
-                )
-            except ClaimLost:
-                _log.warning("email_claim_lost")
-                record = partial(self._give_back, email=email)
-            except (MailServerUnavailable, PostgresUnavailable) as error:
-                self._outage = error
-                record = partial(self._give_back, email=email)
-            except SecretKeyMissing as error:
-                request_secrets.note_missing([error.key_id])
-                record = partial(self._put_off, email=email)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not stop the other e-mails
-                _log.error("email_failed", **logs.describe(error))
-                record = partial(self._put_off, email=email)
-            else:
-                age = datetime.now(UTC) - email.created_at
-                metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-                self._pauses.reset()
-                record = partial(self._record_acceptance, email=email, reply=reply)
-            outcome = await self._keep_recording(record)
-            metrics.emails.labels(outcome.partition(" (")[0].replace(" ", "_")).inc()
-            _log.info("email_handled", outcome=outcome, attempts=email.attempts + 1)
+            outcome = await self._attempt(email, sending)
+            await self._keep_recording(outcome, email)
+            metrics.emails.labels(outcome.label).inc()
+            _log.info("email_handled", attempts=email.attempts + 1, **outcome.describe())
+            return outcome
+
+    async def _attempt(self, email: Email, sending: _Sending) -> Outcome:
+        """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
+        try:
+            reply = await self._hand_over(email, sending)
+        except EmailRefused as refusal:
+            return outcomes.after_refusal(refusal, email, self._settings)
+        except EmailNotComposable as error:
+            _log.error("email_not_composable", **logs.describe(error))
+            return Failed("not_composable", _NOT_COMPOSABLE)
+        except ClaimLost:
+            _log.warning("email_claim_lost")
+            return GivenBack()
+        except (MailServerUnavailable, PostgresUnavailable) as error:
+            return GivenBack(error)
+        except SecretKeyMissing as error:
+            request_secrets.note_missing([error.key_id])
+        except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
+            _log.error("email_failed", **logs.describe(error))
+        else:
+            age = datetime.now(UTC) - email.created_at
+            metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
+            return Sent(reply)
+        return PutOff(self._settings.email_longest_retry_seconds)
 
     async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
@@ -196,7 +210,7 @@ class Postman:
             return await self._mailer.send(envelope, content, before_content=sending.begin_content)
 
     def _compose(self, email: Email, request: CalculationRequest, firm: str) -> tuple[Envelope, bytes]:
-        """Return what the mail server is given. Raises EmailNotComposable, or whatever is a fault of ours."""
+        """Return the envelope and the content. Raises EmailNotComposable when the request is at fault."""
         compose = partial(
             message.compose,
             firm=firm,
@@ -209,85 +223,29 @@ class Postman:
             content = compose(request).as_bytes()
             return Envelope(self._sender.address, message.recipient_of(request)), content
         except Exception as error:
-            compose(message.with_plain_words(request)).as_bytes()  # or no e-mail at all can be made
+            # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
+            compose(message.with_plain_words(request)).as_bytes()
             raise EmailNotComposable from error
 
-    async def _keep_recording(self, record: Callable[[Connection], Awaitable[str]]) -> str:
-        """Record an answer of the mail server, whatever gets in the way: it is known to nobody else."""
+    async def _keep_recording(self, outcome: Outcome, email: Email) -> None:
+        """Record an outcome, however often that fails: only this process knows the mail server's reply."""
         pauses = Pauses("email_not_recorded", longest_seconds=self._settings.longest_outage_pause_seconds)
         never = asyncio.Event()
         while True:
             try:
                 async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-                    outcome = await record(connection)
+                    await outcomes.record(connection, outcome, email, process_id=self._process_id)
             except PostgresUnavailable as error:
                 await pauses.after(error, never)
-            except Exception as error:  # noqa: BLE001 - forgetting the answer would send the e-mail again
+            except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
                 await pauses.after(error, never)
             else:
                 self._relay.wake()
-                return outcome
-
-    async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> str:
-        request = await reading.lock(connection, email.request_id)
-        event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
-        await self._settle(connection, email, request, event, reply=reply)
-        return "sent"
-
-    async def _record_failure(
-        self, connection: Connection, *, email: Email, reason: Reason, reply: str, code: int = smtp.NO_REPLY
-    ) -> str:
-        request = await reading.lock(connection, email.request_id)
-        facts = request.facts(sequence=request.sequence + 1)
-        event = RequestEmailFailed(**facts, reason=reason, smtp_code=code)
-        await self._settle(connection, email, request, event, reply=reply)
-        return f"failed ({code or reason})"
-
-    async def _record_refusal(self, connection: Connection, *, email: Email, refusal: EmailRefused) -> str:
-        age = (datetime.now(UTC) - email.created_at).total_seconds()
-        if not refusal.is_final and age < self._settings.email_give_up_seconds:
-            seconds = min(
-                self._settings.email_longest_retry_seconds,
-                self._settings.email_retry_seconds * 2 ** min(email.attempts, 20),
-            )
-            await ledger.postpone(
-                connection, self._process_id, email.event_id, server_reply=refusal.reply, seconds=seconds
-            )
-            return f"postponed ({refusal.code})"
-        reason: Reason = "refused" if refusal.is_final else "gave_up"
-        return await self._record_failure(
-            connection, email=email, reason=reason, reply=refusal.reply, code=refusal.code
-        )
-
-    async def _settle(
-        self,
-        connection: Connection,
-        email: Email,
-        request: CalculationRequest,
-        event: RequestEmailSent | RequestEmailFailed,
-        *,
-        reply: str,
-    ) -> None:
-        """Record the end of an e-mail and announce it, unless it had ended before."""
-        settled_at = storing.now()
-        if await ledger.settle(connection, email.event_id, event, server_reply=reply, settled_at=settled_at):
-            await storing.announce(connection, request, event, time=settled_at, traceparent=email.traceparent)
-
-    async def _put_off(self, connection: Connection, *, email: Email) -> str:
-        """Try again much later, for ever: no mail server refused this e-mail, so no event may say so."""
-        seconds = self._settings.email_longest_retry_seconds
-        await ledger.postpone(
-            connection, self._process_id, email.event_id, server_reply=_OWN_FAULT, seconds=seconds
-        )
-        return "put off"
-
-    async def _give_back(self, connection: Connection, *, email: Email) -> str:
-        await ledger.release(connection, self._process_id, [email.event_id])
-        return "given back"
+                return
 
     async def _renew_claims(self) -> None:
-        """Keep the claims on what is under way, as long as this process lives."""
+        """Renew the claims on what is under way, as long as this process lives."""
         while True:
             await asyncio.sleep(self._settings.email_claim_seconds / 6)
             if self._under_way:

@@ -1,4 +1,4 @@
-"""Sends e-mails by SMTP over a few kept connections."""
+"""Sends e-mails by SMTP, over connections that are kept for the next one."""
 
 import asyncio
 import socket
@@ -15,16 +15,24 @@ from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _SERVICE_NOT_AVAILABLE = 421
-NO_REPLY = 0  # in place of a reply code
+NO_REPLY = 0  # in place of the reply code that the mail server did not send
 _LONGEST_REPLY = 1000
 
 
 class MailServerUnavailable(Exception):
-    """The mail server cannot be reached, or does not serve us: no fault of the e-mail."""
+    """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
+
+    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
+    it concerns every e-mail, and must lose none.
+    """
 
 
 class EmailRefused(Exception):
-    """The mail server refused this e-mail, for now (4xx, NO_REPLY) or for good (5xx)."""
+    """The mail server refused this e-mail, for now (4xx, NO_REPLY) or for good (5xx to RCPT or DATA).
+
+    NO_REPLY: the connection was lost twice at RCPT, or once with the content, which may have been accepted
+    then. So that charges an attempt too.
+    """
 
     def __init__(self, code: int, reply: str) -> None:
         super().__init__(code)
@@ -33,27 +41,27 @@ class EmailRefused(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether another attempt can change nothing (RFC 5321, section 4.2.1)."""
+        """Whether another attempt would be refused too (RFC 5321, section 4.2.1)."""
         return self.code >= 500
 
 
-class _BrokenOff(Exception):
-    """The mail server broke off before it had the content."""
+class _SessionEnded(Exception):
+    """The mail server ended the session, or broke the protocol, before it was given the content."""
 
     def __init__(self, verdict: EmailRefused | MailServerUnavailable) -> None:
         super().__init__()
-        self.verdict = verdict  # if it breaks off again
+        self.verdict = verdict  # the exception to raise when it does so again
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """The addresses that the mail server goes by."""
+    """The addresses by which the mail server delivers."""
 
     sender: str
     recipient: str
 
 
 class Mailer:
-    """Sends mail over a few connections, each used by one e-mail at a time and kept for the next."""
+    """Sends e-mails over connections that each carry one e-mail at a time, and are kept for the next."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         url = urlsplit(settings.smtp_url)
@@ -67,7 +75,7 @@ class Mailer:
         self._idle: list[aiosmtplib.SMTP] = []
 
     def describe(self) -> tracing.Attributes:
-        """Return what a trace says of the mail server."""
+        """Return the span attributes of the mail server."""
         return {
             "network.protocol.name": "smtp",
             "server.address": self._host,
@@ -77,19 +85,20 @@ class Mailer:
     async def send(self, envelope: Envelope, content: bytes, *, before_content: Callable[[], None]) -> str:
         """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable.
 
-        *before_content* is called when only the content is left to be sent. It may raise to keep that back.
+        *before_content* is called just before the content is sent. It may raise to withhold the content.
 
-        A server that breaks off may be going down, or have had enough of a connection. So it is asked once
-        more, on a new one. If it opens that, and breaks off at this recipient again, the e-mail is at fault.
+        A server that ends the session may be going down, or limit what it takes over one connection. So the
+        e-mail is sent once more, over a new connection. If the server accepts the connection and ends the
+        session at this recipient again, the e-mail is at fault.
         """
         connection = await self._reuse() or await self._open()
         try:
             return await self._send_over(connection, envelope, content, before_content)
-        except _BrokenOff:
+        except _SessionEnded:
             connection = await self._open()
         try:
             return await self._send_over(connection, envelope, content, before_content)
-        except _BrokenOff as error:
+        except _SessionEnded as error:
             raise error.verdict from error.__cause__
 
     async def _send_over(
@@ -99,7 +108,7 @@ class Mailer:
         content: bytes,
         before_content: Callable[[], None],
     ) -> str:
-        """Send over a connection, and keep it unless more went wrong on it than the fate of this e-mail."""
+        """Send over a connection. Keep it if the mail server accepted or refused the e-mail."""
         kept = False
         try:
             await self._address(connection, envelope)
@@ -117,21 +126,21 @@ class Mailer:
         return _storable(reply)
 
     async def _address(self, connection: aiosmtplib.SMTP, envelope: Envelope) -> None:
-        """Say who it is from, the same for every e-mail, and who it is for."""
+        """Send MAIL and RCPT. The sender is the same for every e-mail, so its refusal is an outage."""
         try:
             await connection.mail(envelope.sender)
         except (SMTPException, OSError) as error:
-            raise _BrokenOff(MailServerUnavailable()) from error
+            raise _SessionEnded(MailServerUnavailable()) from error
         try:
             await connection.rcpt(envelope.recipient)
         except (SMTPException, OSError) as error:
-            refusal = _refusal(error, without_reply="the mail server broke off at the recipient")
+            refusal = _refusal(error, without_reply="the mail server ended the session at the recipient")
             if isinstance(error, SMTPRecipientRefused) and error.code != _SERVICE_NOT_AVAILABLE:
                 raise refusal from None
-            raise _BrokenOff(refusal) from error
+            raise _SessionEnded(refusal) from error
 
     async def _send_content(self, connection: aiosmtplib.SMTP, content: bytes) -> str:
-        """Send DATA. Without a reply nobody knows whether it was accepted: that counts as an attempt."""
+        """Send the content. Without a reply it is unknown whether it was accepted: an attempt is charged."""
         try:
             response = await connection.data(content, timeout=self._answer_seconds)
         except (SMTPException, OSError) as error:
@@ -142,7 +151,7 @@ class Mailer:
         return response.message
 
     async def close(self) -> None:
-        """Say goodbye on every idle connection."""
+        """Close every idle connection with QUIT."""
         while self._idle:
             with suppress(SMTPException, OSError):
                 await self._idle.pop().quit(timeout=1.0)
@@ -155,7 +164,7 @@ class Mailer:
             raise MailServerUnavailable from error
 
     async def _reuse(self) -> aiosmtplib.SMTP | None:
-        """Return an idle connection that still answers."""
+        """Return an idle connection that still replies, or None."""
         while self._idle:
             connection = self._idle.pop()
             try:
@@ -174,7 +183,8 @@ class Mailer:
             username=self._username,
             password=self._password,
             use_tls=self._scheme == "smtps",
-            start_tls=self._scheme == "smtp+starttls",  # never None: that can be stripped on the way
+            # Never None, which uses STARTTLS only if offered: an attacker on the way can hide the offer.
+            start_tls=self._scheme == "smtp+starttls",
             timeout=self._timeout_seconds,
             local_hostname=socket.gethostname(),
         )
@@ -190,6 +200,6 @@ def _refusal(error: Exception, *, without_reply: str) -> EmailRefused:
 
 
 def _storable(reply: str) -> str:
-    """Return what a mail server said as text that Postgres takes: it may be of any encoding, with NULs."""
+    """Return a reply as text that Postgres accepts: a mail server may use any encoding, and NULs."""
     text = reply.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]

@@ -1,4 +1,4 @@
-"""calculation.created: a request gets its calculation once, and its event in the same transaction."""
+"""The consumer of calculation.created sets and announces the calculation of a request once."""
 
 import asyncio
 from collections.abc import MutableMapping, Sequence
@@ -22,20 +22,20 @@ from tests.conftest import CONVEYANCER, eventually, running
 from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
 from tests.worker.forwarder import Forwarder
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_calculation
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_result
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
 
 def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
-    """Return the consumer of the results."""
+    """Return the consumer of the calculation teams' results."""
     return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
 
 
 @pytest.fixture
 def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
-    """The consumer of the results."""
+    """The consumer of the calculation teams' results."""
     return consumer_on(worker_settings, pool)
 
 
@@ -51,26 +51,26 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
 
 
 def result(request_uuid: str, calculation_id: str = "calc-1") -> Result:
-    """Return a result as the consumer has read it."""
+    """Return a result as `decode` does."""
     return Result(CalculationCreated(request_uuid, calculation_id), None)
 
 
 async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
-    """Return what stands in the request's row."""
+    """Return the calculation_id in the row of a request."""
     query = "SELECT calculation_id FROM calculation_request WHERE id = $1"
     calculation_id: str | None = await database.fetchval(query, request.id)
     return calculation_id
 
 
 async def calculated_events(database: Connection) -> list[asyncpg.Record]:
-    """Return the request.calculated in the outbox."""
+    """Return the request.calculated events in the outbox."""
     return await database.fetch("SELECT * FROM outbox WHERE type = 'request.calculated' ORDER BY id")
 
 
 async def dead_reason(channel: AbstractChannel) -> object:
-    """Return why the next dead letter was refused, once there is one."""
-    graveyard = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
-    message = await eventually(lambda: take(graveyard))
+    """Return the reason of the next dead letter, once there is one."""
+    dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
+    message = await eventually(lambda: take(dead_letters))
     return message.headers["x-reason"]
 
 
@@ -97,7 +97,7 @@ async def test_calculation_is_recorded_and_announced(
 async def test_event_carries_the_calculation_and_the_next_sequence_number(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     (event,) = await calculated_events(database)
     row = await database.fetchrow("SELECT sequence, updated_at FROM calculation_request")
@@ -125,14 +125,14 @@ async def test_event_continues_the_trace_of_the_result(
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     received = calculations.decode(cloud_event(data, traceparent=TRACEPARENT))
 
-    await record_calculation(received, pool=pool, seconds=5.0)
+    await record_result(received, pool=pool, seconds=5.0)
 
     (event,) = await calculated_events(database)
     assert event["traceparent"] == TRACEPARENT
     assert msgspec.json.decode(event["payload"])["traceparent"] == TRACEPARENT
 
 
-def test_trace_that_is_not_well_formed_is_ignored() -> None:
+def test_malformed_traceparent_is_ignored() -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
     assert calculations.decode(cloud_event(data, traceparent="00-junk")).traceparent is None
@@ -144,7 +144,7 @@ async def test_calculation_is_not_recorded_when_its_event_cannot_be(
     await database.execute("ALTER TABLE outbox ADD CHECK (type <> 'request.calculated')")
 
     with pytest.raises(asyncpg.CheckViolationError):
-        await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     assert await calculation_of(database, stored_request) is None
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 1
@@ -155,30 +155,30 @@ async def test_same_calculation_again_changes_nothing(
 ) -> None:
     async with asyncio.TaskGroup() as deliveries:
         for _ in range(5):
-            deliveries.create_task(record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0))
+            deliveries.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=5.0))
 
     assert len(await calculated_events(database)) == 1
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
 
 
-async def test_another_calculation_is_refused_and_changes_nothing(
+async def test_different_calculation_is_refused_and_changes_nothing(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_calculation(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     with pytest.raises(CalculationAlreadyRecorded):
-        await record_calculation(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
 
     assert await calculation_of(database, stored_request) == "calc-1"
     assert len(await calculated_events(database)) == 1
 
 
-async def test_of_two_calculations_at_the_same_time_one_is_recorded(
+async def test_of_several_calculations_at_the_same_time_one_is_recorded(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
     outcomes = await asyncio.gather(
         *(
-            record_calculation(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
+            record_result(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
             for number in range(5)
         ),
         return_exceptions=True,
@@ -191,7 +191,7 @@ async def test_of_two_calculations_at_the_same_time_one_is_recorded(
     assert len(await calculated_events(database)) == 1
 
 
-async def test_another_calculation_goes_to_the_dead_letters(
+async def test_different_calculation_is_dead_lettered(
     consumer: Consumer[Result],
     channel: AbstractChannel,
     database: Connection,
@@ -207,7 +207,7 @@ async def test_another_calculation_goes_to_the_dead_letters(
     assert await calculation_of(database, stored_request) == "calc-1"
 
 
-async def test_calculation_of_an_unknown_request_goes_to_the_dead_letters(
+async def test_calculation_of_an_unknown_request_is_dead_lettered(
     consumer: Consumer[Result], channel: AbstractChannel
 ) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
@@ -219,10 +219,10 @@ async def test_calculation_of_an_unknown_request_goes_to_the_dead_letters(
     assert reason == "RequestNotFound"
 
 
-async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Pool) -> None:
+async def test_malformed_uuid_is_an_unknown_request(pool: Pool) -> None:
     for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
         with pytest.raises(RequestNotFound):
-            await record_calculation(result(request_uuid), pool=pool, seconds=5.0)
+            await record_result(result(request_uuid), pool=pool, seconds=5.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,9 @@ async def test_what_is_not_the_uuid_of_a_request_is_an_unknown_request(pool: Poo
     ],
     ids=ascii,
 )
-def test_calculation_id_that_is_blank_overlong_or_no_word_is_malformed(calculation_id: object) -> None:
+def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malformed(
+    calculation_id: object,
+) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}
 
     for body in (msgspec.json.encode(data), cloud_event(data)):
@@ -253,14 +255,14 @@ def test_calculation_id_that_is_blank_overlong_or_no_word_is_malformed(calculati
         cloud_event({}),
         cloud_event({"request_uuid": "req_1", "calculation_id": "calc-1"}, type="calculation.deleted"),
     ],
-    ids=["empty", "no JSON", "a list", "no fields", "no UTF-8", "too deep", "no data", "another event"],
+    ids=["empty", "not JSON", "a list", "no fields", "not UTF-8", "too deep", "no data", "another event"],
 )
-def test_body_that_is_no_result_is_malformed(body: bytes) -> None:
+def test_body_that_is_not_a_result_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         calculations.decode(body)
 
 
-def test_fields_that_we_do_not_know_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     data = {"request_uuid": "req_1", "calculation_id": "calc-1", "tax": 1250}
 
     assert calculations.decode(msgspec.json.encode(data)) == result("req_1")
@@ -273,7 +275,7 @@ def test_longest_calculation_id_is_accepted() -> None:
     assert calculations.decode(msgspec.json.encode(data)).calculation.calculation_id == "x" * 255
 
 
-async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_back(
+async def test_result_that_arrives_during_an_outage_of_postgres_is_recorded_after_it(
     worker_settings: WorkerSettings,
     postgres_link: Forwarder,
     channel: AbstractChannel,
@@ -297,11 +299,11 @@ async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_b
 
 
 def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
-    """Whether a message is in hand for which Postgres has been asked several times."""
+    """Whether the handling of a message has been retried several times."""
     return len([line for line in logs if line["event"] == "message_waits_for_postgres"]) >= 3
 
 
-async def test_database_that_admits_nobody_for_a_while_is_an_outage(
+async def test_database_that_refuses_connections_is_an_outage_of_postgres(
     consumer: Consumer[Result],
     postgres_server: str,
     channel: AbstractChannel,
@@ -335,9 +337,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
 ) -> None:
     async with database.transaction():
         await reading.lock(database, stored_request.id)
-        recording = asyncio.create_task(
-            record_calculation(result(stored_request.uuid), pool=pool, seconds=10.0)
-        )
+        recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=10.0))
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database IS NULL"
         await eventually(lambda: database.fetchval(waiting))
     await recording

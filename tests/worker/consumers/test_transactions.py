@@ -1,4 +1,4 @@
-"""Transactions whose connection falls silent."""
+"""Transactions that are interrupted: by a connection without answers, or by a cancellation."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from tests.worker.forwarder import Forwarder
 from worker.settings import WorkerSettings
 
 
-async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
+async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(
     worker_settings: WorkerSettings,
 ) -> None:
     async with Forwarder(worker_settings.database_url) as link:
@@ -22,14 +22,14 @@ async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
         async with postgres.open_pool(settings) as pool:
             began = time.monotonic()
             with pytest.raises(PostgresUnavailable):
-                await _fall_silent_in_a_transaction(pool, link)
+                await _hold_connection_in_a_transaction(pool, link)
             took = time.monotonic() - began
             link.resume()
 
     assert 0.9 < took < 3.0
 
 
-async def _fall_silent_in_a_transaction(pool: Pool, link: Forwarder) -> None:
+async def _hold_connection_in_a_transaction(pool: Pool, link: Forwarder) -> None:
     async with loans.transaction(pool, seconds=1.0) as connection:
         link.hold()
         await connection.execute("SELECT 1")

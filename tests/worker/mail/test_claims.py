@@ -1,4 +1,4 @@
-"""Claims on e-mails, when Postgres itself was away: a server of the test's own is crashed and stopped."""
+"""Claims on e-mails after a crash or a restart of Postgres, on a server that the test starts."""
 
 import asyncio
 import os
@@ -22,13 +22,13 @@ from worker.mail import ledger
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A Postgres whose data survives its processes."""
+    """A Postgres server that keeps its data over restarts."""
     with postgres_process(Place(folder=tmp_path, keep=True, report=print)) as started:
         yield started
 
 
 async def prepare(url: str) -> None:
-    """Leave one e-mail that a process has claimed, and a Postgres that has been up for a while."""
+    """Store one e-mail with an expired claim, and make Postgres look as if it had been up for a day."""
     connection = await asyncpg.connect(url)
     await schema.apply(connection)
     await connection.execute(
@@ -42,7 +42,7 @@ async def prepare(url: str) -> None:
 
 
 async def reconnect(url: str) -> Connection:
-    """Connect as soon as Postgres takes connections again."""
+    """Connect as soon as Postgres accepts connections again."""
 
     async def connected() -> "Connection | None":
         with suppress(OSError, asyncpg.PostgresError):
@@ -54,19 +54,19 @@ async def reconnect(url: str) -> Connection:
 
 
 async def claims(connection: Connection, *, seconds: float) -> int:
-    """Try to claim what is due, for so long; return how many e-mails that were."""
+    """Claim what is due, for *seconds*. Returns the number of e-mails claimed."""
     return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
 
 
 async def uptime(connection: Connection) -> float:
-    """Return for how many seconds the postmaster has run."""
+    """Return how long the postmaster has been running, in seconds."""
     age: float = await connection.fetchval(
         "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float"
     )
     return age
 
 
-async def test_claim_whose_time_has_run_out_is_taken_over(server: Server) -> None:
+async def test_expired_claim_is_taken_over(server: Server) -> None:
     await prepare(server.url)
     connection = await asyncpg.connect(server.url)
 
@@ -74,7 +74,7 @@ async def test_claim_whose_time_has_run_out_is_taken_over(server: Server) -> Non
     await connection.close()
 
 
-async def test_claims_are_left_alone_for_their_time_after_crash_recovery(server: Server) -> None:
+async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery(server: Server) -> None:
     await prepare(server.url)
     victim, witness = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
     started_at = await witness.fetchval("SELECT pg_postmaster_start_time()")
@@ -90,7 +90,7 @@ async def test_claims_are_left_alone_for_their_time_after_crash_recovery(server:
     await connection.close()
 
 
-async def test_claims_are_left_alone_for_their_time_after_a_restart(server: Server) -> None:
+async def test_expired_claims_are_left_alone_for_as_long_again_after_a_restart(server: Server) -> None:
     await prepare(server.url)
     assert server.process is not None
     await asyncio.to_thread(server.process.stop)

@@ -1,4 +1,4 @@
-"""Every e-mail address that create accepts makes an e-mail that names it, and nobody else."""
+"""An e-mail to any address that the API accepts has that address as its only recipient."""
 
 import idna
 import msgspec
@@ -10,11 +10,11 @@ from service.api.errors import InvalidSubmission
 from service.api.request_body import Draft
 from service.calculation_requests.model import Submission
 from tests.conftest import A_REQUEST
-from tests.worker.mail.test_smtp import A_STORED_REQUEST, address, compose, received
+from tests.worker.mail.composing import A_STORED_REQUEST, address, compose, received
 from worker.mail import message as mail_message
 
 _WORDS = st.text("abz09!#$%&'*+-/=?^_`{|}~.", min_size=1, max_size=64)
-# What RFC 2047 has for words beyond ASCII, and what almost is one.
+# Encoded words of RFC 2047, and texts that nearly are.
 _ENCODED_WORDS = st.builds(
     "{}=?{}?{}?{}{}{}".format,
     st.sampled_from(["", "", "a", "a."]),
@@ -46,7 +46,7 @@ _NAMES = st.text(min_size=1, max_size=255) | st.sampled_from(
 
 
 def submission(**fields: str) -> Submission | None:
-    """Return what create makes of a request with these fields, None when it refuses it."""
+    """Return a request with these fields as the API accepts it; None when it refuses the request."""
     try:
         return Draft(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
     except InvalidSubmission:
@@ -79,7 +79,7 @@ def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name
 
 
 def in_ascii(address: str) -> str:
-    """Return an address as a mail server takes it that knows ASCII alone."""
+    """Return an address as a mail server without SMTPUTF8 accepts it."""
     local_part, _, domain = address.rpartition("@")
     return f"{local_part}@{idna.encode(domain, uts46=True).decode()}"
 
@@ -93,7 +93,7 @@ def in_ascii(address: str) -> str:
         "a" * 65 + "@bücher.test",
     ],
 )
-def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
+def test_address_that_no_email_can_have_is_refused(address: str) -> None:
     for field in ("customer_email", "sender_email"):
         draft = Draft(msgspec.json.encode(A_REQUEST | {field: address}))
 
@@ -103,5 +103,5 @@ def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "!#$%&'*+-/=?^_`{|}~@example.com"]
 )
-def test_address_beside_the_bounds_is_accepted(address: str) -> None:
+def test_address_just_within_the_bounds_is_accepted(address: str) -> None:
     assert submission(customer_email=address) is not None

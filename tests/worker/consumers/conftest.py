@@ -1,0 +1,104 @@
+"""A consumer whose handler the test controls."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from tests.conftest import eventually
+from tests.worker.conftest import count, settings_with, take
+from worker.consumers.consumer import Consumer, Malformed
+from worker.rabbitmq.topology import NOTIFICATIONS, Queue
+from worker.settings import WorkerSettings
+
+
+class Refused(Exception):
+    """No retry can fix this."""
+
+
+class Work:
+    """A handler that records numbers, and waits or fails as the test sets it."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.done: list[int] = []
+        self.error: Exception | None = None
+        self.dependency_error: Exception | None = None
+        self.most_at_once = 0
+        self._at_once = 0
+        self.going_on = asyncio.Event()
+        self.going_on.set()
+
+    @staticmethod
+    def decode(body: bytes) -> int:
+        """Read a number. Raises Malformed."""
+        try:
+            return msgspec.json.decode(body, type=int)
+        except msgspec.DecodeError:
+            raise Malformed from None
+
+    async def handle(self, number: int) -> None:
+        """Wait for `going_on`, then record a number or raise `error`."""
+        self.started.append(number)
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            await self.going_on.wait()
+        finally:
+            self._at_once -= 1
+        if self.error is not None:
+            raise self.error
+        self.done.append(number)
+
+    async def check(self) -> None:
+        """Raise `dependency_error`, if it is set."""
+        if self.dependency_error is not None:
+            raise self.dependency_error
+
+
+@pytest.fixture
+def work() -> Work:
+    """A handler that succeeds unless the test sets an error."""
+    return Work()
+
+
+MakeConsumer = Callable[..., Consumer[int]]
+
+
+@pytest.fixture
+def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
+    """Makes consumers with changed settings."""
+
+    def make(queue: Queue = NOTIFICATIONS, **changes: Any) -> Consumer[int]:
+        return Consumer(
+            settings_with(worker_settings, **changes),
+            queue,
+            decode=work.decode,
+            handle=work.handle,
+            refusals=(Refused,),
+            dependency=work.check,
+        )
+
+    return make
+
+
+@pytest.fixture
+def consumer(consumer_with: MakeConsumer) -> Consumer[int]:
+    """A consumer of the notifications."""
+    return consumer_with()
+
+
+async def dead_letter(channel: AbstractChannel, queue: Queue = NOTIFICATIONS) -> AbstractIncomingMessage:
+    """Return the next dead letter, once there is one."""
+    dead_letters = await channel.get_queue(queue.dead_letters)
+    message = await eventually(lambda: take(dead_letters))
+    assert isinstance(message, AbstractIncomingMessage)
+    return message
+
+
+async def has_no_messages(channel: AbstractChannel, queue: str) -> bool:
+    """Whether no message is ready in a queue."""
+    return await count(channel, queue) == 0

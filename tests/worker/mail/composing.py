@@ -1,0 +1,90 @@
+"""Composes e-mails, and reads them as a recipient's mail program does."""
+
+from datetime import UTC, datetime
+from email import message_from_bytes
+from email.headerregistry import AddressHeader
+from email.message import EmailMessage
+from email.policy import default
+from typing import Any
+
+import msgspec
+
+from service.calculation_requests.model import CalculationRequest
+from service.identifiers import new_request_id
+from tests.conftest import A_REQUEST
+from worker.mail import message as mail_message
+from worker.mail.message import Sender
+
+SENDER = Sender("Calculations", "calculations@service.example.com")
+
+WORDS = (
+    "customer_first_name",
+    "customer_last_name",
+    "sender_first_name",
+    "sender_last_name",
+    "sender_organization_name",
+    "case_ref",
+)
+
+URL = "https://app.example.com/calculator/request/req_1?secret=" + "s" * 43
+
+DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+A_STORED_REQUEST = msgspec.convert(
+    {
+        **A_REQUEST,
+        "id": new_request_id(),
+        "conveyancer_id": "acme",
+        "created_at": DATE,
+        "updated_at": DATE,
+        "customer_phone": None,
+        "request_type": "SDLT_CALCULATION",
+        "property_value": None,
+        "notes": None,
+        "external_id": None,
+        "meta_data": None,
+        "calculation_fee_exempt": False,
+        "calculation_fee_exempt_reason": None,
+        "calculation_id": None,
+        "secret_salt": b"",
+        "secret_key_id": "current",
+        "sequence": 1,
+    },
+    CalculationRequest,
+)
+
+
+def compose(firm: str = "Acme", **fields: Any) -> EmailMessage:
+    """Return the e-mail of a request with these fields, from the conveyancer *firm*."""
+    request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
+    return mail_message.compose(
+        request, firm=firm, request_url=URL, event_id="event-1", date=DATE, sender=SENDER
+    )
+
+
+def compose_all_of(text: str) -> EmailMessage:
+    """Return the e-mail of a request in which every text is *text*."""
+    return compose(**dict.fromkeys(WORDS, text))
+
+
+def received(message: EmailMessage) -> EmailMessage:
+    """Return an e-mail as a mail program parses it."""
+    read = message_from_bytes(message.as_bytes(), policy=default)
+    assert isinstance(read, EmailMessage)
+    return read
+
+
+def body(message: EmailMessage, kind: str) -> str:
+    """Return the text or the HTML of an e-mail."""
+    part = message.get_body((kind,))
+    assert part is not None
+    content: str = part.get_content()
+    return content.replace("\r\n", "\n")
+
+
+def address(message: EmailMessage, header: str) -> tuple[str, str]:
+    """Return the name and the address of the one mailbox in a header."""
+    value = message[header]
+    assert isinstance(value, AddressHeader)
+    (mailbox,) = value.addresses
+    return mailbox.display_name, mailbox.addr_spec

@@ -1,0 +1,85 @@
+"""Fixtures and queries of the tests of the ledger and the postman."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection, Pool
+from tests.mail_server import MailServer
+from tests.worker.conftest import (
+    created_event,
+    store,
+)
+from tests.worker.forwarder import Forwarder
+from tests.worker.rude_mail_server import RudeMailServer
+from worker.consumers.notifications import intend_email
+
+
+@pytest.fixture
+async def intended(
+    database: Connection, pool: Pool, stored_request: CalculationRequest
+) -> CalculationRequest:
+    """A request whose e-mail is due and whose request.created has left the outbox."""
+    await intend_email(created_event(stored_request), pool=pool, seconds=5.0)
+    await database.execute("DELETE FROM outbox")
+    return stored_request
+
+
+@pytest.fixture
+async def rude_server() -> AsyncIterator[RudeMailServer]:
+    """A mail server that can break the rules of SMTP."""
+    async with RudeMailServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def mail_link(mail_server: MailServer) -> AsyncIterator[Forwarder]:
+    """A proxy to the mail server that the test can cut."""
+    async with Forwarder(mail_server.url) as forwarder:
+        yield forwarder
+
+
+async def intend_emails(database: Connection, pool: Pool, number: int) -> list[CalculationRequest]:
+    """Store *number* requests and record that each is to get its e-mail."""
+    requests = [await store(database) for _ in range(number)]
+    for request in requests:
+        await intend_email(created_event(request), pool=pool, seconds=5.0)
+    return requests
+
+
+async def states(database: Connection) -> dict[str, int]:
+    """Return the number of e-mails in each state."""
+    return dict(await database.fetch("SELECT state, count(*) FROM email GROUP BY state"))
+
+
+async def all_are(database: Connection, state: str) -> bool:
+    """Whether there are e-mails, and all are in *state*."""
+    return list(await states(database)) == [state]
+
+
+async def two_are_sent(database: Connection) -> bool:
+    """Whether two e-mails have been sent."""
+    return (await states(database)).get("sent") == 2
+
+
+async def settled(database: Connection) -> bool:
+    """Whether no e-mail is pending any more."""
+    return "pending" not in await states(database)
+
+
+async def attempts(database: Connection) -> int:
+    """Return the number of attempts charged, of all e-mails together."""
+    total: int = await database.fetchval("SELECT sum(attempts) FROM email")
+    return total
+
+
+async def announced(database: Connection) -> list[tuple[str, int, bytes]]:
+    """Return the events in the outbox: type, sequence and payload."""
+    rows = await database.fetch("SELECT type, sequence, payload FROM outbox ORDER BY id")
+    return [(row["type"], row["sequence"], row["payload"]) for row in rows]
+
+
+async def is_claimed(database: Connection) -> bool:
+    """Whether a process is sending an e-mail."""
+    return bool(await database.fetchval("SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"))

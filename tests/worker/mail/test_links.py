@@ -1,0 +1,154 @@
+"""A text in which a mail program would find a link is left out of the e-mail."""
+
+import html
+import re
+import unicodedata
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from linkify_it import LinkifyIt
+from linkify_it.tlds import TLDS
+
+from tests.worker.mail.composing import (
+    URL,
+    WORDS,
+    address,
+    body,
+    compose,
+    compose_all_of,
+    received,
+)
+
+LINKS = [
+    "https://evil.example/pay",
+    "HTTP://EVIL",
+    "hxxp://evil",
+    "evil.com",
+    "Pay at evil.com!",
+    "evil.law",
+    "evil.tldofnextyear",
+    "www.evil",
+    "x.co",
+    "(x.co)",
+    "/x.co",
+    "_x.co_",
+    ".x.co",
+    "ada@elsewhere.example",
+    "Lovelace <ada@elsewhere.example>",
+    "mailto:ada@elsewhere",
+    "192.0.2.1",
+    "\\\\evil\\share",
+    "bücher.de",
+    "пример.рф",
+    "例.中国",
+    "x\N{IDEOGRAPHIC FULL STOP}com",
+    "x\N{FULLWIDTH FULL STOP}com",
+    "x\N{HALFWIDTH IDEOGRAPHIC FULL STOP}com",
+    "x\N{ONE DOT LEADER}com",
+    "x.co\N{ZERO WIDTH SPACE}uk",
+    "x.c\N{ZERO WIDTH JOINER}om",
+    "x\N{SOFT HYPHEN}.com",
+    "x.c\N{COMBINING GRAPHEME JOINER}om",
+    "x.c\N{VARIATION SELECTOR-16}om",
+    "x.c\N{HANGUL FILLER}om",
+    "\uff58\uff0e\uff43\uff4f\uff4d",
+    "=?utf-8?q?=3Cevil=40elsewhere?= evil.com",
+]
+
+NO_LINKS = [
+    "Hopper & Partners",
+    "Smith, Jones & Co. (London) Ltd.",
+    "J.R.R. Tolkien",
+    "J.Smith",
+    "St. John",
+    "12 High St., Flat 3.b",
+    "SMI/123.4-12.03.2024",
+    "£1,250.00",
+    "Zoë",
+    "王小明",
+    "नरेन्द्र",
+    "می\N{ZERO WIDTH NON-JOINER}خواهم",
+    "@home",
+    "...",
+]
+
+
+@pytest.mark.parametrize("text", LINKS)
+@pytest.mark.parametrize("field", WORDS)
+def test_text_with_a_link_is_left_out_of_the_email(field: str, text: str) -> None:
+    message = received(compose(**{field: text}))
+
+    for part in (message["To"], message["Reply-To"], message["Subject"], body(message, "plain")):
+        assert text not in part
+    assert text not in html.unescape(body(message, "html"))
+    assert address(message, "To")[1] == "ada@customer.example.com"
+
+
+@pytest.mark.parametrize("text", NO_LINKS)
+def test_text_without_a_link_is_shown(text: str) -> None:
+    message = received(compose_all_of(text))
+
+    assert f"Dear {text} {text},\n" in body(message, "plain")
+    assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
+
+
+def test_email_without_any_text_of_the_caller_still_contains_the_link() -> None:
+    message = received(compose_all_of("evil.com"))
+
+    assert body(message, "plain").startswith("Hello,\n\nAcme has asked us")
+    assert "Sent by" not in body(message, "plain")
+    assert "reply to this e-mail and\nAcme will get your message" in body(message, "plain")
+    assert body(message, "plain").splitlines().count(URL) == 1
+
+
+_PIECES = (
+    "evil",
+    "x",
+    "com",
+    "co.uk",
+    "law",
+    "www.",
+    ".",
+    "。",
+    "\uff0e",
+    "://",
+    "http",
+    "@",
+    "/",
+    "\\",
+    " ",
+    "-",
+    "_",
+)
+
+_INVISIBLE = ("\u200b", "\u200d", "\u00ad", "\u034f", "\ufe0f", "\u3164", "\u2060")
+
+_any_text = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=80)
+
+_texts = st.one_of(
+    _any_text,
+    st.lists(st.one_of(st.sampled_from((*_PIECES, *_INVISIBLE)), _any_text), min_size=1, max_size=8).map(
+        "".join
+    ),
+)
+
+_linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds(TLDS)
+
+
+@given(words=st.fixed_dictionaries(dict.fromkeys(WORDS, _texts)))
+@hypothesis.settings(deadline=None, max_examples=500)
+def test_linkifier_finds_no_other_link_in_the_email_than_the_customers(words: dict[str, str]) -> None:
+    message = received(compose(**words))
+
+    shown = [
+        address(message, "To")[0],
+        address(message, "Reply-To")[0],
+        message["Subject"],
+        body(message, "plain").replace(URL, ""),
+        html.unescape(re.sub("<[^>]*>", "", body(message, "html").replace(URL, ""))),
+    ]
+    for text in shown:
+        assert not _linkifier.test(text)
+        assert not _linkifier.test(unicodedata.normalize("NFKC", text))

@@ -1,0 +1,249 @@
+"""Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
+
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection, Pool
+from tests.conftest import eventually, running
+from tests.mail_server import MailServer
+from tests.worker.conftest import (
+    open_postman,
+    settings_with,
+)
+from tests.worker.forwarder import Forwarder
+from tests.worker.mail.conftest import (
+    all_are,
+    announced,
+    attempts,
+    intend_emails,
+    states,
+    two_are_sent,
+)
+from tests.worker.rude_mail_server import RudeMailServer
+from worker.mail.postman import Postman
+from worker.settings import WorkerSettings
+
+
+class Links(NamedTuple):
+    """The proxies to Postgres and to the mail server."""
+
+    postgres: Forwarder
+    mail: Forwarder
+
+
+@pytest.fixture
+def links(postgres_link: Forwarder, mail_link: Forwarder) -> Links:
+    """Proxies that the test can cut."""
+    return Links(postgres_link, mail_link)
+
+
+async def test_outage_of_the_mail_server_charges_no_attempt_and_the_email_is_sent_after_it(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    await mail_link.refuse()
+
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(lambda: mail_link.refused >= 3)
+        charged = await attempts(database)
+        mail_link.admit()
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert charged == 0
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_refused_connection_to_the_mail_server_charges_no_attempt(
+    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+) -> None:
+    await mail_server.stop()
+
+    async with running(postman.run):
+        await eventually(lambda: was_claimed_and_released(database))
+        await mail_server.start()
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert await attempts(database) == 1
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def was_claimed_and_released(database: Connection) -> bool:
+    """Whether an e-mail has been given back without charging an attempt."""
+    return bool(
+        await database.fetchval(
+            "SELECT count(*) FROM email"
+            " WHERE claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("greeting", None),
+        ("greeting", b"421 Going down"),
+        ("greeting", b"554 No service for you"),
+        ("EHLO", None),
+        ("MAIL", None),
+        ("MAIL", b"421 Going down"),
+        ("MAIL", b"550 Sender refused"),
+    ],
+)
+async def test_session_that_the_mail_server_ends_before_the_recipient_charges_no_attempt(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    database: Connection,
+    intended: CalculationRequest,
+    *,
+    command: str,
+    answer: bytes | None,
+) -> None:
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
+
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(lambda: rude_server.connections >= 2)
+        charged = await attempts(database)
+        rude_server.replies[command] = usual
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert charged == 0
+    assert len(rude_server.contents) == 1
+    assert intended.uuid.encode() in rude_server.contents[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("RCPT", None), ("RCPT", b"421 Not for this one"), ("DATA", None), ("DATA", b"421 Not this one")],
+)
+async def test_email_at_which_the_mail_server_always_ends_the_session_is_given_up_in_the_end(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    pool: Pool,
+    database: Connection,
+    command: str,
+    answer: bytes | None,
+) -> None:
+    rude_server.replies[command] = answer
+    settings = settings_with(
+        worker_settings, smtp_url=rude_server.url, email_give_up_seconds=3600.0, email_poll_seconds=60.0
+    )
+    await intend_emails(database, pool, 1)
+
+    async with open_postman(settings) as postman:
+        async with running(postman.run):
+            await eventually(lambda: attempts(database))
+        meanwhile = await states(database)
+        await database.execute(
+            "UPDATE email SET created_at = now() - interval '2 hours', next_attempt_at = now()"
+        )
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "failed"))
+
+    assert meanwhile == {"pending": 1}
+    assert rude_server.contents == []
+    event_type, _, payload = (await announced(database))[-1]
+    assert event_type == "request.email_failed"
+    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
+    assert msgspec.json.decode(payload)["data"]["smtp_code"] == (421 if answer else 0)
+
+
+async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_same_message_id_again(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    rude_server.replies["content"] = None
+
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(lambda: rude_server.contents)
+        rude_server.replies["content"] = b"250 OK"
+        await eventually(lambda: all_are(database, "sent"))
+
+    message_id = f"<{intended.uuid}.request.created.1@service.example.com>".encode()
+    assert all(message_id in content for content in rude_server.contents)
+    assert await attempts(database) == 2  # It is unknown whether the first was accepted.
+
+
+async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    links: Links,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    settings = settings_with(worker_settings, database_url=links.postgres.url, smtp_url=links.mail.url)
+    links.mail.hold_before(b"Message-ID:")
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(links.mail.marker_reached.is_set)
+        await links.postgres.refuse()
+        links.mail.resume()
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: links.postgres.refused >= 3)
+        links.postgres.admit()
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
+
+
+async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_poll_seconds=0.01)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        with capture_logs() as logs:
+            await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
+            await eventually(lambda: "emails_not_claimed" in {entry["event"] for entry in logs})
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_idle_connection_that_was_closed_is_replaced(
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+) -> None:
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
+        running(postman.run),
+    ):
+        await intend_emails(database, pool, 1)
+        await eventually(lambda: all_are(database, "sent"))
+        await mail_link.cut()
+        await intend_emails(database, pool, 1)
+        await eventually(lambda: two_are_sent(database))
+
+    assert len(mail_server.accepted) == 2
+    assert await attempts(database) == 2

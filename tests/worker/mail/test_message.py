@@ -1,0 +1,185 @@
+"""The headers and the text of an e-mail."""
+
+import html
+
+import msgspec
+import pytest
+
+from tests.worker.mail.composing import (
+    A_STORED_REQUEST,
+    DATE,
+    URL,
+    address,
+    body,
+    compose,
+    compose_all_of,
+    received,
+)
+from worker.mail import message as mail_message
+
+
+def test_email_has_a_text_and_an_html_part() -> None:
+    message = received(compose())
+
+    assert message.get_content_type() == "multipart/alternative"
+    assert [part.get_content_type() for part in message.iter_parts()] == ["text/plain", "text/html"]
+
+
+def test_email_has_the_headers_of_an_automatic_message() -> None:
+    message = received(compose())
+
+    assert message["Message-ID"] == "<event-1@service.example.com>"
+    assert message["Date"].datetime == DATE
+    assert message["Auto-Submitted"] == "auto-generated"
+
+
+@pytest.mark.parametrize("first_name", ["Ada", "Zoë", "王"], ids=["ASCII", "Latin", "Chinese"])
+def test_link_is_on_a_line_of_its_own(first_name: str) -> None:
+    message = received(compose(customer_first_name=first_name))
+
+    assert body(message, "plain").splitlines().count(URL) == 1
+    assert body(message, "html").splitlines().count(URL) == 1
+
+
+def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii() -> None:
+    assert f"\r\n{URL}\r\n".encode() in compose().as_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first_name", "last_name"),
+    [
+        ("Ada", "Lovelace"),
+        ("Ada", "Lovelace, Countess"),
+        ('Ada "the first"', "Lovelace"),
+        ("Ada", "Lovelace <ada@elsewhere>"),
+        ("Ada\\", "Lovelace"),
+        ("Zoë", "Ångström"),
+        ("Zoë", 'O\'Brien, "Zo"'),
+        ("王", "小明"),
+        ("👩‍💻", "😀"),
+        ("Ada;", "Lovelace:"),
+        ("(Ada)", "[Lovelace]"),
+        ("é" * 255, "ü, " * 80),
+        ("x" * 255, "y" * 255),
+        ("x y " * 63, "z, " * 80),
+        ("Ada", "Lovelace <evil@elsewhere>, Countess of somewhere far away and of many other places"),
+        ("Dr. J. R. R.", "T. " * 80),
+    ],
+)
+def test_any_name_remains_one_mailbox(first_name: str, last_name: str) -> None:
+    message = received(
+        compose(
+            customer_first_name=first_name,
+            customer_last_name=last_name,
+            sender_first_name=first_name,
+            sender_last_name=last_name,
+        )
+    )
+
+    name = f"{first_name} {last_name}"
+    for header, expected in (("To", "ada@customer.example.com"), ("Reply-To", "grace@firm.example.com")):
+        shown, addressed = address(message, header)
+        assert addressed == expected
+        assert shown
+        assert letters(name).startswith(letters(shown))
+    assert f"Dear {name}," in body(message, "plain")
+
+
+def letters(text: str) -> str:
+    """Return the letters and digits of *text*: a header may only lose those at the end of a long name."""
+    return "".join(character for character in text if character.isalnum())
+
+
+def squeezed(text: str) -> str:
+    """Return *text* without spaces: folding a header may add some."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "firm",
+    [
+        "Hopper & Partners",
+        "Müller, Söhne & Co",
+        "conveyancing.example.com",
+        "x" * 255,
+        "ö" * 255,
+        "<b>Bold</b>",
+        "A\nB\u2028C\x85D\x0bE",
+    ],
+)
+def test_subject_and_first_sentence_name_the_registered_conveyancer(firm: str) -> None:
+    message = received(compose(firm))
+
+    name = " ".join(firm.split())
+    assert squeezed(message["Subject"]) == squeezed(f"Your Stamp Duty Land Tax calculation for {name}")
+    for kind in ("plain", "html"):
+        assert html.unescape(body(message, kind)).count(f"{name} has asked us to work out") == 1
+
+
+def test_organisation_and_reference_are_shown_beside_the_registered_name() -> None:
+    message = received(compose(sender_organization_name="Barclays Fraud Team"))
+
+    assert "Barclays" not in message["Subject"]
+    for kind in ("plain", "html"):
+        lines = html.unescape(body(message, kind)).splitlines()
+        assert sum(line.startswith("Sent by: Grace Hopper, Barclays Fraud Team") for line in lines) == 1
+        assert sum(line.startswith("Reference: 12 High Street") for line in lines) == 1
+
+
+def test_html_in_a_field_is_escaped() -> None:
+    attack = '<script>alert("x")</script> & <a href="/evil">'
+    message = received(compose_all_of(attack))
+
+    page = body(message, "html")
+    assert "<script" not in page
+    assert page.count("<a ") == 1
+    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &lt;a" in page
+    assert attack in body(message, "plain")
+
+
+def test_no_line_exceeds_the_limit_of_mail() -> None:
+    for text in ("x" * 255, "é" * 255):
+        message = compose_all_of(text)
+
+        assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+
+
+def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
+    request = msgspec.structs.replace(A_STORED_REQUEST, customer_email="ada@bücher.example.com")
+
+    assert mail_message.recipient_of(request) == "ada@xn--bcher-kva.example.com"
+    message = received(compose(customer_email="ada@bücher.example.com"))
+    assert address(message, "To")[1] == "ada@xn--bcher-kva.example.com"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "=?utf-8?q?x=0D=0ABcc=3A_evil=40elsewhere=2Eexample?=",
+        "=?utf-8?q?x=0ABcc=3A_evil=40elsewhere=2Eexample?= " + "y" * 80,
+        "=?utf-8?b?eA0KQmNjOiBldmlsQHguZXhhbXBsZQ==?= é",
+        "=?utf-8?q?=3Cevil=40elsewhere=2Eexample=3E=2C?=",
+    ],
+)
+def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack: str) -> None:
+    message = received(compose_all_of(attack))
+
+    assert message.keys() == received(compose()).keys()
+    assert address(message, "To")[1] == "ada@customer.example.com"
+    assert address(message, "Reply-To")[1] == "grace@firm.example.com"
+
+
+def test_no_line_exceeds_the_limit_of_mail_when_every_character_is_escaped() -> None:
+    text = "<" * 255
+
+    message = compose_all_of(text)
+
+    assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+    assert text in body(received(message), "plain")
+
+
+def test_sender_with_an_international_domain_is_addressed_in_ascii() -> None:
+    message = compose(sender_email="grace@bücher.example.com")
+
+    assert address(received(message), "Reply-To")[1] == "grace@xn--bcher-kva.example.com"
+    assert message.as_bytes().isascii()

@@ -1,0 +1,186 @@
+"""The postman sends the due e-mails of the ledger, and records and announces the outcome."""
+
+import httpx
+import msgspec
+import pytest
+
+from service.calculation_requests.model import CalculationRequest
+from service.identifiers import parse_uuid
+from service.outbox.events import RequestEmailSent
+from service.postgres.pool import Connection, Pool
+from tests.conftest import A_REQUEST, eventually, running
+from tests.mail_server import MailServer
+from tests.worker.conftest import (
+    open_postman,
+    settings_with,
+)
+from tests.worker.forwarder import Forwarder
+from tests.worker.mail.conftest import (
+    all_are,
+    announced,
+    intend_emails,
+    is_claimed,
+    states,
+)
+from tests.worker.rude_mail_server import RudeMailServer
+from worker.mail.postman import Postman
+from worker.settings import WorkerSettings
+
+
+async def test_email_contains_the_link_that_the_api_returns(
+    client: httpx.AsyncClient, postman: Postman, mail_server: MailServer, database: Connection
+) -> None:
+    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+    await database.execute("INSERT INTO email (event_id, request_id) VALUES ('event-1', $1)", request_id)
+
+    async with running(postman.run):
+        await eventually(lambda: mail_server.accepted)
+
+    shown = (await client.get(f"/v1/request/{created['uuid']}")).json()["data"]
+    message = mail_server.accepted[0].message
+    for kind in ("plain", "html"):
+        part = message.get_body((kind,))
+        assert part is not None
+        lines = part.get_content().splitlines()
+        assert shown["request_url"] == created["request_url"]
+        assert lines.count(shown["request_url"]) == 1
+
+
+async def test_email_is_addressed_to_the_customer_and_replies_go_to_the_sender(
+    postman: Postman, mail_server: MailServer, intended: CalculationRequest
+) -> None:
+    async with running(postman.run):
+        await eventually(lambda: mail_server.accepted)
+
+    (mail,) = mail_server.accepted
+    assert mail.recipients == ["ada@customer.example.com"]
+    assert mail.message["To"] == "Ada Lovelace <ada@customer.example.com>"
+    assert mail.message["From"] == "Calculations <calculations@service.example.com>"
+    assert mail.message["Reply-To"] == "Grace Hopper <grace@firm.example.com>"
+    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Acme"
+    assert mail.message["Auto-Submitted"] == "auto-generated"
+    assert mail.message["Message-ID"] == f"<{intended.uuid}.request.created.1@service.example.com>"
+
+
+async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
+    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+) -> None:
+    async with running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+        await database.execute("UPDATE email SET state = 'pending', next_attempt_at = now()")
+        await eventually(lambda: len(mail_server.accepted) == 2)
+
+    first, second = (
+        [
+            mail.message["Message-ID"],
+            mail.message["Date"],
+            *(part.get_payload() for part in mail.message.walk()),
+        ]
+        for mail in mail_server.accepted
+    )
+    assert first[:2] == second[:2]
+    assert first[3:] == second[3:]
+    assert intended.uuid in str(first[0])
+
+
+async def test_accepted_email_is_sent_and_announced(
+    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+) -> None:
+    mail_server.data_reply = "250 OK queued as 4711"
+
+    async with running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+
+    email = await database.fetchrow("SELECT * FROM email")
+    assert email is not None
+    assert (email["server_reply"], email["attempts"], email["claimed_by"]) == ("OK queued as 4711", 1, None)
+    ((event_type, sequence, payload),) = await announced(database)
+    assert (event_type, sequence) == ("request.email_sent", 2)
+    sent = RequestEmailSent(**intended.facts(sequence=2))
+    assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(sent)
+    assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
+
+
+@pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
+async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
+    worker_settings: WorkerSettings,
+    rude_server: RudeMailServer,
+    database: Connection,
+    intended: CalculationRequest,
+    *,
+    reply: bytes,
+) -> None:
+    rude_server.replies["content"] = reply
+    settings = settings_with(worker_settings, smtp_url=rude_server.url, email_claim_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert len(rude_server.contents) == 1
+    assert intended.uuid.encode() in rude_server.contents[0]
+
+
+async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
+    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
+) -> None:
+    mail_server.data_delay_seconds = 0.2
+    await intend_emails(database, pool, 5)
+    claimed = "SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"
+    most = 0
+
+    async with (
+        open_postman(settings_with(worker_settings, email_concurrency=2)) as postman,
+        running(postman.run),
+    ):
+        while not await all_are(database, "sent"):
+            most = max(most, await database.fetchval(claimed))
+
+    assert most == 2
+
+
+async def test_stopping_postman_finishes_the_email_in_hand(
+    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+) -> None:
+    mail_server.data_delay_seconds = 0.5
+
+    async with running(postman.run):
+        await eventually(lambda: is_claimed(database))
+
+    assert await states(database) == {"sent": 1}
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_stopping_postman_gives_back_the_email_that_the_mail_server_was_not_given(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"RCPT")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    email = await database.fetchrow("SELECT *, next_attempt_at <= now() AS is_due FROM email")
+    assert email is not None
+    assert (email["request_id"], email["state"], email["attempts"]) == (intended.id, "pending", 0)
+    assert (email["claimed_by"], email["is_due"]) == (None, True)
+
+
+async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
+    worker_settings: WorkerSettings,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+
+    assert await is_claimed(database)
+    assert await database.fetchval("SELECT request_id FROM email") == intended.id

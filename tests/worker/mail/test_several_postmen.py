@@ -1,0 +1,162 @@
+"""Several postmen share the ledger by claims, and send no e-mail twice."""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection, Pool
+from tests.conftest import eventually, running
+from tests.end_to_end.processes import started, worker_process
+from tests.mail_server import MailServer
+from tests.metrics import value
+from tests.worker.conftest import (
+    open_postman,
+    settings_with,
+)
+from tests.worker.forwarder import Forwarder
+from tests.worker.mail.conftest import (
+    all_are,
+    attempts,
+    intend_emails,
+)
+from worker.mail.postman import Postman
+from worker.settings import WorkerSettings
+
+
+async def test_email_of_a_process_that_died_is_taken_over(
+    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+) -> None:
+    await database.execute(
+        "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() - interval '1 second'"
+    )
+
+    async with running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_email_that_another_process_is_sending_is_not_claimed(
+    postman: Postman, database: Connection, intended: CalculationRequest
+) -> None:
+    await database.execute(
+        "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() + interval '1 minute'"
+    )
+
+    started = await postman.start_due()
+
+    assert started == 0
+    assert await database.fetchval("SELECT request_id FROM email") == intended.id
+
+
+async def test_email_under_way_is_not_claimed_again_by_its_own_process(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    intended: CalculationRequest,
+) -> None:
+    mail_link.hold_before(b"Message-ID:")
+    stop = asyncio.Event()
+    stop.set()
+
+    async with open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman:
+        assert await postman.start_due() == 1
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
+        started_again = await postman.start_due()
+        mail_link.resume()
+        await postman.run(stop)  # It finishes what is in hand.
+
+    assert started_again == 0
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert await all_are(database, "sent")
+
+
+@pytest.mark.usefixtures("intended")
+async def test_claim_is_renewed_after_a_failed_renewal(
+    worker_settings: WorkerSettings, mail_link: Forwarder, database: Connection
+) -> None:
+    def failures() -> float:
+        return value("background_failures_total", work="email_claims")
+
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(
+        worker_settings,
+        smtp_url=mail_link.url,
+        email_claim_seconds=1.0,
+        smtp_timeout_seconds=60.0,
+        smtp_answer_seconds=60.0,
+    )
+    before = failures()
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("ALTER TABLE email ADD CONSTRAINT unrenewed CHECK (false) NOT VALID")
+        await eventually(lambda: failures() > before)
+        await database.execute("ALTER TABLE email DROP CONSTRAINT unrenewed")
+        claimed_until = await database.fetchval("SELECT next_attempt_at FROM email")
+        await eventually(
+            lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
+        )
+        mail_link.resume()
+
+
+async def test_two_postmen_send_no_email_twice(
+    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
+) -> None:
+    requests = await intend_emails(database, pool, 40)
+
+    async with AsyncExitStack() as resources:
+        postmen = [await resources.enter_async_context(open_postman(worker_settings)) for _ in range(2)]
+        async with running(*(postman.run for postman in postmen)):
+            await eventually(lambda: all_are(database, "sent"), seconds=30)
+
+    assert Counter(mail.message["Message-ID"] for mail in mail_server.accepted) == Counter(
+        f"<{request.uuid}.request.created.1@service.example.com>" for request in requests
+    )
+
+
+async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(
+    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
+) -> None:
+    settings = settings_with(worker_settings, email_claim_seconds=1.5, email_poll_seconds=0.05)
+    mail_server.data_delay_seconds = 3.0
+    await intend_emails(database, pool, 3)
+
+    async with AsyncExitStack() as resources:
+        postmen = [await resources.enter_async_context(open_postman(settings)) for _ in range(2)]
+        async with running(*(postman.run for postman in postmen)):
+            await eventually(lambda: all_are(database, "sent"), seconds=30)
+
+    assert len(mail_server.accepted) == 3
+    assert await attempts(database) == 3
+
+
+async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: Forwarder,
+    database: Connection,
+    tmp_path: Path,
+    intended: CalculationRequest,
+) -> None:
+    settings = settings_with(worker_settings, email_claim_seconds=2.0, smtp_timeout_seconds=60.0)
+    process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
+    mail_link.hold_before(b"RCPT")
+
+    async with started(process):
+        await eventually(mail_link.marker_reached.is_set)
+        process.freeze()
+        async with open_postman(settings) as another, running(another.run):
+            await eventually(lambda: all_are(database, "sent"))
+        mail_link.resume()
+        process.thaw()
+        await eventually(lambda: "email_handled" in process.output)
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert "email_claim_lost" in process.output

@@ -1,0 +1,125 @@
+"""The outcomes that an attempt at an e-mail can have, and how each is recorded."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import ClassVar
+from uuid import UUID
+
+import msgspec
+
+from service.calculation_requests import reading, storing
+from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
+from service.postgres.pool import Connection
+from worker.mail import ledger
+from worker.mail.ledger import Email
+from worker.mail.smtp import NO_REPLY, EmailRefused
+from worker.settings import WorkerSettings
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How an attempt at an e-mail ended."""
+
+    label: ClassVar[str]  # in the metrics and the log
+
+    def describe(self) -> Mapping[str, str | int]:
+        """Return the fields of a log line: never the mail server's reply, which may quote an address."""
+        fields = msgspec.structs.asdict(self)
+        return {"outcome": self.label} | {
+            name: value for name, value in fields.items() if name in {"reason", "smtp_code"}
+        }
+
+
+class Sent(Outcome, frozen=True):
+    """The mail server accepted the e-mail."""
+
+    label: ClassVar = "sent"
+
+    reply: str
+
+
+class Failed(Outcome, frozen=True):
+    """The e-mail ended unsent."""
+
+    label: ClassVar = "failed"
+
+    reason: Reason
+    reply: str
+    smtp_code: int = NO_REPLY
+
+
+class Postponed(Outcome, frozen=True):
+    """The mail server refused the e-mail for now. An attempt is charged."""
+
+    label: ClassVar = "postponed"
+
+    reply: str
+    smtp_code: int
+    retry_seconds: float
+
+
+class PutOff(Outcome, frozen=True):
+    """An internal error kept the e-mail from the mail server. An attempt is charged.
+
+    It is retried for ever, at long intervals: no mail server refused it, so no event may say that it failed.
+    """
+
+    label: ClassVar = "put_off"
+    reply: ClassVar = "not given to the mail server: internal error, see the logs"
+
+    retry_seconds: float
+
+
+class GivenBack(Outcome, frozen=True):
+    """The mail server was not given the e-mail. No attempt is charged, and it is due again at once."""
+
+    label: ClassVar = "given_back"
+
+    outage: Exception | None = None
+
+
+def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings) -> Failed | Postponed:
+    """Return the outcome of a refusal.
+
+    The e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
+    EMAIL_GIVE_UP_SECONDS.
+    """
+    if refusal.is_final:
+        return Failed("refused", refusal.reply, refusal.code)
+    age = datetime.now(UTC) - email.created_at
+    if age.total_seconds() >= settings.email_give_up_seconds:
+        return Failed("gave_up", refusal.reply, refusal.code)
+    pause = settings.email_retry_seconds * 2 ** min(email.attempts, 20)
+    return Postponed(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
+
+
+async def record(connection: Connection, outcome: Outcome, email: Email, *, process_id: UUID) -> None:
+    """Record an outcome in the ledger. The end of an e-mail is announced in the same transaction."""
+    match outcome:
+        case Sent() | Failed():
+            await _settle(connection, outcome, email)
+        case Postponed() | PutOff():
+            await ledger.postpone(
+                connection,
+                process_id,
+                email.event_id,
+                server_reply=outcome.reply,
+                seconds=outcome.retry_seconds,
+            )
+        case GivenBack():
+            await ledger.release(connection, process_id, [email.event_id])
+
+
+async def _settle(connection: Connection, outcome: Sent | Failed, email: Email) -> None:
+    """Record the end of an e-mail and announce it, unless it was recorded before."""
+    request = await reading.lock(connection, email.request_id)
+    facts = request.facts(sequence=request.sequence + 1)
+    event = (
+        RequestEmailSent(**facts)
+        if isinstance(outcome, Sent)
+        else RequestEmailFailed(**facts, reason=outcome.reason, smtp_code=outcome.smtp_code)
+    )
+    settled_at = storing.now()
+    if await ledger.settle(
+        connection, email.event_id, event, server_reply=outcome.reply, settled_at=settled_at
+    ):
+        await storing.announce(connection, request, event, time=settled_at, traceparent=email.traceparent)
