@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 REPLAYED = "Idempotent-Replayed"  # the header of an answer to a repeat
-# A string of RFC 8941 (section 3.3.3) without escapes; or a token, which unlike one of RFC 8941 may begin with a
-# digit, as many UUIDs do. A token has no comma: proxies may join two headers with one.
+# A string of RFC 8941 (section 3.3.3) without escapes; or a token, which unlike those of RFC 8941 may begin
+# with a digit, as many UUIDs do. A token has no comma: two headers joined by one are not one key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
 _KEY = re.compile(PATTERN)

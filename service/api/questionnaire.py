@@ -59,7 +59,10 @@ def load() -> Questionnaire:
 
 
 def parse(toml: str) -> Questionnaire:
-    """Read a questionnaire. Raises ValueError if types or names are wrong; a test checks that it can be asked."""
+    """Read a questionnaire. Raises ValueError for a wrong type, name or field.
+
+    That the questions can be asked from first to last is checked by a test, not at every start.
+    """
     written = msgspec.toml.decode(toml, type=_WrittenQuestionnaire)
     return Questionnaire(tuple(_question(each, written.options) for each in written.questions))
 

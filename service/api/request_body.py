@@ -143,7 +143,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
         fault = self.waiver.reason_fault if self.waiver and waiver_applies else None
         if self.errors or fault:
             raise InvalidSubmission([*self.errors, *([_reason_error(fault)] if fault else [])])
-        stored = {name: None if value == "" else value for name, value in self.values.items()}
+        stored: dict[str, Any] = {name: None if value == "" else value for name, value in self.values.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()
         if not waiver_applies:
@@ -173,18 +173,14 @@ _NO_WAIVER = {"calculation_fee_exempt": False, "calculation_fee_exempt_reason": 
 
 def parse(body: bytes) -> ParsedBody:
     """Read a body. Raises MalformedBody, and InvalidSubmission when it is not a JSON object."""
-    complete = _read_at_once(body)
-    if complete is not None:
-        values, errors = msgspec.structs.asdict(complete), []
-    else:
-        values, errors = _read_field_by_field(_decode_plain(body))
+    values, errors = _read_at_once(body) or _read_field_by_field(_decode_plain(body))
     errors += _failing_fields(values)
     asks_for_waiver = values.get("calculation_fee_exempt") is True
     reason = values.get("calculation_fee_exempt_reason")
     return ParsedBody(values, errors, fee_waiver.request_waiver(reason) if asks_for_waiver else None)
 
 
-def _read_at_once(body: bytes) -> CreateBody | None:
+def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None:
     """Return all fields, or None when they must be read one by one: some are wrong, or the body is large.
 
     A large body is read once only: read twice, a refusal would cost more than storing the request.
@@ -192,7 +188,7 @@ def _read_at_once(body: bytes) -> CreateBody | None:
     if len(body) > _LARGE_BODY:
         return None
     try:
-        return _decoder.decode(body)
+        return msgspec.structs.asdict(_decoder.decode(body)), []
     except msgspec.ValidationError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

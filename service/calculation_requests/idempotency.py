@@ -4,11 +4,11 @@ import msgspec
 
 
 class IdempotencyKeyReused(Exception):
-    """This Idempotency-Key was used before with another body. Use a new key for another request."""
+    """This Idempotency-Key was used with another body before: use a new key."""
 
 
 class IdempotencyKeyInFlight(Exception):
-    """A request with this Idempotency-Key is still being stored. Send it again later."""
+    """A request with this Idempotency-Key is still being stored: send it again later."""
 
 
 class Idempotency(msgspec.Struct, frozen=True):

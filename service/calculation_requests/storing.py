@@ -118,9 +118,9 @@ _SPAN = {
 }
 
 # Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown or has used the idempotency key before. While another create uses the key, it
-# waits until the lock_timeout of this transaction: one of the session would not work behind a transaction
-# pooler. It selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
+# when the conveyancer is unknown or has used the idempotency key before. Waits for another create that uses
+# the key, until the lock_timeout of this transaction: one of the session would not work behind a transaction
+# pooler. Selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
 _INSERT = with_columns(
     """
     WITH stored AS (
@@ -162,7 +162,6 @@ def _arguments(
 def _new(new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     created_at = now()
     return CalculationRequest(
-        *msgspec.structs.astuple(new),
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
         created_at=created_at,
@@ -171,6 +170,7 @@ def _new(new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing
         secret_salt=request_secrets.new_salt(),
         secret_key_id=keys.current_id,
         sequence=1,
+        **msgspec.structs.asdict(new),
     )
 
 
