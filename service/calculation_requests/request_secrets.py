@@ -19,7 +19,7 @@ _log = structlog.get_logger()
 
 
 class SecretKeyMissing(Exception):
-    """The secret of this request is unavailable: the key that it is made with is missing. Try later."""
+    """The secret of this request is unavailable: its key is missing. Try again later."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(key_id)
@@ -27,7 +27,7 @@ class SecretKeyMissing(Exception):
 
 
 class SecretKeyRing(msgspec.Struct, frozen=True):
-    """Keys by id. New requests use the current one. Older requests stay readable while their key is listed."""
+    """Keys by id. New requests use the current one. Others stay readable while their key is listed."""
 
     current_id: str
     keys: dict[str, bytes]
