@@ -26,13 +26,12 @@ from service.api.request_span import TracedRequests
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import open_signing_keys
-from service.calculation_requests import storing
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import Storage
 from service.contracts import page
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres import schema
-from service.postgres.group_commit import GroupCommit
 from service.server.background import in_background
 from service.server.probes import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.settings import ServiceSettings
@@ -95,7 +94,7 @@ async def open_resources(
         app.state.resources = Resources(
             settings=settings,
             pool=pool,
-            group_commit=GroupCommit(pool, storing.INSERT, seconds=seconds),
+            storage=Storage(pool, keys, timeout_seconds=seconds),
             keys=keys,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),

@@ -20,21 +20,14 @@ from service.api.errors import BodyOverdue, InvalidSubmission, MalformedBody
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
-from service.api.request_body import (
-    FILLED_TEXT,
-    LINE,
-    META_DATA_BYTES,
-    META_DATA_DEPTH,
-    REASON_CHARACTERS,
-    CalculationRequestForm,
-    Draft,
-)
+from service.api.request_body import FILLED_TEXT, LINE, CreateBody, parse
 from service.authentication import authenticator
 from service.authentication.authenticator import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
+from service.calculation_requests.model import CalculationRequestView, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 
@@ -105,7 +98,7 @@ FULL_REQUEST: dict[str, Any] = SMALLEST_REQUEST | {
 }
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
-_RECORD = CalculationRequestRecord(
+_RECORD = CalculationRequestView(
     **FULL_REQUEST,
     uuid="req_01a9ZkW3mT6qPxB8vNcR4d",
     created_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
@@ -136,7 +129,7 @@ def operations() -> list[Operation]:
             security=[{"access_token": [authenticator.WRITE]}],
             parameters=("Idempotency-Key",),
             headers={idempotency_key.REPLAYED: False},
-            body=CalculationRequestForm,
+            body=CreateBody,
             body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
             example=_RECORD,
             links={
@@ -157,7 +150,7 @@ def operations() -> list[Operation]:
                 "key_reused": IdempotencyKeyReused(),
                 "secret_key_missing": SecretKeyMissing("older"),
                 "refused_fields": _refusal(
-                    lambda: Draft(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
+                    lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
                 ),
             },
         ),
@@ -465,7 +458,7 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
         for name, field in schema.get("properties", {}).items():
             if name in _DESCRIPTIONS:
                 field["description"] = _DESCRIPTIONS[name]
-    form = schemas[CalculationRequestForm.__name__]
+    form = schemas[CreateBody.__name__]
     form |= _WAIVER_RULE
     form["properties"]["meta_data"] |= _META_DATA
     schemas["JsonValue"] = _JSON_VALUE

@@ -112,7 +112,7 @@ async def record(connection: Connection, outcome: Outcome, email: Email, *, proc
 async def _settle(connection: Connection, outcome: Sent | Failed, email: Email) -> None:
     """Record the end of an e-mail and announce it, unless it was recorded before."""
     request = await reading.lock(connection, email.request_id)
-    facts = request.facts(sequence=request.sequence + 1)
+    facts = request.event_payload(sequence=request.sequence + 1)
     event = (
         RequestEmailSent(**facts)
         if isinstance(outcome, Sent)

@@ -1,11 +1,12 @@
-"""No route and no statement shows a conveyancer anything of another's, not even that it exists."""
+"""No route and no statement shows a conveyancer anything of another one, not even that it exists."""
 
 import ast
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -13,19 +14,19 @@ import msgspec
 import pytest
 
 import service
-from service.api import handlers
+from service import api, calculation_requests
 from service.app import create_api
-from service.calculation_requests import storing
+from service.calculation_requests import reading, storing
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
 
-# What the stranger names: something of the other conveyancer's, or something that does not exist.
+# What the stranger asks for: something of the other conveyancer, or something that does not exist.
 OTHERS_KEY, OTHERS_CASE = "the-others-key", "the-others-case"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """What a call can name."""
+    """What a call can refer to."""
 
     uuid: str
     idempotency_key: str
@@ -53,7 +54,7 @@ CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/v1/request"): list_by_external_id,
     ("GET", "/v1/request/{uuid:str}"): retrieve,
 }
-THE_SAME_FOR_EVERYBODY = {
+THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema"),
@@ -62,8 +63,8 @@ THE_SAME_FOR_EVERYBODY = {
     ("GET", "/readyz"),
     ("GET", "/metrics"),
 }
-# Whose statements on calculation_request act for every conveyancer: for the consumers and the doctor alone.
-FOR_EVERYBODY = {"read", "lock", "record_calculation", "announce", "sample_secret_keys"}
+# The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.
+FOR_EVERY_CONVEYANCER = {"read", "lock", "announce", "sample_secret_keys"}
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[h
 
 @pytest.fixture
 async def others(client: httpx.AsyncClient) -> Named:
-    """What is the other conveyancer's."""
+    """A request of the other conveyancer."""
     response = await client.post(
         "/v1/request",
         json=A_REQUEST | {"external_id": OTHERS_CASE},
@@ -85,12 +86,12 @@ async def others(client: httpx.AsyncClient) -> Named:
     return Named(response.json()["data"]["uuid"], OTHERS_KEY, OTHERS_CASE)
 
 
-def nobodys() -> Named:
-    """Return what does not exist."""
-    return Named(uuid_of(new_request_id()), "nobodys-key", "nobodys-case")
+def nothing() -> Named:
+    """Return names of data that does not exist."""
+    return Named(uuid_of(new_request_id()), "unused-key", "unused-case")
 
 
-def test_every_route_is_looked_at(service_settings: ServiceSettings) -> None:
+def test_every_route_is_covered(service_settings: ServiceSettings) -> None:
     routes = {
         (method, route.path)
         for route in create_api(service_settings).routes
@@ -98,14 +99,14 @@ def test_every_route_is_looked_at(service_settings: ServiceSettings) -> None:
         if method != "OPTIONS"
     }
 
-    assert routes - CALLS.keys() - THE_SAME_FOR_EVERYBODY == set()
+    assert routes - CALLS.keys() - THE_SAME_FOR_EVERY_CALLER == set()
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=[" ".join(route) for route in CALLS])
-async def test_what_is_anothers_looks_like_what_is_nobodys(
+async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_exist(
     stranger: httpx.AsyncClient, others: Named, call: Call
 ) -> None:
-    answers = [await call(stranger, named) for named in (others, nobodys())]
+    answers = [await call(stranger, named) for named in (others, nothing())]
 
     assert answers[0].status_code == answers[1].status_code
     assert comparable_headers(answers[0]) == comparable_headers(answers[1])
@@ -113,12 +114,12 @@ async def test_what_is_anothers_looks_like_what_is_nobodys(
     assert others.uuid not in answers[0].text
 
 
-async def test_what_is_ones_own_is_found(client: httpx.AsyncClient, others: Named) -> None:
+async def test_own_request_is_found(client: httpx.AsyncClient, others: Named) -> None:
     """Or the comparison above would compare two failures."""
     assert (await retrieve(client, others)).status_code == 200
 
 
-async def test_questionnaire_is_the_same_for_everybody(
+async def test_questionnaire_is_the_same_for_every_conveyancer(
     client: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     own, strangers = [await each.get("/v1/questionnaire/structure") for each in (client, stranger)]
@@ -128,18 +129,28 @@ async def test_questionnaire_is_the_same_for_everybody(
 
 
 def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
-    statements = statements_by_name(Path(storing.__file__))
-    used = names_used(Path(handlers.__file__), module="calculation_requests")
+    statements = statements_by_function(reading) | statements_by_function(storing)
 
-    assert used & FOR_EVERYBODY == set()
-    assert {"INSERT", "find", "_list_newest"} <= statements.keys() - FOR_EVERYBODY
-    for name in statements.keys() - FOR_EVERYBODY:
+    assert statements.keys() >= FOR_EVERY_CONVEYANCER
+    assert {"insert", "find", "find_first", "list_newest"} <= statements.keys() - FOR_EVERY_CONVEYANCER
+    for name in statements.keys() - FOR_EVERY_CONVEYANCER:
         for statement in statements[name]:
             assert names_its_conveyancer(statement), f"{name}: {statement}"
 
 
+def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
+    users = [*package_of(api), *package_of(calculation_requests)]
+    used = {path.stem: names_used(path, modules={"reading", "storing"}) for path in users}
+
+    assert used["handlers"] >= {"find", "read_page", "Storage"}
+    assert used["fee_waiver"] >= {"find_first"}
+    assert {
+        name: names & FOR_EVERY_CONVEYANCER for name, names in used.items() if names & FOR_EVERY_CONVEYANCER
+    } == {}
+
+
 def names_its_conveyancer(statement: str) -> bool:
-    """Whether a statement is for one conveyancer alone: by name, or between two bounds that both name it."""
+    """Whether a statement is limited to one conveyancer: by its id, or by two bounds that both have it."""
     by_name = re.search(r"\bconveyancer(_id|\.id) = ", statement)
     from_bound = re.search(r"\(?conveyancer_id(, external_id)?\)? >= \(?\$1\b", statement)
     to_bound = re.search(r"\(conveyancer_id, (external_id, )?id\) < \(\$1, ", statement)
@@ -148,21 +159,21 @@ def names_its_conveyancer(statement: str) -> bool:
 
 def test_statements_on_requests_have_one_home() -> None:
     homes = {
-        path.stem
-        for path in Path(service.__path__[0]).glob("*.py")
+        path.relative_to(package_path(service)).with_suffix("").as_posix()
+        for path in package_of(service)
         if statements_in(ast.parse(path.read_text()))
     }
 
-    assert homes == {"calculation_requests"}
+    assert homes == {"calculation_requests/reading", "calculation_requests/storing"}
 
 
-async def test_what_is_anothers_takes_as_long_as_what_is_nobodys(
+async def test_data_of_another_conveyancer_takes_as_long_as_data_that_does_not_exist(
     service_settings: ServiceSettings, issuer: Issuer, others: Named
 ) -> None:
-    """A bound that a busy machine keeps; `python -m tests.benchmarks.rejections` has the figures."""
+    """The bound holds on a busy machine; `python -m tests.benchmarks.rejections` prints the figures."""
     settings = msgspec.structs.replace(service_settings, log_level="WARNING")
     async with api_client(settings, issuer.token(FREE_CONVEYANCER)) as stranger:
-        for _ in range(3):  # A pause of the machine's may spoil one measurement, hardly three.
+        for _ in range(3):  # A pause of the machine may spoil one measurement, hardly three.
             medians = await interleaved_medians(stranger, others, samples=150)
             if abs(medians[0] - medians[1]) < 0.2 * min(medians):
                 return
@@ -172,10 +183,10 @@ async def test_what_is_anothers_takes_as_long_as_what_is_nobodys(
 async def interleaved_medians(
     stranger: httpx.AsyncClient, others: Named, *, samples: int
 ) -> tuple[float, float]:
-    """Return the median seconds of retrieving what is another's, and what is nobody's."""
+    """Return the median seconds of retrieving another conveyancer's request, and one that does not exist."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * samples):
-        named = nobodys() if number % 2 else others
+        named = nothing() if number % 2 else others
         started_at = time.perf_counter()
         response = await retrieve(stranger, named)
         seconds[number % 2].append(time.perf_counter() - started_at)
@@ -183,36 +194,65 @@ async def interleaved_medians(
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
-def statements_by_name(path: Path) -> dict[str, list[str]]:
-    """Return the SQL on calculation_request in each function and constant of a module."""
-    found = {}
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.AsyncFunctionDef(name=name) | ast.FunctionDef(name=name):
-                found[name] = statements_in(node)
-            case ast.Assign(targets=[ast.Name(id=name)]) if name.isupper():
-                found[name] = statements_in(node)
-    return {name: statements for name, statements in found.items() if statements}
+def package_path(package: ModuleType) -> Path:
+    """Return the folder of a package."""
+    return Path(package.__path__[0])
+
+
+def package_of(package: ModuleType) -> list[Path]:
+    """Return the files of a package and of its subpackages."""
+    return sorted(package_path(package).rglob("*.py"))
+
+
+def statements_by_function(module: ModuleType) -> dict[str, list[str]]:
+    """Return the SQL on calculation_request of each function, including the constants that it uses.
+
+    A constant that no function uses is listed under its own name.
+    """
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)]
+    constants = {
+        node.targets[0].id: str(getattr(module, node.targets[0].id))
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and is_statement(str(getattr(module, node.targets[0].id)))
+    }
+    found: dict[str, list[str]] = {}
+    for function in functions:
+        named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & constants.keys()
+        statements = statements_in(function) + [constants[name] for name in named]
+        if statements:
+            found[function.name] = found.get(function.name, []) + statements
+    used = {statement for statements in found.values() for statement in statements}
+    return found | {name: [text] for name, text in constants.items() if text not in used}
 
 
 def statements_in(node: ast.AST) -> list[str]:
-    """Return the SQL on calculation_request anywhere below a node."""
+    """Return the SQL on calculation_request below a node."""
     constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-    texts = [constant for constant in constants if isinstance(constant, str)]
-    return [text for text in texts if re.search(r"\b(FROM|JOIN|INTO|UPDATE)\s+calculation_request\b", text)]
+    return [constant for constant in constants if isinstance(constant, str) and is_statement(constant)]
 
 
-def names_used(path: Path, *, module: str) -> set[str]:
-    """Return what a module uses of another: `module.name`."""
-    return {
-        node.attr
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module
-    }
+def is_statement(text: str) -> bool:
+    """Whether a text is SQL on calculation_request."""
+    return bool(re.search(r"\b(FROM|JOIN|INTO|UPDATE)\s+calculation_request\b", text))
+
+
+def names_used(path: Path, *, modules: Collection[str]) -> set[str]:
+    """Return what a file uses of these modules: `module.name`, and what it imports from them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:
+                found.add(name)
+            case ast.ImportFrom(module=str(module), names=names) if module.rpartition(".")[2] in modules:
+                found |= {alias.name for alias in names}
+    return found
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body without what differs each time."""
+    """Return a body without the values that differ each time."""
     data = body["data"]
     if isinstance(data, dict):
         differs = {"uuid", "created_at", "updated_at", "secret", "request_url"}
@@ -221,5 +261,5 @@ def comparable(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable_headers(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return the headers, in order, without what differs each time."""
+    """Return the headers, in order, without those that differ each time."""
     return [(name, value) for name, value in response.headers.items() if name not in {"date", "x-request-id"}]
