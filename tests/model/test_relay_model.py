@@ -18,8 +18,7 @@ from service.postgres import pool as postgres
 from service.postgres.outages import UNAVAILABLE
 from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
-from worker.rabbitmq import connection as broker
-from worker.rabbitmq.connection import BrokerUnavailable
+from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -150,7 +149,7 @@ class RelayModel(RuleBasedStateMachine):
         self.refused |= {_is_created(event) for event in refused}
 
     async def _relay_once(self) -> None:
-        async with broker.open_channel(self.settings, name="model") as channel:
+        async with open_channel(self.settings, name="model") as channel:
             publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
             await self.relay.relay_lanes(publisher, [0])
 

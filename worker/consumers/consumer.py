@@ -17,14 +17,20 @@ from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
 from worker import metrics
-from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import is_blocked
-from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, TopologyDiffers
+from worker.rabbitmq.connection import (
+    BROKER_ERRORS,
+    CLOSE_SECONDS,
+    BrokerUnavailable,
+    TopologyDiffers,
+    open_channel,
+    open_role,
+)
 from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, first_of, rest
+from worker.waiting import Pauses, wait_at_most, wait_for_first
 
 Content = TypeVar("Content")
 
@@ -95,13 +101,13 @@ class Consumer(Generic[Content]):
             try:
                 await self._dependency()
                 async with (
-                    broker.open_role(self._settings, name=name, needs=needs) as channel,
-                    broker.open_channel(self._settings, name=self._queue.dead_letters) as burials,
+                    open_role(self._settings, name=name, needs=needs) as channel,
+                    open_channel(self._settings, name=self._queue.dead_letters) as burials,
                 ):
                     await self._consume(channel, burials, pauses, stop)
             except _OUTAGES as error:
                 self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
-                await pauses.after(error, stop)
+                await pauses.log_and_wait(error, stop)
 
     async def _consume(
         self, channel: AbstractChannel, burials: AbstractChannel, pauses: Pauses, stop: asyncio.Event
@@ -124,10 +130,10 @@ class Consumer(Generic[Content]):
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
-            await first_of(leaving, stop)
+            await wait_for_first(leaving, stop)
             if leaving.is_set():
                 raise BrokerUnavailable("a channel, the consumer or Postgres is gone")
-            await queue.cancel(tag, timeout=broker.CLOSE_SECONDS)
+            await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
             await self._finish_deliveries(leaving)
@@ -197,7 +203,7 @@ class Consumer(Generic[Content]):
             raise
         except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the message
             _log.error("message_failed", **logs.describe(error))
-            await rest(_FAULT_SECONDS, self._leaving)
+            await wait_at_most(_FAULT_SECONDS, self._leaving)
             await message.reject(requeue=True)  # The delivery limit ends this; it does not count every nack.
             return "returned"
         await message.ack()
@@ -215,7 +221,7 @@ class Consumer(Generic[Content]):
             except PostgresUnavailable as error:
                 if self._leaving.is_set():
                     raise
-                await pauses.after(error, self._leaving)
+                await pauses.log_and_wait(error, self._leaving)
 
     async def _bury(
         self, burials: AbstractChannel, message: AbstractIncomingMessage, refusal: Exception

@@ -29,7 +29,7 @@ from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, rest
+from worker.waiting import Pauses, wait_at_most
 
 _log = structlog.get_logger()
 
@@ -112,18 +112,18 @@ class Postman:
         try:
             started = await self.start_due()
         except PostgresUnavailable as error:
-            await self._pauses.after(error, stop)
+            await self._pauses.log_and_wait(error, stop)
             return
         except Exception as error:  # noqa: BLE001 - to end here would forget the answers that are being recorded
             background_failures.labels("emails").inc()
             _log.error("emails_not_claimed", **logs.describe(error))
-            await self._pauses.after(error, stop)
+            await self._pauses.log_and_wait(error, stop)
             return
         if self._outage is not None:
             outage, self._outage = self._outage, None
-            await self._pauses.after(outage, stop)
+            await self._pauses.log_and_wait(outage, stop)
         elif not started:
-            await rest(self._settings.email_poll_seconds, self._due, stop)
+            await wait_at_most(self._settings.email_poll_seconds, self._due, stop)
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
@@ -221,10 +221,10 @@ class Postman:
                 async with loans.transaction(self._pool, seconds=self._seconds) as connection:
                     outcome = await record(connection)
             except PostgresUnavailable as error:
-                await pauses.after(error, never)
+                await pauses.log_and_wait(error, never)
             except Exception as error:  # noqa: BLE001 - forgetting the answer would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
-                await pauses.after(error, never)
+                await pauses.log_and_wait(error, never)
             else:
                 self._relay.wake()
                 return outcome

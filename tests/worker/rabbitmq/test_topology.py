@@ -15,7 +15,6 @@ from tests.conftest import eventually, running
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, count, passes, publish, take
 from worker.consumers import calculations, notifications
-from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 from worker.relay.loop import Relay
@@ -111,7 +110,7 @@ async def test_exchange_that_differs_stops_the_relay_which_says_so(
 async def test_binding_that_is_lost_is_made_again(
     channel: AbstractChannel, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "_DECLARE_SECONDS", 0.05)
+    monkeypatch.setattr("worker.rabbitmq.connection._DECLARE_SECONDS", 0.05)
     exchange = await channel.get_exchange(topology.REQUESTS)
     ours = await channel.get_queue(NOTIFICATIONS.name)
     theirs = await channel.declare_queue(exclusive=True)

@@ -16,7 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
-from service.outbox import writing as outbox_writing
+from service.outbox.writing import LANES, lane_of, notify
 from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -40,7 +40,7 @@ from tests.worker.forwarder import Forwarder
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay import outbox
+from worker.relay.lanes import lock_lanes
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
@@ -183,7 +183,7 @@ async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
 async def test_event_is_deleted_once_it_is_confirmed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    moved = await relay.relay_lanes(publisher, [outbox_writing.lane_of(stored_request.id)])
+    moved = await relay.relay_lanes(publisher, [lane_of(stored_request.id)])
 
     assert moved == 1
     assert await waiting_events(database) == 0
@@ -197,7 +197,7 @@ async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
     stored_request: CalculationRequest,
 ) -> None:
     await announce_next(database, stored_request.id)
-    lane = outbox_writing.lane_of(stored_request.id)
+    lane = lane_of(stored_request.id)
 
     first_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
     second_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
@@ -239,10 +239,10 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     await late_transaction.start()
     late = await store(late_connection)
     early = await store(database)
-    await database.execute("UPDATE outbox SET lane = $1", outbox_writing.lane_of(late.id))
+    await database.execute("UPDATE outbox SET lane = $1", lane_of(late.id))
 
     for _ in range(5):
-        await relay.relay_lanes(publisher, [outbox_writing.lane_of(late.id)])
+        await relay.relay_lanes(publisher, [lane_of(late.id)])
     await late_transaction.commit()
     await late_connection.close()
     await relay.relay_due(publisher, NEVER)
@@ -299,10 +299,10 @@ async def test_event_whose_id_was_given_out_before_anything_was_written_is_not_p
 async def test_lane_that_another_relay_holds_is_left_alone(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    lane = outbox_writing.lane_of(stored_request.id)
+    lane = lane_of(stored_request.id)
 
     async with database.transaction():
-        assert (await outbox.lock_lanes(database, [lane])).lanes
+        assert (await lock_lanes(database, [lane])).lanes
         moved_meanwhile = await relay.relay_lanes(publisher, [lane])
     moved_afterwards = await relay.relay_lanes(publisher, [lane])
 
@@ -372,8 +372,8 @@ async def test_other_requests_of_the_lane_go_on_while_one_is_held(
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
     other = await store(database)
-    await database.execute("UPDATE outbox SET lane = $1", outbox_writing.lane_of(request.id))
-    await relay.relay_lanes(publisher, [outbox_writing.lane_of(request.id)])
+    await database.execute("UPDATE outbox SET lane = $1", lane_of(request.id))
+    await relay.relay_lanes(publisher, [lane_of(request.id)])
 
     assert await take_ids(tap) == [event_id(other)]
     assert await database.fetchval("SELECT request_id FROM outbox_held") == request.id
@@ -452,7 +452,7 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     for _ in range(4):
         relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
         await make_due(database)
-        await relay.relay_lanes(publisher, [outbox_writing.lane_of(stored_request.id)])
+        await relay.relay_lanes(publisher, [lane_of(stored_request.id)])
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
         pauses.append(round(await database.fetchval(pause), -1))
 
@@ -826,7 +826,7 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     tap: AbstractQueue,
 ) -> None:
     request = await store(database)
-    lane = outbox_writing.lane_of(request.id)
+    lane = lane_of(request.id)
     async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
         broker_link.hold()
         relaying = asyncio.create_task(relay.relay_lanes(publisher, [lane]))
@@ -933,7 +933,7 @@ async def test_relay_that_is_woken_does_not_wait_for_its_next_poll(
     async with running(relay.run, Listener(settings, woken).run):
         await eventually(lambda: passes(relay.check))
         request = await store(database)
-        await outbox_writing.notify(database)
+        await notify(database)
         await eventually(lambda: _is_empty(database))
 
     assert await take_ids(tap) == [event_id(request)]
@@ -969,7 +969,7 @@ async def test_idle_lane_is_looked_at_behind_what_is_gone(
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
 
-    assert relay.low_water_marks == [last_id + 1] * outbox_writing.LANES
+    assert relay.marks.low_water == [last_id + 1] * LANES
 
 
 async def test_event_that_the_marks_have_passed_is_found_in_the_end(
@@ -988,7 +988,7 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
         INSERT INTO outbox (lane, id, request_id, type, sequence, payload) OVERRIDING SYSTEM VALUE
         VALUES ($1, 0, $2, 'request.created', 1, $3)
         """,
-        outbox_writing.lane_of(stored_request.id),
+        lane_of(stored_request.id),
         stored_request.id,
         event,
     )
@@ -1009,7 +1009,7 @@ async def test_events_are_read_although_ids_were_set_back_without_an_error(
         await store(database)
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
-    assert relay.low_water_marks == [4] * outbox_writing.LANES
+    assert relay.marks.low_water == [4] * LANES
     await database.execute("ALTER SEQUENCE outbox_id_seq RESTART")
     await store(database)
 
@@ -1029,7 +1029,7 @@ async def test_events_of_many_lanes_go_out_in_one_window(
     for _ in range(40):
         await store(database)
 
-    moved = await relay.relay_lanes(publisher, range(outbox_writing.LANES))
+    moved = await relay.relay_lanes(publisher, range(LANES))
 
     assert moved == 40
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
@@ -1038,12 +1038,12 @@ async def test_events_of_many_lanes_go_out_in_one_window(
 async def test_lanes_that_another_relay_holds_are_left_alone_and_the_others_relayed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    lane = outbox_writing.lane_of(stored_request.id)
-    while outbox_writing.lane_of((other := await store(database)).id) == lane:
+    lane = lane_of(stored_request.id)
+    while lane_of((other := await store(database)).id) == lane:
         await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
     async with database.transaction():
-        await outbox.lock_lanes(database, [lane])
-        moved = await relay.relay_lanes(publisher, range(outbox_writing.LANES))
+        await lock_lanes(database, [lane])
+        moved = await relay.relay_lanes(publisher, range(LANES))
 
     assert moved == 1
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id

@@ -1,7 +1,7 @@
 """The mark of a lane: it saves scanning what is gone, and never passes what may still appear."""
 
+from worker.relay.lanes import Snapshot
 from worker.relay.low_water import LaneMark
-from worker.relay.outbox import Snapshot
 
 
 def snapshot(number: int) -> Snapshot:

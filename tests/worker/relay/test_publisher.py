@@ -33,14 +33,14 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
         payload=payload,
         created_at=datetime.now(UTC),
         attempts=0,
-        held=False,
+        must_wait=False,
     )
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["at once", "one by one"])
 def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every test publish in both ways."""
-    monkeypatch.setattr("worker.relay.loop.publisher._CAN_WRITE_AT_ONCE", request.param)
+    monkeypatch.setattr("worker.relay.confirm_window.CAN_WRITE_AT_ONCE", request.param)
 
 
 @pytest.fixture

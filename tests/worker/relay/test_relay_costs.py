@@ -5,13 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from service.outbox import writing
+from service.outbox.writing import LANES
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
 from tests.worker.forwarder import Forwarder
 from worker.relay import outbox
+from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -81,12 +82,12 @@ async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: 
 
     async with database.transaction():
         before = await _read_so_far(database)
-        due = await outbox.find_due(database, [0] * writing.LANES)
-        held = await outbox.read_held(database, range(writing.LANES), limit=2)
+        work = await find_work(database, [0] * LANES)
+        due = await outbox.read_due(database, range(LANES), limit=2)
         made_due = await outbox.make_refused_due(database, [True, False], limit=2)
         read = await _read_so_far(database) - before
 
-    assert (due.held_lanes, [row.id for row in held], made_due) == ([_LANE], [0], 0)
+    assert (work.due_lanes, [row.id for row in due], made_due) == ([_LANE], [0], 0)
     assert read < 100
 
 
@@ -121,7 +122,7 @@ async def _hold_many(database: Connection, events: int) -> None:
         """,
         events,
         _LANE,
-        writing.LANES,
+        LANES,
     )
     await database.execute("ANALYZE outbox_held")
     await database.execute("SELECT pg_stat_force_next_flush()")  # Else this would be counted too.
