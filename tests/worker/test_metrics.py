@@ -1,4 +1,4 @@
-"""What the worker tells Prometheus."""
+"""The worker's metrics."""
 
 import asyncio
 
@@ -105,7 +105,7 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
     assert 3600 <= some.oldest_seconds < 3700
 
 
-async def test_gauges_are_read_once_in_a_while(database: Connection, pool: Pool, relay: Relay) -> None:
+async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: Pool, relay: Relay) -> None:
     gauges = Gauges(pool, [of_outbox(relay.marks), of_emails()], timeout_seconds=5.0)
     await gauges.read()
     await store(database)
@@ -115,7 +115,7 @@ async def test_gauges_are_read_once_in_a_while(database: Connection, pool: Pool,
     assert value("outbox_pending_events") == 0
 
 
-async def test_gauges_show_no_number_while_postgres_is_away(
+async def test_gauges_are_nan_during_an_outage_of_postgres(
     database: Connection, worker_settings: WorkerSettings, postgres_link: Forwarder, relay: Relay
 ) -> None:
     await store(database)
@@ -132,7 +132,7 @@ async def test_gauges_show_no_number_while_postgres_is_away(
     assert is_unknown("outbox_oldest_event_age_seconds")
 
 
-async def test_relay_counts_what_was_confirmed(
+async def test_relay_counts_confirmed_events(
     relay: Relay, publisher: Publisher, stored_request: CalculationRequest
 ) -> None:
     assert stored_request.sequence == 1
@@ -147,7 +147,7 @@ async def test_relay_counts_what_was_confirmed(
     assert value("relay_unconfirmed_events") == 0
 
 
-async def test_relay_counts_what_was_returned(
+async def test_relay_counts_returned_events(
     relay: Relay, publisher: Publisher, channel: AbstractChannel, stored_request: CalculationRequest
 ) -> None:
     assert stored_request.sequence == 1
@@ -159,7 +159,7 @@ async def test_relay_counts_what_was_returned(
         await _relay_once(relay, publisher)
 
 
-async def test_event_of_an_unknown_type_is_counted_with_the_others(
+async def test_event_of_an_unknown_type_is_counted_as_other(
     database: Connection, relay: Relay, publisher: Publisher, stored_request: CalculationRequest
 ) -> None:
     await announce_next(database, stored_request.id)
@@ -169,7 +169,7 @@ async def test_event_of_an_unknown_type_is_counted_with_the_others(
         await _relay_once(relay, publisher)
 
 
-async def test_relay_tells_its_connection_outages_and_rests(
+async def test_relay_exports_its_connection_outages_and_wakeups(
     worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
@@ -187,7 +187,7 @@ async def test_relay_tells_its_connection_outages_and_rests(
     assert value("broker_connected", connection="relay") == 0
 
 
-async def test_consumer_counts_messages_by_what_became_of_them(
+async def test_consumer_counts_messages_by_outcome(
     worker_settings: WorkerSettings,
     pool: Pool,
     channel: AbstractChannel,
@@ -214,7 +214,7 @@ async def test_consumer_counts_messages_by_what_became_of_them(
     ("answer", "outcome"),
     [("250 OK", "sent"), ("450 later", "postponed"), ("550 never", "failed")],
 )
-async def test_emails_are_counted_by_what_became_of_them(
+async def test_emails_are_counted_by_outcome(
     *,
     postman: Postman,
     mail_server: MailServer,
@@ -231,7 +231,7 @@ async def test_emails_are_counted_by_what_became_of_them(
             await eventually(lambda: value("emails_total", outcome=outcome) > counted)
 
 
-async def test_discrepancies_are_those_of_the_reconciliation(
+async def test_discrepancies_found_by_reconciliation_are_exported(
     database: Connection, worker_settings: WorkerSettings, pool: Pool, stored_request: CalculationRequest
 ) -> None:
     await database.execute("DELETE FROM outbox")
@@ -244,7 +244,7 @@ async def test_discrepancies_are_those_of_the_reconciliation(
     assert value("reconciliation_last_success_timestamp_seconds") > stored_request.created_at.timestamp()
 
 
-async def test_requests_older_than_the_window_are_not_looked_at(
+async def test_requests_older_than_the_window_are_not_reconciled(
     database: Connection, worker_settings: WorkerSettings, pool: Pool, stored_request: CalculationRequest
 ) -> None:
     assert stored_request.sequence == 1
@@ -257,7 +257,7 @@ async def test_requests_older_than_the_window_are_not_looked_at(
     assert value("reconciliation_discrepancies", kind="request_without_email") == 0
 
 
-async def test_discrepancies_are_looked_for_until_the_end(
+async def test_reconciliation_repeats_until_it_is_stopped(
     worker_settings: WorkerSettings, pool: Pool
 ) -> None:
     settings = settings_with(worker_settings, reconcile_seconds=0.01)

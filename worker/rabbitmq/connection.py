@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 
 
 class BrokerUnavailable(Exception):
-    """RabbitMQ cannot be reached, or did not answer in time."""
+    """RabbitMQ is unreachable, or did not answer in time."""
 
 
 class TopologyDiffers(BrokerUnavailable):
@@ -53,7 +53,7 @@ async def open_role(
             keeping = asyncio.create_task(_keep_declared(connection))
             yield channel
     finally:
-        if keeping is not None:  # After closing: aiormq may swallow a cancellation, but not that.
+        if keeping is not None:  # aiormq may swallow the cancellation; the closed connection ends it.
             keeping.cancel()
             await asyncio.wait([keeping], timeout=CLOSE_SECONDS)
 
