@@ -41,8 +41,8 @@ scripts = st.builds(
 class RelayModel(RuleBasedStateMachine):
     """Requests write events, a relay publishes them, and a broker replies by a script.
 
-    The model knows the events written, in order within each request. It also knows the kinds of events
-    (request.created or others) that were refused without a confirmed retry since. All requests share one lane.
+    The model knows the events written, in order within each request, and the kinds of events (request.created
+    or others) that were refused, with no confirmed retry since. All requests share one lane.
     """
 
     database_url = ""
