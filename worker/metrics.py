@@ -15,15 +15,16 @@ outbox_pending = Gauge(
     "outbox_pending_events", "Events not refused so far; at most 625 are counted in each lane, 10,000 in all."
 )
 outbox_failing = Gauge(
-    "outbox_failing_events", "Events refused by the broker, to be retried; counted among 10,000 held ones."
+    "outbox_failing_events",
+    "Events refused by the broker, to be retried; at most 10,000 held events are counted.",
 )
 outbox_waiting = Gauge(
     "outbox_waiting_events",
-    "Events behind a failing or parked one of their request; counted among 10,000 held ones.",
+    "Events behind a failing or parked one of their request; at most 10,000 held events are counted.",
 )
 outbox_parked = Gauge(
     "outbox_parked_events",
-    "Events that cannot be encoded or that an operator has parked; counted among 10,000 held ones.",
+    "Events that cannot be encoded or that an operator has parked; at most 10,000 held events are counted.",
 )
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."

@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 
 
 class BrokerUnavailable(Exception):
-    """RabbitMQ is unreachable, or did not answer in time."""
+    """RabbitMQ cannot be reached, or did not answer in time."""
 
 
 class TopologyDiffers(BrokerUnavailable):
