@@ -68,11 +68,12 @@ CREATE INDEX calculation_request_external_id
 CREATE UNIQUE INDEX calculation_request_idempotency_key
     ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
--- Events on their way to RabbitMQ, written in the transaction that makes them true and deleted once the broker
--- has confirmed them. The primary key is the order in which a relay reads a lane: one index serves all.
+-- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces, and deleted once
+-- the broker has confirmed it. Relays read a lane in the order of the primary key, so one index is enough. Events are
+-- deleted rather than marked: that settled 130,000 rows a second, an UPDATE 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
-    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- from a cache they would come in no order
+    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- ids from the caches of several sessions would be out of order
     request_id  uuid NOT NULL,
     type        text NOT NULL,
     sequence    integer NOT NULL,
@@ -83,8 +84,8 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Gives a transaction its id before the first event of it gets one. So relays know by the transactions that are under
--- way which ids may still appear: an id that was given out before would be passed over.
+-- Gives a transaction its own id before its first event gets one. From the transactions that are open, relays know
+-- which event ids may still appear. An event id given out to a transaction without an id would be passed over.
 CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     number xid8 := pg_current_xact_id(); -- not PERFORM, which is a whole query
@@ -94,10 +95,10 @@ END $$;
 CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
 
--- Events that the broker refused, and behind each the later ones of the same request. Out of the outbox, so that
--- they delay nobody else. Only the first of a request may be due; next_attempt_at of the others is infinity, or every
--- pass of a relay would step over them. Then it is -infinity: they go before those that were refused themselves, which
--- may be many and are tried one by one.
+-- Events that the broker refused, and the later events of the same requests. In a table of their own, they are never at
+-- the head of a lane and delay no other request. Only the first event of a request may be due. The others have infinity
+-- as next_attempt_at; otherwise every pass of a relay would step over them. When their turn comes it is -infinity, so
+-- that they go before the events that were refused themselves, which may be many and are retried one by one.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -114,18 +115,19 @@ CREATE TABLE outbox_held (
     PRIMARY KEY (lane, id)
 );
 
--- Finds what stands before an event of the same request.
+-- Finds the earlier events of a request.
 CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 
--- Finds what is due for another attempt.
+-- Finds the events that are due.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked_at IS NULL;
 
--- The same for request.created apart from the others: events that RabbitMQ refuses are tried one by one.
+-- The same, with request.created apart from the other types: of each kind, refused events are retried one by one.
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at) WHERE parked_at IS NULL;
 
--- Lets an event wait for those of its request before it. With the search_path of this schema: pg_restore has an empty
--- one. By the index: the plan is kept from a time when the table was empty, and would read all of it for each row.
+-- Makes an event wait for the earlier ones of its request. It has the search_path of this schema, because that of
+-- pg_restore is empty. Sequential scans are off, because the plan may date from when the table was empty, and would
+-- then read all of it for each row.
 CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -137,8 +139,8 @@ END $$;
 CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
--- Ends the wait of the next event of the request. In triggers, so that relays of an earlier release and a person with
--- psql do the same: a row that is not woken is an event that is never sent.
+-- Makes the next event of the request due. This is a trigger, so that it also happens with relays of an earlier release
+-- and with a person at psql: an event that is left waiting would never be sent.
 CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -152,9 +154,8 @@ END $$;
 CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
--- Every event that has not left for RabbitMQ, and why. pending: in the outbox; failing: refused, to be tried again;
--- waiting: behind a failing or parked event of its own request; parked: cannot be encoded, or put aside by an
--- operator.
+-- Every event that has not left for RabbitMQ, and why. pending: in outbox; failing: refused, to be retried; waiting:
+-- behind a failing or parked event of its own request; parked: cannot be encoded, or parked by an operator.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS parked_at

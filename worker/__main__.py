@@ -27,11 +27,13 @@ from service.server.http_server import listen, stop_on_signals
 from service.server.probes import Check, ReadGauges
 from service.settings import InvalidSetting, load
 from service.telemetry import logs, tracing
-from worker import gauges as worker_gauges
 from worker.consumers import calculations, notifications
+from worker.gauges import Gauges, Reading
+from worker.mail.backlog import of_emails
 from worker.mail.postman import Postman
 from worker.operating import commands
 from worker.reconciliation.loop import Discrepancies
+from worker.relay.backlog import of_outbox
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
@@ -125,7 +127,7 @@ async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio
         try:
             await check()
         except (PostgresUnavailable, SchemaOutdated) as error:
-            await pauses.after(error, stop)
+            await pauses.log_and_wait(error, stop)
         else:
             return
 
@@ -135,7 +137,7 @@ def assemble(
 ) -> tuple[dict[str, Part], dict[str, Check], ReadGauges]:
     """Return what *roles* are made of, their readiness checks, and what reads their gauges."""
     parts: dict[str, Part] = {}
-    readings: list[worker_gauges.Reading] = []
+    readings: list[Reading] = []
     checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
@@ -143,20 +145,20 @@ def assemble(
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
         parts["discrepancies"] = Discrepancies(settings, pool).run
-        readings.append(worker_gauges.of_outbox(relay))
+        readings.append(of_outbox(relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
-        readings.append(worker_gauges.of_emails)
+        readings.append(of_emails())
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
         parts["calculations"] = calculation_consumer.run
         checks["calculations"] = calculation_consumer.check
-    gauges = worker_gauges.Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
+    gauges = Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
     return parts, checks, gauges.read
 
 

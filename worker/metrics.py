@@ -1,81 +1,96 @@
-"""What the worker counts for Prometheus, beside what both processes do. Labels are bounded sets."""
+"""The worker's Prometheus metrics, beside those that both processes have. Labels take few, known values."""
 
-from collections import Counter as Numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from service.outbox.events import EVENT_TYPES
 from service.telemetry.metrics import UNKNOWN
-from worker.operating.request_history import EVENT_TYPES
-from worker.relay.outbox import OutboxRow
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
-outbox_pending = Gauge("outbox_pending_events", "Events in the outbox that the broker has not refused.")
-outbox_failing = Gauge("outbox_failing_events", "Events that the broker refused, to be tried again.")
-outbox_waiting = Gauge("outbox_waiting_events", "Events behind a failing or parked one of their request.")
-outbox_parked = Gauge("outbox_parked_events", "Events put aside: they cannot be encoded, or by an operator.")
+# Counting stops at gauges.COUNT_LIMIT: pending events at an equal share of it in each lane, held ones in all.
+outbox_pending = Gauge(
+    "outbox_pending_events", "Events not refused so far; at most 625 are counted in each lane, 10,000 in all."
+)
+outbox_failing = Gauge(
+    "outbox_failing_events",
+    "Events refused by the broker, to be retried; at most 10,000 held events are counted.",
+)
+outbox_waiting = Gauge(
+    "outbox_waiting_events",
+    "Events behind a failing or parked one of their request; at most 10,000 held events are counted.",
+)
+outbox_parked = Gauge(
+    "outbox_parked_events",
+    "Events that cannot be encoded or that an operator has parked; at most 10,000 held events are counted.",
+)
 outbox_oldest_age = Gauge(
-    "outbox_oldest_event_age_seconds", "Age of the oldest pending event; 0 when there is none."
+    "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."
 )
 
 events_published = Counter("relay_events_published_total", "Events that the broker confirmed.", ["type"])
-events_failed = Counter("relay_events_failed_total", "Events that were themselves at fault.", ["reason"])
+events_failed = Counter(
+    "relay_events_failed_total", "Events that were returned, refused or could not be encoded.", ["reason"]
+)
 confirm_seconds = Histogram(
     "relay_confirm_seconds",
-    "From the publishing of a window to its last confirm.",
+    "From publishing a window to its last confirm.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
-unconfirmed_events = Gauge("relay_unconfirmed_events", "Events of the window that is being published.")
+unconfirmed_events = Gauge("relay_unconfirmed_events", "Events in the window being published.")
 delivery_seconds = Histogram(
-    "relay_delivery_seconds", "From the writing of an event to its confirm.", buckets=_DELIVERY_SECONDS
+    "relay_delivery_seconds", "From writing an event to its confirm.", buckets=_DELIVERY_SECONDS
 )
-wakeups = Counter("relay_wakeups_total", "What ended a rest of the relay.", ["source"])
-outages = Counter("relay_outages_total", "How often the relay lost what it depends on.", ["dependency"])
+wakeups = Counter("relay_wakeups_total", "What woke the idle relay.", ["source"])
+outages = Counter(
+    "relay_outages_total", "Outages of RabbitMQ or Postgres that stopped the relay.", ["dependency"]
+)
 lanes_passed_over = Counter(
-    "relay_lanes_passed_over_total", "Lanes in which an event was found before the low-water mark."
+    "relay_lanes_passed_over_total", "Lanes in which an event was found below the low-water mark."
 )
-broker_blocked = Gauge("broker_blocked", "1 while the broker's alarm keeps the relay from publishing.")
+broker_blocked = Gauge("broker_blocked", "1 while an alarm of RabbitMQ blocks the relay.")
 broker_connected = Gauge(
-    "broker_connected", "1 while the connection of this name to RabbitMQ is open.", ["connection"]
+    "broker_connected", "1 while the RabbitMQ connection of this name is open.", ["connection"]
 )
 
 consumer_messages = Counter(
-    "consumer_messages_total", "Messages by what became of them.", ["queue", "outcome"]
+    "consumer_messages_total", "Messages taken from a queue, by outcome.", ["queue", "outcome"]
 )
-consumer_seconds = Histogram("consumer_message_seconds", "From a message to its settling.", ["queue"])
-consumer_reading = Gauge("consumer_reading", "1 while the queue is being read.", ["queue"])
+consumer_seconds = Histogram(
+    "consumer_message_seconds", "From receiving a message to settling it.", ["queue"]
+)
+consumer_reading = Gauge("consumer_reading", "1 while the queue is being consumed.", ["queue"])
 
-emails = Counter("emails_total", "Attempts at e-mails by what became of them.", ["outcome"])
-emails_pending = Gauge("emails_pending", "E-mails neither accepted nor refused for good.")
+emails = Counter("emails_total", "Attempts to send an e-mail, by outcome.", ["outcome"])
+emails_pending = Gauge(
+    "emails_pending", "E-mails neither accepted nor refused for good; at most 10,000 are counted."
+)
 emails_oldest_age = Gauge(
-    "emails_oldest_pending_age_seconds", "Age of the oldest pending e-mail; 0 when there is none."
+    "emails_oldest_pending_age_seconds", "Age of the oldest pending e-mail, or 0 if there is none."
 )
 email_delivery_seconds = Histogram(
     "email_delivery_seconds",
-    "From the intent to send an e-mail to its acceptance by the mail server.",
+    "From recording an e-mail in the ledger to its acceptance by the mail server.",
     buckets=_DELIVERY_SECONDS,
 )
 
 discrepancies = Gauge(
-    "reconciliation_discrepancies", "What did not add up when it was last looked at.", ["kind"]
+    "reconciliation_discrepancies", "Discrepancies found by the last reconciliation.", ["kind"]
 )
 reconciled_at = Gauge(
-    "reconciliation_last_success_timestamp_seconds", "When that was, in seconds since the epoch."
+    "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-READ_FROM_POSTGRES = (
-    outbox_pending, outbox_failing, outbox_waiting, outbox_parked, outbox_oldest_age,
-    emails_pending, emails_oldest_age,
-)  # fmt: skip
+OUTBOX_GAUGES = (outbox_pending, outbox_failing, outbox_waiting, outbox_parked, outbox_oldest_age)
+EMAIL_GAUGES = (emails_pending, emails_oldest_age)
 
-# Only the role that reads them can tell.
-for _gauge in (*READ_FROM_POSTGRES, reconciled_at):
+# NaN until a role reads them: a process without the role never does.
+for _gauge in (*OUTBOX_GAUGES, *EMAIL_GAUGES, reconciled_at):
     _gauge.set(UNKNOWN)
 
-# Series are there from the start, so that the first one counted is an increase.
+# Create the series now: Prometheus sees no increase in a series that starts at 1.
 for _type in (*EVENT_TYPES, "other"):
     events_published.labels(_type)
 for _reason in ("returned", "refused", "unencodable"):
@@ -88,18 +103,9 @@ for _outcome in ("sent", "postponed", "failed", "given_back", "put_off"):
     emails.labels(_outcome)
 
 
-def count_settled(events: Sequence[OutboxRow]) -> None:
-    """Count events that were confirmed and have left the outbox; types that are none of ours count as one."""
-    now = datetime.now(UTC)
-    for event_type, number in Numbers(event.type for event in events).items():
-        events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)
-    for event in events:
-        delivery_seconds.observe(max(0.0, (now - event.created_at).total_seconds()))
-
-
 @contextmanager
-def holding(gauge: Gauge, value: float) -> Iterator[None]:
-    """Let a gauge show *value* until the block is left, and then 0."""
+def showing(gauge: Gauge, value: float) -> Iterator[None]:
+    """Set a gauge to *value* inside the block, and to 0 after it."""
     gauge.set(value)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Waiting: for work, for the end of an outage, and always with a bound."""
+"""Waits with a bound, and the growing pauses of a role during an outage."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ _log = structlog.get_logger()
 
 
 class Pauses:
-    """The growing pauses of one role while something it depends on is away."""
+    """The pauses of a role while a dependency is unavailable: each twice as long as the one before."""
 
     def __init__(self, event: str, *, longest_seconds: float, shortest_seconds: float = 0.05) -> None:
         self._event = event
@@ -21,26 +21,26 @@ class Pauses:
         self._failures = 0
 
     def reset(self) -> None:
-        """Say that work has succeeded again."""
+        """Begin with the shortest pause again, after a success."""
         self._failures = 0
 
-    async def after(self, error: Exception, stop: asyncio.Event) -> None:
-        """Log an outage and pause, longer each time, but no longer than until *stop*."""
+    async def log_and_wait(self, error: Exception, stop: asyncio.Event) -> None:
+        """Log the outage as a warning, then wait for the next pause or until *stop*."""
         seconds = min(self._longest_seconds, self._shortest_seconds * 2 ** min(self._failures, 20))
         seconds *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
         self._failures += 1
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error))
-        await rest(seconds, stop)
+        await wait_at_most(seconds, stop)
 
 
-async def rest(seconds: float, *events: asyncio.Event) -> None:
-    """Wait until one of *events* is set, at most *seconds*."""
+async def wait_at_most(seconds: float, *events: asyncio.Event) -> None:
+    """Wait until one of *events* is set, or *seconds* have passed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await first_of(*events)
+            await wait_for_first(*events)
 
 
-async def first_of(*events: asyncio.Event) -> None:
+async def wait_for_first(*events: asyncio.Event) -> None:
     """Wait until one of *events* is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:

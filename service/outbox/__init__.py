@@ -1,1 +1,1 @@
-"""What the writing side of the outbox needs: the events, and the wake-up of the relays."""
+"""Writing to the outbox: the events, their lanes, and waking the relays."""

@@ -1,4 +1,4 @@
-"""The events that travel: CloudEvents 1.0, thin and free of personal data."""
+"""The events sent and received: their names, types and encoding. CloudEvents 1.0 without personal data."""
 
 from datetime import datetime
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
@@ -13,26 +13,27 @@ SPECVERSION = "1.0"
 CONTENT_TYPE = "application/cloudevents+json"
 DATA_CONTENT_TYPE = "application/json"
 
-EXCHANGE = "calculation-requests"  # a topic exchange; the routing key is the type of the event
-CALCULATIONS_EXCHANGE = "calculations"  # that of the calculation teams, likewise
+# Topic exchanges; the routing key is the type of the event.
+EXCHANGE = "calculation-requests"
+CALCULATIONS_EXCHANGE = "calculations"  # of the calculation teams
 NOTIFICATIONS_QUEUE = "notifications"
 CALCULATION_RESULTS_QUEUE = "calculation-results"
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What every event about a calculation request says; consumers that need more ask the API."""
+    """The fields of every event about a calculation request. Consumers that need more call the API."""
 
     type: ClassVar[str]
 
-    uuid: Annotated[str, msgspec.Meta(description="The request: `GET /v1/request/:uuid`.")]
-    tenant: Annotated[str, msgspec.Meta(description="The conveyancer that the request belongs to.")]
+    uuid: Annotated[str, msgspec.Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.")]
+    tenant: Annotated[str, msgspec.Meta(description="The conveyancer that owns the request.")]
     request_type: str
     property_value: Annotated[int | None, msgspec.Meta(description="In pounds.")]
     calculation_fee_exempt: bool
     external_id: Annotated[str | None, msgspec.Meta(description="The conveyancer's own identifier.")]
     sequence: Annotated[
         int,
-        msgspec.Meta(ge=1, description="1, 2, … within a request: shows losses and inversions."),
+        msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events."),
     ]
 
 
@@ -52,19 +53,21 @@ Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
 
 
 class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
-    """The e-mail to the customer ended unsent: the customer has no link."""
+    """The e-mail to the customer will not be sent: the customer has no link."""
 
     type: ClassVar[str] = "request.email_failed"
 
     reason: Annotated[
         Reason,
         msgspec.Meta(
-            description="`refused`: by the mail server, for good. `gave_up`: it refused, or gave no reply, "
-            "for too long. `not_composable`: the request's addresses and names make no e-mail. `cancelled`: "
-            "by an operator."
+            description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
+            "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
+            "and names. `cancelled`: by an operator."
         ),
     ]
-    smtp_code: Annotated[int, msgspec.Meta(description="The mail server's last; 0 where it gave none.")]
+    smtp_code: Annotated[
+        int, msgspec.Meta(description="The mail server's last reply code; 0 if there was none.")
+    ]
 
 
 class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
@@ -76,7 +79,7 @@ class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
 
 
 class CalculationCreated(msgspec.Struct, frozen=True):
-    """A calculation team made a calculation from a request (inbound). Fields we do not know are ignored."""
+    """A calculation team made a calculation for a request. Unknown fields are ignored."""
 
     type: ClassVar[str] = "calculation.created"
 
@@ -87,19 +90,20 @@ class CalculationCreated(msgspec.Struct, frozen=True):
             min_length=1,
             max_length=255,
             pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]+\Z",
-            description="One word, without bidirectional controls, of which something can be seen.",
+            description="No spaces, control or bidirectional characters; at least one visible character.",
         ),
     ]
 
     def __post_init__(self) -> None:
-        """Refuse what the pattern lets through: to narrow it would break the document that senders have."""
+        """Refuse more than the pattern does: narrowing the pattern would break the contract with senders."""
         if failure := lines.check_filled_line(self.calculation_id):
             raise ValueError(failure[1])
 
 
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
+EVENT_TYPES = tuple(event.type for event in SENT)
 
-# Someone must be listening to these: an unroutable one is a fault, not a success.
+# These count as delivered only if a queue took them. The others may have no subscriber.
 MUST_BE_ROUTED = frozenset({RequestCreated.type})
 
 Data = TypeVar("Data")
@@ -123,12 +127,19 @@ _encoder = msgspec.json.Encoder()
 
 
 def event_id(uuid: str, event_type: str, sequence: int) -> str:
-    """Return the id of an event, the same whenever it is made again: consumers deduplicate by it."""
+    """Return the id of an event: readable, and derived, so a replay makes the same one.
+
+    Consumers deduplicate by it.
+    """
     return f"{uuid}.{event_type}.{sequence}"
 
 
 def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
-    """Return the message body of an event."""
+    """Return the message body of an event.
+
+    All of it comes from rows, its time and sequence included, so `outbox replay` makes the same bytes again.
+    The exception is the trace, which no row keeps.
+    """
     return _encoder.encode(
         CloudEvent(
             specversion=SPECVERSION,
@@ -149,7 +160,7 @@ class _Traced(msgspec.Struct):
 
 
 def trace_of(body: bytes) -> str | None:
-    """Return the trace that a CloudEvent belongs to; None when it tells of none, or is none."""
+    """Return the trace context in the body of a CloudEvent; None if it has none or cannot be parsed."""
     try:
         return trace_context.traceparent({"traceparent": msgspec.json.decode(body, type=_Traced).traceparent})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Wakes the relay after commits: one coalesced NOTIFY, never one per request."""
+"""Wakes the relays after commits, with one NOTIFY for many commits."""
 
 import asyncio
 from contextlib import suppress
@@ -8,14 +8,14 @@ from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 
-_INTERVAL_SECONDS = (0.005, 0.02)  # between two, with few commits and with many
+_INTERVAL_SECONDS = (0.005, 0.02)  # from one NOTIFY to the next, with few commits and with many
 _SECONDS_PER_COMMIT = 0.001
 
 
 class RelayWaker:
-    """Sends one NOTIFY for all the commits of a few milliseconds. A lost one costs the relay's next poll.
+    """Sends one NOTIFY for all commits of a few milliseconds. If it is lost, a relay's poll finds them.
 
-    The more there are, the longer it waits until the next: the relay is busy then, and looks by itself.
+    The more commits there are, the longer it waits until the next NOTIFY: a busy relay looks without one.
     """
 
     def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
@@ -25,12 +25,12 @@ class RelayWaker:
         self._commits = 0
 
     def wake(self) -> None:
-        """Say that something was committed; returns at once."""
+        """Note a commit. Returns at once."""
         self._commits += 1
         self._committed.set()
 
     async def run(self) -> None:
-        """Notify after commits until cancelled."""
+        """Send a NOTIFY after commits, until cancelled."""
         shortest, longest = _INTERVAL_SECONDS
         while True:
             await self._committed.wait()

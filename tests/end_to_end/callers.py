@@ -10,7 +10,7 @@ import httpx
 
 from tests.conftest import A_REQUEST
 from tests.end_to_end.processes import Process
-from worker.waiting import rest
+from worker.waiting import wait_at_most
 
 _PAUSE_SECONDS = 0.05  # after a call that nobody has answered
 _numbers = itertools.count(1)
@@ -68,7 +68,7 @@ class Load:
                 try:
                     response = await client.post("/v1/request", json=body)
                 except httpx.TransportError:
-                    await rest(_PAUSE_SECONDS, stop)
+                    await wait_at_most(_PAUSE_SECONDS, stop)
                     continue
                 if response.status_code == 200:
                     self.stored.add(response.json()["data"]["external_id"])

@@ -16,7 +16,7 @@ from service.outbox import writing
 from tests.faults.latency import Latencies
 from tests.faults.load import CUT_OFF, body_of
 from tests.faults.records import Answer, Record
-from worker.waiting import rest
+from worker.waiting import wait_at_most
 
 _INTERVAL_SECONDS = 0.3
 _AT_ONCE = 16  # keys under way; with more than that nobody calls
@@ -45,7 +45,7 @@ class Callers:
             while not stop.is_set():
                 if len(self._under_way) < _AT_ONCE:
                     self._start()
-                await rest(_INTERVAL_SECONDS, stop)
+                await wait_at_most(_INTERVAL_SECONDS, stop)
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=10.0)
         finally:

@@ -41,7 +41,8 @@ from tests.faults.waiting import until
 from tests.faults.world import connect
 from worker import gauges
 from worker.rabbitmq import topology
-from worker.relay import outbox
+from worker.relay.backlog import read_sizes
+from worker.relay.lanes import find_work
 
 _SINK = "harness.sink"
 _TYPE = RequestCalculated.type
@@ -358,7 +359,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
     behind_dead, left = await _time_scrape(connection, [lane["first"] for lane in lanes])
     over_dead, _ = await _time_scrape(connection, nowhere)
     began = time.perf_counter()
-    await outbox.find_due(connection, nowhere)
+    await find_work(connection, nowhere)
     poll_over_dead = round((time.perf_counter() - began) * 1000, 1)
     for each in (connection, holder):
         await each.close()
@@ -380,7 +381,7 @@ async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float,
     times = []
     for _ in range(_PROBES):
         began = time.perf_counter()
-        sizes = await outbox.read_sizes(connection, marks, exact_limit=gauges.EXACT_LIMIT)
+        sizes = await read_sizes(connection, marks, limit=gauges.COUNT_LIMIT)
         times.append(time.perf_counter() - began)
     return round(median(times) * 1000, 1), sizes.pending
 

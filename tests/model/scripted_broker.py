@@ -1,4 +1,4 @@
-"""A broker that does as it is told: enough of AMQP 0-9-1 for a publisher, and replies from a script."""
+"""A broker with enough of AMQP 0-9-1 for a publisher, whose replies come from a script."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,9 +36,10 @@ _QUIET_SECONDS = 0.01
 
 
 class Script(msgspec.Struct, frozen=True):
-    """How the broker treats the next window: one reply a message, `ack` for those beyond, once all have come.
+    """The broker's replies to the next window, sent once all its messages have arrived.
 
-    `order` permutes the replies; `multiple` confirms all that the acks allow with one frame.
+    There is one reply for each message; further messages get `ack`. `order` permutes the replies. With
+    `multiple`, one frame confirms the whole window if all its replies are `ack`.
     """
 
     replies: Sequence[Reply]
@@ -47,16 +48,16 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class ScriptedBroker:
-    """Listens on the loopback. `taken` lists what a real broker would have put into its queues."""
+    """Listens on the loopback. `taken` lists the messages that a real broker would have queued."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = Script([], [], multiple=False)
-        self.reading = asyncio.Event()  # what is published: no alarm is raised
+        self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
-        self.connections = 0  # taken so far
-        self.missing: set[str] = set()  # queues that are not there
+        self.connections = 0  # accepted so far
+        self.missing: set[str] = set()  # queues that do not exist
         self.may_declare = True
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -79,11 +80,11 @@ class ScriptedBroker:
         return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
 
     def raise_alarm(self) -> None:
-        """Read no further from a connection once it publishes, and tell it, as RabbitMQ does."""
+        """Like RabbitMQ, block each connection once it publishes, and read nothing more from it."""
         self.reading.clear()
 
     def clear_alarm(self) -> None:
-        """Read on."""
+        """Unblock the connections."""
         self.reading.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +118,7 @@ class _Conversation:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Answer until the connection ends."""
+        """Reply until the connection ends."""
         await self._reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
         self._send(0, _START)
         while True:
@@ -137,7 +138,7 @@ class _Conversation:
                 self._send(channel, answer)
 
     def _refusal_of(self, received: Any) -> commands.Channel.Close | None:
-        """Return what closes the channel of a declaration, if anything does."""
+        """Return the error that closes the channel of a declaration, if there is one."""
         if not isinstance(received, commands.Exchange.Declare | commands.Queue.Declare):
             return None
         if not received.passive and not self._broker.may_declare:
@@ -169,7 +170,7 @@ class _Conversation:
         self._writer.write(b"".join(frame.marshal(each, channel) for each in frames))
 
     def _complete(self) -> None:
-        """Take note of a message once its body is whole, and reply when the script's number is reached."""
+        """Record a message once its body is complete, with the reply that the script has for it."""
         assert self._publish is not None
         if self._header is None or len(self._body) < self._header.body_size:
             return
@@ -191,7 +192,7 @@ class _Conversation:
         self._reply_when_quiet()
 
     def _reply_when_quiet(self) -> None:
-        """Reply once no more messages come: how long a window is, only the publisher knows."""
+        """Reply after a quiet moment: the broker does not know where a window ends."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_all)
@@ -210,7 +211,7 @@ class _Conversation:
                 return
 
     def _reply(self, channel: int, tag: int, message_id: str, reply: Reply, returned: Any) -> bool:
-        """Give one reply. Returns whether the channel is still open."""
+        """Send one reply. Returns whether the channel is still open."""
         match reply:
             case "ack" | "drop":
                 self._broker.confirmed.add(message_id)

@@ -1,4 +1,4 @@
-"""The relay as a state machine, on real Postgres and with a broker that answers as scripted."""
+"""The relay as a state machine, with real Postgres and a broker whose replies are scripted."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -18,8 +18,7 @@ from service.postgres import pool as postgres
 from service.postgres.outages import UNAVAILABLE
 from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
-from worker.rabbitmq import connection as broker
-from worker.rabbitmq.connection import BrokerUnavailable
+from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -40,11 +39,10 @@ scripts = st.builds(
 
 
 class RelayModel(RuleBasedStateMachine):
-    """Requests write events, a relay publishes them, a broker answers as scripted.
+    """Requests write events, a relay publishes them, and a broker replies by a script.
 
-    The model knows which events were written, in order within each request, and of which kinds
-    (request.created or others) events were refused and none tried again has been confirmed since.
-    All requests share one lane.
+    The model knows the events written, in order within each request, and the kinds of events (request.created
+    or others) that were refused, with no confirmed retry since. All requests share one lane.
     """
 
     database_url = ""
@@ -58,7 +56,7 @@ class RelayModel(RuleBasedStateMachine):
         self.refused = set[bool]()
 
     def run(self, coroutine: Any) -> Any:
-        """Run one step in the model's own event loop, with a bound."""
+        """Run one step in the model's own event loop, with a timeout."""
         return self.runner.run(asyncio.wait_for(coroutine, 30))
 
     @initialize()
@@ -90,7 +88,7 @@ class RelayModel(RuleBasedStateMachine):
                 self.requests.append(request_id)
 
     def teardown(self) -> None:
-        """Close what the model has opened."""
+        """Close the connections."""
         self.observer.terminate()
         self.run(self.resources.aclose())
         self.runner.close()
@@ -118,7 +116,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule(script=scripts)
     def relay_once(self, script: Script) -> None:
-        """Let the relay make one pass, and the broker answer by *script*."""
+        """Make one pass, with the broker's replies from *script*."""
         self.broker.script = script
         before = self.run(self._attempts())
         with suppress(BrokerUnavailable):
@@ -128,7 +126,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule(passes=st.integers(2, 4))
     def relay_while_refusals_go_on(self, passes: int) -> None:
-        """Let the broker refuse whatever comes, pass after pass."""
+        """Make passes in which the broker refuses every event."""
         for _ in range(passes):
             self.relay_once(Script(["nack"] * WINDOW, [], multiple=False))
 
@@ -141,7 +139,7 @@ class RelayModel(RuleBasedStateMachine):
         }
 
     def _see_pace(self, before: dict[str, int], after: dict[str, int]) -> None:
-        """While refusals of a kind go on, one event of that kind is tried again by a pass, at most."""
+        """Check that, while refusals of a kind go on, a pass retries at most one event of that kind."""
         confirmed = before.keys() - after.keys()
         refused = {event for event, attempts in after.items() if attempts > before.get(event, 0)}
         tried = confirmed | (refused & before.keys())
@@ -150,19 +148,19 @@ class RelayModel(RuleBasedStateMachine):
         self.refused |= {_is_created(event) for event in refused}
 
     async def _relay_once(self) -> None:
-        async with broker.open_channel(self.settings, name="model") as channel:
+        async with open_channel(self.settings, name="model") as channel:
             publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
             await self.relay.relay_lanes(publisher, [0])
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:
-        """The same, but the connection that holds the lane is cut: nothing may be settled."""
+        """Make a pass in which the connection that holds the lane is cut: nothing may be settled."""
         self.broker.script = script
         with suppress(BrokerUnavailable, outages.PostgresUnavailable, *UNAVAILABLE):
             self.run(self._relay_and_cut())
         self.run(eventually(self._has_noticed_the_cut))
         self.broker.script = Script([], [], multiple=False)
-        self.refused.clear()  # What became of a window that was not settled, only the relay knows.
+        self.refused.clear()  # Only the relay knows the outcome of a window that was not settled.
 
     async def _relay_and_cut(self) -> None:
         relaying = asyncio.create_task(self._relay_once())
@@ -178,7 +176,7 @@ class RelayModel(RuleBasedStateMachine):
         await relaying
 
     async def _has_noticed_the_cut(self) -> bool:
-        """Whether the pool lends a connection that works: the end of an idle one may be on its way."""
+        """Whether the pool lends a working connection: it may not have noticed yet that one was cut."""
         with suppress(outages.PostgresUnavailable):
             async with loans.connection(self.pool, seconds=5.0) as connection:
                 await connection.execute("SELECT 1")
@@ -187,7 +185,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_nor_settled_unconfirmed(self) -> None:
-        """What is no longer stored was confirmed."""
+        """Every event that is no longer stored was confirmed."""
         if self.requests:
             stored = self.run(self._stored())
             gone = {event for written in self.written.values() for event in written} - stored
@@ -207,7 +205,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @invariant()
     def events_of_a_request_first_arrive_in_order(self) -> None:
-        """The queues see no event before an earlier one of its request."""
+        """No event reaches the queues before an earlier one of its request."""
         arrived = list(dict.fromkeys(self.broker.taken)) if self.requests else []
         for written in self.written.values():
             mine = [event for event in arrived if event in set(written)]
@@ -215,7 +213,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule()
     def drain_with_a_broker_that_works(self) -> None:
-        """With a broker that works, everything is delivered within a bounded number of passes."""
+        """With a working broker, all events are delivered within a bounded number of passes."""
         for _ in range(60):
             self.relay_once(Script([], [], multiple=False))
             if not self.run(self._stored()):
@@ -230,7 +228,7 @@ def _is_created(event: str) -> bool:
 
 
 @pytest.mark.parametrize("steps", [25])
-def test_relay_keeps_its_promises_whatever_the_broker_answers(
+def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(
     steps: int, database_url: str, pytestconfig: pytest.Config
 ) -> None:
     RelayModel.database_url = database_url

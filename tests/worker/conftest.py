@@ -23,8 +23,8 @@ from service.server.probes import NotReady
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.worker.forwarder import Forwarder
 from worker.mail.postman import Postman
-from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import open_channel
 from worker.relay import outbox
 from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
@@ -96,7 +96,7 @@ async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]
 @asynccontextmanager
 async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
     """Lend a publisher on a new connection."""
-    async with broker.open_channel(settings, name="test") as channel:
+    async with open_channel(settings, name="test") as channel:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
 

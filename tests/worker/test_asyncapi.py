@@ -51,7 +51,7 @@ def row_of(payload: Mapping[str, Any]) -> OutboxRow:
         payload=events.encode(event, time=time, traceparent=payload["traceparent"]),
         created_at=time,
         attempts=0,
-        held=False,
+        must_wait=False,
     )
 
 

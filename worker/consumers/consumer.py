@@ -17,12 +17,18 @@ from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
 from worker import metrics
 from worker.consumers.dead_lettering import dead_letter
-from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, TopologyDiffers
+from worker.rabbitmq.connection import (
+    BROKER_ERRORS,
+    CLOSE_SECONDS,
+    BrokerUnavailable,
+    TopologyDiffers,
+    open_channel,
+    open_role,
+)
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, first_of, rest
+from worker.waiting import Pauses, wait_at_most, wait_for_first
 
 Content = TypeVar("Content")
 
@@ -100,13 +106,13 @@ class Consumer(Generic[Content]):
                 await self._dependency()
                 # Dead letters have a connection of their own: see `dead_letter`.
                 async with (
-                    broker.open_role(self._settings, name=name, needs=needs) as channel,
-                    broker.open_channel(self._settings, name=self._queue.dead_letters) as dead_letters,
+                    open_role(self._settings, name=name, needs=needs) as channel,
+                    open_channel(self._settings, name=self._queue.dead_letters) as dead_letters,
                 ):
                     await self._consume(channel, dead_letters, pauses, stop)
             except _OUTAGES as error:
                 self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
-                await pauses.after(error, stop)
+                await pauses.log_and_wait(error, stop)
 
     async def _consume(
         self, channel: AbstractChannel, dead_letters: AbstractChannel, pauses: Pauses, stop: asyncio.Event
@@ -125,10 +131,10 @@ class Consumer(Generic[Content]):
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
-            await first_of(leaving, stop)
+            await wait_for_first(leaving, stop)
             if leaving.is_set():
                 raise BrokerUnavailable("a channel or the consumer is lost, or a message was not settled")
-            await queue.cancel(tag, timeout=broker.CLOSE_SECONDS)
+            await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
             await self._finish_deliveries(leaving)
@@ -191,7 +197,7 @@ class Consumer(Generic[Content]):
             return "returned"
         except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
             _log.error("message_failed", **logs.describe(error))
-            await rest(_RETRY_SECONDS, self._leaving)
+            await wait_at_most(_RETRY_SECONDS, self._leaving)
             # The delivery limit ends the repetition. It does not count every nack, but every reject.
             await message.reject(requeue=True)
             return "returned"
@@ -209,7 +215,7 @@ class Consumer(Generic[Content]):
             try:
                 return await self._handle(content)
             except PostgresUnavailable as error:
-                await pauses.after(error, self._leaving)
+                await pauses.log_and_wait(error, self._leaving)
         raise _ChannelLeft
 
     def _give_up_channel(self, error: Exception) -> None:

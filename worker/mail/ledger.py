@@ -20,13 +20,6 @@ class Email(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-class Pending(msgspec.Struct, frozen=True):
-    """How many e-mails are neither accepted nor refused for good, and the age of the oldest."""
-
-    number: int
-    oldest_seconds: float
-
-
 async def intend(
     connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
 ) -> bool:
@@ -196,33 +189,3 @@ async def release(connection: Connection, process_id: UUID, event_ids: Sequence[
         process_id,
         event_ids,
     )
-
-
-async def read_pending(connection: Connection, *, exact_limit: int) -> Pending:
-    """Return how many e-mails are pending, at a cost that has a bound however many there are.
-
-    The *exact_limit* that are due first are counted, and the oldest is the oldest of them; beyond that the
-    number is what the index of the pending ones held when it was last vacuumed or analyzed.
-    """
-    (row,) = await connection.fetch(
-        """
-        WITH pending AS (
-            SELECT count(*) AS counted,
-                   greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
-              FROM (SELECT created_at
-                      FROM email
-                     WHERE state = 'pending'
-                     ORDER BY next_attempt_at
-                     LIMIT $1) AS read
-        )
-        SELECT CASE WHEN counted = $1
-                    THEN greatest(counted, (SELECT reltuples::bigint
-                                              FROM pg_class
-                                             WHERE oid = 'email_due'::regclass))
-                    ELSE counted END AS number,
-               oldest_seconds
-          FROM pending
-        """,
-        exact_limit,
-    )
-    return Pending(**row)

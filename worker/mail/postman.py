@@ -28,7 +28,7 @@ from worker.mail.message import EmailNotComposable, Sender
 from worker.mail.outcomes import Failed, GivenBack, Outcome, PutOff, Sent
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, rest
+from worker.waiting import Pauses, wait_at_most
 
 _NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
 
@@ -118,17 +118,17 @@ class Postman:
             outage = self._forget_finished()
             started = await self.start_due()
         except PostgresUnavailable as error:
-            await self._pauses.after(error, stop)
+            await self._pauses.log_and_wait(error, stop)
             return
         except Exception as error:  # noqa: BLE001 - raising would cancel the recording of accepted e-mails
             background_failures.labels("emails").inc()
             _log.error("emails_not_claimed", **logs.describe(error))
-            await self._pauses.after(error, stop)
+            await self._pauses.log_and_wait(error, stop)
             return
         if outage is not None:
-            await self._pauses.after(outage, stop)
+            await self._pauses.log_and_wait(outage, stop)
         elif not started:
-            await rest(self._settings.email_poll_seconds, self._due, self._finished, stop)
+            await wait_at_most(self._settings.email_poll_seconds, self._due, self._finished, stop)
 
     def _forget_finished(self) -> Exception | None:
         """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
@@ -236,10 +236,10 @@ class Postman:
                 async with loans.transaction(self._pool, seconds=self._seconds) as connection:
                     await outcomes.record(connection, outcome, email, process_id=self._process_id)
             except PostgresUnavailable as error:
-                await pauses.after(error, never)
+                await pauses.log_and_wait(error, never)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
-                await pauses.after(error, never)
+                await pauses.log_and_wait(error, never)
             else:
                 self._relay.wake()
                 return

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from service.identifiers import parse_uuid
-from worker.operating import request_history
+from service.outbox.events import EVENT_TYPES
 
 _LARGEST_COUNT = 10_000
 _SMALLEST, _LARGEST = 0.1, 100_000_000.0
@@ -24,8 +24,8 @@ def request_id(text: str) -> UUID:
 
 def event_type(text: str) -> str:
     """Read the type of an event of ours. Raises InvalidArgument."""
-    if text not in request_history.EVENT_TYPES:
-        raise InvalidArgument(f"{text!r} is not one of {', '.join(request_history.EVENT_TYPES)}")
+    if text not in EVENT_TYPES:
+        raise InvalidArgument(f"{text!r} is not one of {', '.join(EVENT_TYPES)}")
     return text
 
 

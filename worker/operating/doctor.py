@@ -41,7 +41,7 @@ from worker.operating.tables import Answer, printable
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 from worker.settings import WorkerSettings
-from worker.waiting import rest
+from worker.waiting import wait_at_most
 
 _LISTENING = 1  # connection of each relay, beside the pool
 _CLOSE_SECONDS = 2.0
@@ -87,7 +87,7 @@ async def _listening(read: WorkerSettings) -> Findings:
         try:
             await listening.add_listener(writing.CHANNEL, lambda *_: heard.set())
             await _notify(read.database_url)
-            await rest(_NOTIFY_SECONDS, heard)
+            await wait_at_most(_NOTIFY_SECONDS, heard)
         finally:
             listening.terminate()
     except (*outages.UNAVAILABLE, ValueError) as error:

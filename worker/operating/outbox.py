@@ -13,14 +13,15 @@ from typing import get_args
 import msgspec
 
 from service.outbox import writing
+from service.outbox.events import EVENT_TYPES
 from service.postgres import loans
 from service.postgres.pool import Connection
-from worker.operating import outbox_statements, replay, request_history
+from worker.operating import outbox_statements, replay
 from worker.operating.arguments import InvalidArgument
 from worker.operating.outbox_statements import Backlog, EventKey, State, UndeliveredEvent
 from worker.operating.replay import Selection, Tally
 from worker.operating.tables import Answer, table
-from worker.relay import outbox
+from worker.relay.lanes import lock_lanes
 
 STATES: tuple[State, ...] = get_args(State)
 
@@ -160,7 +161,7 @@ async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]
     for _ in range(int(_LANE_SECONDS / _LANE_LOOK_SECONDS)):
         async with connection.transaction():
             await connection.execute(_END_WHEN_SILENT)
-            if (await outbox.lock_lanes(connection, [lane])).lanes:
+            if (await lock_lanes(connection, [lane])).lanes:
                 yield
                 return
         await asyncio.sleep(_LANE_LOOK_SECONDS)
@@ -174,7 +175,7 @@ async def replay_events(connection: Connection, arguments: argparse.Namespace) -
     selection = Selection(
         since=arguments.since,
         until=arguments.until or datetime.now(UTC),
-        types=frozenset(arguments.types or request_history.EVENT_TYPES),
+        types=frozenset(arguments.types or EVENT_TYPES),
         request_id=arguments.uuid,
     )
     if arguments.dry_run:

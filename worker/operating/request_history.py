@@ -8,7 +8,6 @@ import msgspec
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.events import (
-    SENT,
     Reason,
     RequestCalculated,
     RequestCreated,
@@ -17,8 +16,6 @@ from service.outbox.events import (
     RequestEvent,
 )
 from service.postgres.pool import Connection
-
-EVENT_TYPES = tuple(event.type for event in SENT)
 
 
 class Happening(msgspec.Struct, frozen=True):

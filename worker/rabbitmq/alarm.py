@@ -1,4 +1,7 @@
-"""The broker's alarm: while it lacks memory or disk, it takes nothing from those who publish."""
+"""RabbitMQ's alarm: while it is short of memory or disk, it reads nothing from connections that publish.
+
+The relay treats an alarm as an outage: /readyz reports it, and the outbox is left alone until it ends.
+"""
 
 import asyncio
 
@@ -7,15 +10,15 @@ from aio_pika.abc import AbstractChannel
 
 from service.server.probes import NotReady
 
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.1  # for a connection to be ready, and between looks
 
 _log = structlog.get_logger()
 
 
 class Alarm:
-    """Whether the broker blocks a connection: it says so once something is published (Connection.Blocked).
+    """Whether the broker blocks a connection. It says so only after a publish (Connection.Blocked).
 
-    The library raises nothing: it logs the broker's reason, and lets one wait until the block has ended.
+    aiormq raises nothing then. It logs the broker's reason, and its `ready` returns when the block has ended.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,7 @@ class Alarm:
             raise NotReady("RabbitMQ blocks publishers")
 
     async def watch(self, channel: AbstractChannel) -> None:
-        """Follow what the broker says to the connection of *channel*, until cancelled."""
+        """Follow the alarm on the connection of *channel* until cancelled."""
         connection = (await channel.get_underlay_channel()).connection
         while True:
             try:
@@ -43,7 +46,7 @@ class Alarm:
 
 
 async def is_blocked(channel: AbstractChannel) -> bool:
-    """Whether the broker has said to the connection of *channel* that it takes nothing."""
+    """Whether the broker blocks the connection of *channel*."""
     connection = (await channel.get_underlay_channel()).connection
     try:
         async with asyncio.timeout(_LOOK_SECONDS):

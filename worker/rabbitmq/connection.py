@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ, and one name for every way it can be away."""
+"""Connections to RabbitMQ, and one exception for every way it can be unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -15,10 +15,10 @@ from worker import metrics
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
-# What aio-pika raises when the broker, its network or the time allowed is at fault.
+# What aio-pika raises when the broker or its network fails, or the time is up.
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
-CLOSE_SECONDS = 2.0  # for the goodbye to the broker
+CLOSE_SECONDS = 2.0  # to close a connection or a consumer in an orderly way
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
@@ -29,16 +29,17 @@ class BrokerUnavailable(Exception):
 
 
 class TopologyDiffers(BrokerUnavailable):
-    """The broker has an exchange or queue that this role needs, but with other properties than ours."""
+    """An exchange or queue that this role needs exists with other properties."""
 
 
 @asynccontextmanager
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str]
 ) -> AsyncIterator[AbstractChannel]:
-    """Lend a channel as `open_channel` does, with the topology declared now and again every minute.
+    """Lend a channel as `open_channel` does. The topology is declared first, and again every minute.
 
-    Raises TopologyDiffers when an exchange or queue of *needs* is another; the others' are only logged.
+    Raises TopologyDiffers when an exchange or queue in *needs* exists with other properties. That stops only
+    the roles that need it, and /readyz reports the difference. Other differences are logged.
     """
     keeping: asyncio.Task[None] | None = None
     try:
@@ -52,7 +53,7 @@ async def open_role(
             keeping = asyncio.create_task(_keep_declared(connection))
             yield channel
     finally:
-        if keeping is not None:  # Only now: aiormq may swallow a cancellation, but ends with its connection.
+        if keeping is not None:  # aiormq may swallow the cancellation; the closed connection ends it.
             keeping.cancel()
             await asyncio.wait([keeping], timeout=CLOSE_SECONDS)
 
@@ -61,8 +62,8 @@ async def open_role(
 async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[AbstractChannel]:
     """Connect, and lend a channel with publisher confirms.
 
-    The connection is not a robust one: a caller leaves the block when anything goes wrong, and opens
-    another. Raises BrokerUnavailable when it cannot be opened.
+    The connection does not reconnect: on any error a caller leaves the block and opens another. Raises
+    BrokerUnavailable when it cannot be opened.
     """
     async with _connect(settings, name) as connection:
         yield await _open(connection, settings)
@@ -70,11 +71,11 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
 
 @asynccontextmanager
 async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[AbstractConnection]:
-    """Lend a connection that is made within *seconds*, and closed in time. Raises BrokerUnavailable."""
+    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
         try:
             connection = await aio_pika.connect(url)
-        except StopAsyncIteration as error:  # aiormq's word for a broker, or its proxy, that hung up at once
+        except StopAsyncIteration as error:  # by aiormq when the broker, or a proxy, closes at once
             raise ConnectionResetError from error
     try:
         yield connection
@@ -86,16 +87,16 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
 
 @asynccontextmanager
 async def _connect(settings: WorkerSettings, name: str) -> AsyncIterator[AbstractConnection]:
-    metrics.broker_connected.labels(name)  # 0 until it is open
+    metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
     url = URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
     async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
-        with metrics.holding(metrics.broker_connected.labels(name), 1):
+        with metrics.showing(metrics.broker_connected.labels(name), 1):
             yield connection
 
 
 @asynccontextmanager
 async def _in_time(seconds: float) -> AsyncIterator[None]:
-    """Raise BrokerUnavailable when the broker is at fault, or takes longer than *seconds*."""
+    """Raise BrokerUnavailable when the broker fails or takes longer than *seconds*."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -109,7 +110,7 @@ async def _open(connection: AbstractConnection, settings: WorkerSettings) -> Abs
 
 
 async def _declare(connection: AbstractConnection) -> dict[str, str]:
-    """Declare the topology, and log what differs."""
+    """Declare the topology. Log and return the differences, by the name of the exchange or queue."""
     differences = await topology.ensure(connection)
     for name, difference in differences.items():
         _log.error("topology_differs", name=name, difference=difference)
@@ -117,10 +118,10 @@ async def _declare(connection: AbstractConnection) -> dict[str, str]:
 
 
 async def _keep_declared(connection: AbstractConnection) -> None:
-    """Declare again every minute, while the connection is open.
+    """Declare the topology every minute while the connection is open.
 
-    For a queue of ours that lost its binding: no event comes back as unroutable while another team's queue
-    takes it. Without a timeout: during an alarm the answer comes at its end.
+    This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
+    another team takes. There is no timeout, because during an alarm the broker answers only at its end.
     """
     while True:
         await asyncio.sleep(_DECLARE_SECONDS)
@@ -128,5 +129,5 @@ async def _keep_declared(connection: AbstractConnection) -> None:
             return
         try:
             await _declare(connection)
-        except Exception as error:  # noqa: BLE001 - the role goes on, and so does this
+        except Exception as error:  # noqa: BLE001 - the role works without it; the next minute may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))

@@ -1,4 +1,4 @@
-"""A message again, as it was, with other headers: on its way to the dead letters and back."""
+"""Copies of messages with other headers, for moving them to the dead letters and back."""
 
 import struct
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.encode import field_table
 
-# RabbitMQ routes a message to the keys in these headers too: they are where its sender once wanted it.
+# RabbitMQ also routes a message by the keys in these headers, as its sender wanted. A copy goes to one queue.
 _ROUTING = ("CC", "BCC")
 
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
-    """Return a persistent copy with these headers, which is routed by its routing key alone.
+    """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Headers that the library reads but cannot write are left out.
+    Headers that the library can read but not write are left out.
     """
     return Message(
         message.body,
@@ -33,7 +33,7 @@ def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Mes
 
 
 def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what cannot be written, such as text that is not UTF-8 and wide floats."""
+    """Leave out headers that cannot be written, such as text that is not UTF-8 or a large double."""
     writable = {}
     for name, value in headers.items():
         try:

@@ -1,4 +1,4 @@
-"""Exchanges, queues and bindings, in one place. Declaring them again changes nothing."""
+"""The exchanges, queues and bindings. Declaring them again changes nothing."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,7 +22,7 @@ _NO_DELIVERY_LIMIT = 1_000_000_000
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue of ours, and what is routed to it."""
+    """A queue of this service, and the messages routed to it."""
 
     name: str
     exchange: str
@@ -30,18 +30,18 @@ class Queue(msgspec.Struct, frozen=True):
 
     @property
     def dead_letters(self) -> str:
-        """The queue for what could not be handled; also its routing key in the exchange of dead letters."""
+        """The queue for messages that could not be handled; also its routing key in DEAD_LETTERS."""
         return f"{self.name}.dead-letters"
 
     @property
     def arguments(self) -> dict[str, FieldValue]:
-        """What the queue is declared with."""
+        """The arguments that the queue is declared with."""
         return {
             "x-queue-type": "quorum",
             "x-delivery-limit": DELIVERY_LIMIT,
             "x-dead-letter-exchange": DEAD_LETTERS,
             "x-dead-letter-routing-key": self.dead_letters,
-            # At-least-once holds only together with reject-publish: else RabbitMQ falls back silently.
+            # Needs reject-publish: without it RabbitMQ silently falls back to at-most-once.
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
@@ -57,7 +57,8 @@ EXCHANGES: Final = {
     DEAD_LETTERS: ExchangeType.DIRECT,
 }
 
-# RabbitMQ 4 would drop what has been looked at twenty times. The number -1, for none, is not in 3.10.
+# Looking at a dead letter must not lose it: by default RabbitMQ 4 drops a message at its twentieth delivery.
+# RabbitMQ 3.10 does not know the value -1, for no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": _NO_DELIVERY_LIMIT,
@@ -65,9 +66,9 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 
 
 async def ensure(connection: AbstractConnection) -> dict[str, str]:
-    """Create what is missing, bind every queue again: every role does, so that any may come first.
+    """Create what is missing and bind every queue. Every role does so, so that any can start first.
 
-    Returns the names of what is there but is another than ours, with what the broker says about it.
+    Returns the names of exchanges and queues with other properties, each with the broker's error.
     """
     try:
         async with connection.channel() as channel:
@@ -78,26 +79,26 @@ async def ensure(connection: AbstractConnection) -> dict[str, str]:
 
 
 async def declare(channel: AbstractChannel) -> None:
-    """Create what is missing on this channel. The broker closes it at the first thing that is another."""
+    """Create what is missing. The broker closes *channel* at the first part that has other properties."""
     for declare_part in _PARTS.values():
         await declare_part(channel)
 
 
 async def _find_differences(connection: AbstractConnection) -> dict[str, str]:
-    """Declare each part on a channel of its own: one that differs must not keep the others from existing."""
+    """Declare each part on a channel of its own, so that one difference does not stop the others."""
     differences = {}
     for name, declare_part in _PARTS.items():
         try:
             async with connection.channel() as channel:
                 await declare_part(channel)
         except ChannelClosed as error:
-            if not (isinstance(error, ChannelAccessRefused) and await _is_there(connection, name)):
+            if not (isinstance(error, ChannelAccessRefused) and await _exists(connection, name)):
                 differences[name] = str(error)
     return differences
 
 
-async def _is_there(connection: AbstractConnection, name: str) -> bool:
-    """Whether a part that we may not declare was made by others, for whom its properties and bindings are."""
+async def _exists(connection: AbstractConnection, name: str) -> bool:
+    """Whether a part exists. If the user may not declare it, its properties and bindings are up to others."""
     names = [each for queue in QUEUES if queue.name == name for each in (queue.name, queue.dead_letters)]
     try:
         async with connection.channel() as channel:

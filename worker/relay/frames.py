@@ -1,6 +1,7 @@
-"""An event as the bytes that publish it (AMQP 0-9-1, sections 2.3.5 and 4.2).
+"""Encodes an event as the AMQP frames that publish it (AMQP 0-9-1, sections 2.3.5 and 4.2).
 
-pamqp makes the same bytes, for any message and in several times the time: these are of one shape.
+pamqp produces the same bytes, as a test checks, but takes several times as long: it encodes any message, and
+this module only events, which all have the same properties.
 """
 
 import struct
@@ -15,12 +16,12 @@ from service.outbox import events
 from worker.rabbitmq import topology
 from worker.relay.outbox import OutboxRow
 
-_HEADER, _BODY, _END = 2, 3, b"\xce"  # types of frames, and the octet behind each
+_HEADER, _BODY, _END = 2, 3, b"\xce"  # two types of frames, and the octet that ends a frame
 _FRAME = struct.Struct(">BHI")  # type, channel, size
-_CONTENT = struct.Struct(">HHQH")  # class, weight, size of the body, flags
+_CONTENT = struct.Struct(">HHQH")  # class, weight, body size, property flags
 _LONG = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
-_BASIC = 60
+_BASIC = 60  # the class of publishes
 _FLAGS = sum(
     spec.Basic.Properties.flags[name]
     for name in ("content_type", "headers", "delivery_mode", "message_id", "timestamp", "message_type")
@@ -28,11 +29,10 @@ _FLAGS = sum(
 
 
 def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
-    """Return the frames that publish an event as persistent; a body goes in pieces of *longest_body*.
+    """Return the frames that publish an event as a persistent message.
 
-    That is negative where the broker sets no limit, as in aiormq.
-
-    Raises ValueError, TypeError or struct.error when AMQP cannot carry it.
+    The body is split into frames of *longest_body* bytes. As in aiormq, that is negative when the broker sets
+    no limit. Raises ValueError, TypeError or struct.error when AMQP cannot carry the event.
     """
     fields = b"".join(
         (

@@ -1,4 +1,4 @@
-"""Receives the NOTIFY that says the outbox has grown; the relay's polling covers for it when it fails."""
+"""Receives the NOTIFY that follows new events. If one is lost, the relay finds the events when it polls."""
 
 import asyncio
 
@@ -10,32 +10,32 @@ from service.postgres import outages
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, rest
+from worker.waiting import Pauses, wait_at_most
 
 _log = structlog.get_logger()
 
 
-class NothingHeard(Exception):
-    """A NOTIFY of our own did not come back: the connection is dead, or goes through a pooler."""
+class NotifyNotReceived(Exception):
+    """A NOTIFY sent as a test was not received: the connection is dead, or leads through a pooler."""
 
 
 class Listener:
-    """A direct connection that LISTENs, and tests itself: a half-open one gives no error of its own."""
+    """A direct connection that LISTENs. It tests itself, because a half-open connection raises no error."""
 
     def __init__(self, settings: WorkerSettings, woken: asyncio.Event) -> None:
         self._settings = settings
         self._woken = woken
-        self._heard = asyncio.Event()
+        self._received = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Listen until *stop*, connecting again whenever the connection fails."""
+        """Listen until *stop*. Reconnect whenever the connection fails."""
         pauses = Pauses("listener_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
         while not stop.is_set():
             try:
                 with outages.unavailability():
                     await self._listen(pauses, stop)
-            except (PostgresUnavailable, NothingHeard) as error:
-                await pauses.after(error, stop)
+            except (PostgresUnavailable, NotifyNotReceived) as error:
+                await pauses.log_and_wait(error, stop)
 
     async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:
         seconds = self._settings.database_timeout_seconds
@@ -45,27 +45,28 @@ class Listener:
             command_timeout=seconds,
         )
         try:
-            await connection.add_listener(writing.CHANNEL, self._hear)
+            await connection.add_listener(writing.CHANNEL, self._receive)
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             while not stop.is_set():
                 await self._test(connection, seconds)
                 pauses.reset()
-                await rest(self._settings.relay_listen_check_seconds, lost, stop)
+                await wait_at_most(self._settings.relay_listen_check_seconds, lost, stop)
                 if lost.is_set():
                     raise PostgresUnavailable
         finally:
             connection.terminate()
 
     async def _test(self, connection: Connection, seconds: float) -> None:
-        self._heard.clear()
+        """Receive a NOTIFY sent over this connection, and see that the server takes writes."""
+        self._received.clear()
         await writing.notify(connection)
-        await rest(seconds, self._heard)
-        if not self._heard.is_set():
-            raise NothingHeard
+        await wait_at_most(seconds, self._received)
+        if not self._received.is_set():
+            raise NotifyNotReceived
         if await connection.fetchval("SHOW transaction_read_only") == "on":
-            raise PostgresUnavailable  # Those who write, and notify, may be connected to another server.
+            raise PostgresUnavailable  # The API writes, and notifies, on another server.
 
-    def _hear(self, *_: object) -> None:
-        self._heard.set()
+    def _receive(self, *_: object) -> None:
+        self._received.set()
         self._woken.set()

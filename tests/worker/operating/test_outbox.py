@@ -20,7 +20,7 @@ from worker.operating import outbox_statements
 from worker.operating.outbox import LaneBusy
 from worker.operating.outbox_statements import EventKey
 from worker.rabbitmq import topology
-from worker.relay import outbox
+from worker.relay.lanes import lock_lanes
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -314,7 +314,7 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
 ) -> None:
     monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 0.2)
     async with database.transaction():
-        assert (await outbox.lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes
+        assert (await lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes
         with pytest.raises(LaneBusy):
             await command(worker_settings, "outbox", "park", event_id(stored_request))
         monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 20.0)
@@ -339,7 +339,7 @@ async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
 
     async def lane_is_free() -> bool:
         async with database.transaction():
-            return bool((await outbox.lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes)
+            return bool((await lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes)
 
     was_free = await lane_is_free()
     await eventually(lane_is_free)

@@ -14,6 +14,7 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
+from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
 from tests.conftest import eventually, running
 from tests.mail_server import MailServer
@@ -25,7 +26,6 @@ from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.operating import replay
 from worker.operating.replay import OutboxNotDraining, Selection, Tally
-from worker.operating.request_history import EVENT_TYPES
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings

@@ -1,4 +1,4 @@
-"""The broker's alarm: the relay waits for its end, says so, and charges no event for it."""
+"""During the broker's alarm the relay waits, is not ready, and charges no event."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,14 +28,14 @@ WAITING_READERS = """
 
 @pytest.fixture
 async def broker() -> AsyncIterator[ScriptedBroker]:
-    """A broker that raises its alarm when the test says so."""
+    """A broker that raises an alarm when the test asks for it."""
     async with ScriptedBroker() as scripted:
         yield scripted
 
 
 @pytest.fixture
 def relay_with(worker_settings: WorkerSettings, broker: ScriptedBroker, pool: Pool) -> Callable[..., Relay]:
-    """Makes relays of this broker."""
+    """Makes relays that use this broker."""
 
     def make(**changes: Any) -> Relay:
         settings = settings_with(worker_settings, amqp_url=broker.url, relay_poll_seconds=0.05, **changes)
@@ -46,12 +46,12 @@ def relay_with(worker_settings: WorkerSettings, broker: ScriptedBroker, pool: Po
 
 @pytest.fixture
 def relay(relay_with: Callable[..., Relay]) -> Relay:
-    """A relay whose patience with the broker is short."""
+    """A relay with a short broker timeout."""
     return relay_with(broker_timeout_seconds=_TIMEOUT_SECONDS)
 
 
 async def is_blocked(relay: Relay) -> bool:
-    """Whether the relay says that it is."""
+    """Whether the relay reports that the broker blocks it."""
     try:
         await relay.check()
     except NotReady as error:
@@ -67,7 +67,7 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(
             await eventually(lambda: passes(relay.check))
             broker.raise_alarm()
             first = await store(database)
-            await eventually(lambda: broker.connections == 2)  # It has given up the window.
+            await eventually(lambda: broker.connections == 2)  # It gave up the window and reconnected.
             await eventually(lambda: is_blocked(relay))
             second = await store(database)
             async with database.transaction():
@@ -90,7 +90,7 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(
     ]  # one connection after the other
 
 
-async def test_window_is_not_published_again_when_the_alarm_is_short(
+async def test_window_is_not_published_again_after_a_short_alarm(
     relay_with: Callable[..., Relay], broker: ScriptedBroker, database: Connection
 ) -> None:
     relay = relay_with(broker_timeout_seconds=30.0)
@@ -107,7 +107,7 @@ async def test_window_is_not_published_again_when_the_alarm_is_short(
     assert broker.connections == 1
 
 
-async def test_relay_that_connects_during_an_alarm_waits_for_its_end_on_the_same_connection(
+async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_the_end(
     relay: Relay, broker: ScriptedBroker, database: Connection
 ) -> None:
     await store(database)

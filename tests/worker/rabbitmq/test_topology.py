@@ -1,4 +1,4 @@
-"""The topology: what is declared, and that declaring it again changes nothing."""
+"""The exchanges, queues and bindings as declared; declaring them again changes nothing."""
 
 import asyncio
 
@@ -15,7 +15,6 @@ from tests.conftest import eventually, running
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, count, passes, publish, take
 from worker.consumers import calculations, notifications
-from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 from worker.relay.loop import Relay
@@ -25,7 +24,9 @@ QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], 
 
 
 @QUEUES
-async def test_declaring_again_keeps_what_is_in_the_queues(channel: AbstractChannel, queue: Queue) -> None:
+async def test_declaring_again_keeps_the_messages_in_the_queues(
+    channel: AbstractChannel, queue: Queue
+) -> None:
     await publish(channel, queue, b"kept")
 
     await topology.declare(channel)
@@ -36,7 +37,7 @@ async def test_declaring_again_keeps_what_is_in_the_queues(channel: AbstractChan
 
 
 @QUEUES
-async def test_queue_refuses_to_be_anything_but_durable(channel: AbstractChannel, queue: Queue) -> None:
+async def test_queue_is_durable(channel: AbstractChannel, queue: Queue) -> None:
     with pytest.raises(ChannelPreconditionFailed):
         await channel.declare_queue(queue.name, durable=False)
 
@@ -58,7 +59,7 @@ async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(
     assert dead.headers["x-death"][0]["queue"] == queue.name
 
 
-async def test_events_of_other_kinds_do_not_reach_the_notifications(channel: AbstractChannel) -> None:
+async def test_events_of_other_types_do_not_reach_the_notifications(channel: AbstractChannel) -> None:
     exchange = await channel.get_exchange(topology.REQUESTS)
 
     await exchange.publish(Message(b"{}"), "request.calculated", mandatory=False)
@@ -66,7 +67,7 @@ async def test_events_of_other_kinds_do_not_reach_the_notifications(channel: Abs
     assert await count(channel, NOTIFICATIONS.name) == 0
 
 
-async def test_queue_that_differs_stops_its_own_role_alone_which_says_what_differs(
+async def test_queue_with_other_properties_stops_only_its_own_role_which_reports_the_difference(
     worker_settings: WorkerSettings, channel: AbstractChannel, pool: Pool, relay: Relay
 ) -> None:
     notified = notifications.consumer(worker_settings, pool, asyncio.Event())
@@ -88,7 +89,7 @@ async def test_queue_that_differs_stops_its_own_role_alone_which_says_what_diffe
 
 
 async def reason_of(check: Check) -> str | None:
-    """Return what a readiness check says about the broker's topology, once it does."""
+    """Return the reason of a failed readiness check if it is a difference in the topology."""
     try:
         await check()
     except NotReady as error:
@@ -96,7 +97,7 @@ async def reason_of(check: Check) -> str | None:
     return None
 
 
-async def test_exchange_that_differs_stops_the_relay_which_says_so(
+async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(
     channel: AbstractChannel, relay: Relay
 ) -> None:
     await channel.exchange_delete(topology.REQUESTS)
@@ -108,10 +109,10 @@ async def test_exchange_that_differs_stops_the_relay_which_says_so(
     assert "fanout" in says
 
 
-async def test_binding_that_is_lost_is_made_again(
+async def test_lost_binding_is_restored(
     channel: AbstractChannel, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker, "_DECLARE_SECONDS", 0.05)
+    monkeypatch.setattr("worker.rabbitmq.connection._DECLARE_SECONDS", 0.05)
     exchange = await channel.get_exchange(topology.REQUESTS)
     ours = await channel.get_queue(NOTIFICATIONS.name)
     theirs = await channel.declare_queue(exclusive=True)
@@ -127,7 +128,7 @@ async def test_binding_that_is_lost_is_made_again(
         await eventually(is_notified)
 
 
-async def test_topology_that_others_have_made_is_enough_for_a_user_who_may_not_declare() -> None:
+async def test_user_who_may_not_declare_can_use_the_topology_that_others_declared() -> None:
     async with ScriptedBroker() as scripted:
         scripted.may_declare = False
         async with await aio_pika.connect(scripted.url) as connection:

@@ -1,4 +1,4 @@
-"""Our encoding of events, against pamqp's own."""
+"""The encoding of events, compared with pamqp's."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_event_is_encoded_as_pamqp_encodes_it(
     ("payload", "pieces"),
     [(b"", []), (b"1234", [b"1234"]), (b"12345", [b"1234", b"5"]), (b"12345678", [b"1234", b"5678"])],
 )
-def test_large_body_goes_in_pieces(payload: bytes, pieces: list[bytes]) -> None:
+def test_large_body_is_split_into_frames(payload: bytes, pieces: list[bytes]) -> None:
     event = row(1, payload=payload)
 
     encoded = encode_event(event, event.event_id, channel=7, longest_body=4)
@@ -57,7 +57,7 @@ def test_large_body_goes_in_pieces(payload: bytes, pieces: list[bytes]) -> None:
     assert encoded == encoded_by_pamqp(event, pieces)
 
 
-def test_body_is_in_one_piece_where_the_broker_sets_no_limit() -> None:
+def test_body_is_one_frame_when_the_broker_sets_no_limit() -> None:
     event = row(1, payload=b"12345678")
 
     encoded = encode_event(event, event.event_id, channel=7, longest_body=-8)

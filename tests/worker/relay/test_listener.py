@@ -1,4 +1,4 @@
-"""The listener: hears NOTIFY, and notices when it cannot."""
+"""The listener receives NOTIFY, and notices a connection on which it cannot."""
 
 import asyncio
 from functools import partial
@@ -21,17 +21,17 @@ LISTENERS = """
 """
 
 
-async def test_notify_wakes(worker_settings: WorkerSettings, database: Connection) -> None:
+async def test_notify_wakes_the_relay(worker_settings: WorkerSettings, database: Connection) -> None:
     woken = asyncio.Event()
 
     async with running(Listener(worker_settings, woken).run):
-        await eventually(woken.is_set)  # by its own test
+        await eventually(woken.is_set)  # by the listener's self-test
         woken.clear()
         await writing.notify(database)
         await eventually(woken.is_set)
 
 
-async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_the_pool_goes_on(
+async def test_killed_connection_is_replaced_at_once_and_the_pool_is_not_affected(
     worker_settings: WorkerSettings, database: Connection, pool: Pool
 ) -> None:
     settings = settings_with(worker_settings, relay_listen_check_seconds=600.0)
@@ -52,14 +52,14 @@ async def test_killed_connection_is_replaced_long_before_the_next_self_test_and_
 
 
 async def process_of(pool: Pool) -> int:
-    """Return the process that serves the pool's connection."""
+    """Return the pid of the Postgres process that serves the pool."""
     async with loans.connection(pool, seconds=5.0) as connection:
         process: int = await connection.fetchval("SELECT pg_backend_pid()")
     return process
 
 
 async def other_listeners(database: Connection, killed: int) -> list[int]:
-    """Return the processes that listen now, without the one that was killed."""
+    """Return the pids of the listeners' Postgres processes, without *killed*."""
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
@@ -85,7 +85,7 @@ async def test_connection_that_has_gone_silent_is_replaced(
         assert await other_listeners(database, silent)
 
 
-async def test_connection_to_a_server_that_takes_no_writes_is_replaced(
+async def test_connection_to_a_read_only_server_is_replaced(
     worker_settings: WorkerSettings, database: Connection
 ) -> None:
     name = await database.fetchval("SELECT current_database()")
@@ -103,11 +103,11 @@ async def test_connection_to_a_server_that_takes_no_writes_is_replaced(
 
 
 async def is_gone(database: Connection, process: int) -> bool:
-    """Whether a process of Postgres has ended."""
+    """Whether a Postgres process has ended."""
     return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", process)
 
 
-async def test_listening_begins_when_postgres_comes_up(
+async def test_listener_connects_when_postgres_comes_up(
     worker_settings: WorkerSettings, postgres_link: Forwarder
 ) -> None:
     woken = asyncio.Event()

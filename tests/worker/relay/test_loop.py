@@ -1,4 +1,4 @@
-"""The relay: nothing lost, nothing out of order, and no event charged for what is not its fault."""
+"""The relay loses no event, keeps the order within a request, and charges no event for an outage."""
 
 import asyncio
 from collections import defaultdict
@@ -16,7 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
-from service.outbox import writing as outbox_writing
+from service.outbox.writing import LANES, lane_of, notify
 from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -40,7 +40,7 @@ from tests.worker.forwarder import Forwarder
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay import outbox
+from worker.relay.lanes import lock_lanes
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
@@ -56,7 +56,7 @@ MakeRelay = Callable[..., Relay]
 
 @pytest.fixture
 def relay_with(worker_settings: WorkerSettings, pool: Pool) -> MakeRelay:
-    """Makes relays whose settings differ from the usual."""
+    """Makes relays with changed settings."""
 
     def make(**changes: Any) -> Relay:
         return Relay(settings_with(worker_settings, **changes), pool, asyncio.Event())
@@ -65,12 +65,12 @@ def relay_with(worker_settings: WorkerSettings, pool: Pool) -> MakeRelay:
 
 
 async def into_one_lane(database: Connection) -> None:
-    """Bring all that is in the outbox into one lane, where a window can hold the events of many requests."""
+    """Move all events of the outbox to one lane, so that they can share a window."""
     await database.execute("UPDATE outbox SET lane = $1", LANE)
 
 
 async def unroute(channel: AbstractChannel) -> None:
-    """Leave request.created without a queue, until `route`."""
+    """Leave request.created without a queue until `route`."""
     await channel.queue_delete(topology.NOTIFICATIONS.name)
 
 
@@ -80,24 +80,24 @@ async def route(channel: AbstractChannel) -> None:
 
 
 class RefusingQueue(msgspec.Struct):
-    """A queue of another team that takes no request.created, and a tap that does."""
+    """A queue of another team that refuses request.created, and a tap that takes it."""
 
     full: AbstractQueue
     tap: AbstractQueue
 
     async def mend(self) -> None:
-        """Let request.created be taken again."""
+        """End the refusals."""
         await self.full.delete(if_empty=False)
 
 
 @pytest.fixture
 async def refusing(channel: AbstractChannel, tap: AbstractQueue) -> RefusingQueue:
-    """A queue that refuses request.created, though ours and the tap take it."""
+    """A queue that refuses request.created, while notifications and the tap take it."""
     return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
 
 
 async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
-    """Have the broker refuse the events with this key; every other queue still gets them."""
+    """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
     full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     await channel.default_exchange.publish(Message(b""), full.name)
     return full
@@ -112,17 +112,17 @@ async def waiting_events(database: Connection) -> int:
 
 
 async def make_due(database: Connection) -> None:
-    """End the wait of every held event."""
+    """Make every held event due."""
     await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE parked_at IS NULL")
 
 
 def event_id(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
-    """Return the id that the event must have."""
+    """Return the expected id of an event."""
     return f"{request.uuid}.{event_type}.{sequence}"
 
 
 def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
-    """Return the sequence numbers of each request as they came, repeats left out."""
+    """Return the sequence numbers of each request in the order of arrival, without repeats."""
     sequences: dict[str, list[int]] = defaultdict(list)
     for message in messages:
         data = msgspec.json.decode(message.body)["data"]
@@ -131,7 +131,7 @@ def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
     return sequences
 
 
-async def test_event_is_published_as_a_persistent_cloud_event_whose_message_id_is_its_own(
+async def test_event_is_published_as_a_persistent_cloud_event_with_its_id_as_message_id(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     request = await store(database, traceparent=TRACEPARENT)
@@ -160,7 +160,7 @@ async def test_event_is_published_as_a_persistent_cloud_event_whose_message_id_i
     }
 
 
-async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
+async def test_event_body_has_no_personal_data_and_no_secret(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     request = await store(database, external_id="case-7", notes="Beware of the dog", meta_data='{"a":"b"}')
@@ -183,7 +183,7 @@ async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
 async def test_event_is_deleted_once_it_is_confirmed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    moved = await relay.relay_lanes(publisher, [outbox_writing.lane_of(stored_request.id)])
+    moved = await relay.relay_lanes(publisher, [lane_of(stored_request.id)])
 
     assert moved == 1
     assert await waiting_events(database) == 0
@@ -197,7 +197,7 @@ async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
     stored_request: CalculationRequest,
 ) -> None:
     await announce_next(database, stored_request.id)
-    lane = outbox_writing.lane_of(stored_request.id)
+    lane = lane_of(stored_request.id)
 
     first_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
     second_pass = await relay.relay_lanes(publisher, [lane]), await take_ids(tap)
@@ -206,7 +206,7 @@ async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
     assert second_pass == (1, [event_id(stored_request, "request.email_sent", 2)])
 
 
-async def test_requests_of_a_lane_go_out_in_one_window(
+async def test_events_of_different_requests_of_a_lane_share_a_window(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     requests = [await store(database) for _ in range(5)]
@@ -239,10 +239,10 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     await late_transaction.start()
     late = await store(late_connection)
     early = await store(database)
-    await database.execute("UPDATE outbox SET lane = $1", outbox_writing.lane_of(late.id))
+    await database.execute("UPDATE outbox SET lane = $1", lane_of(late.id))
 
     for _ in range(5):
-        await relay.relay_lanes(publisher, [outbox_writing.lane_of(late.id)])
+        await relay.relay_lanes(publisher, [lane_of(late.id)])
     await late_transaction.commit()
     await late_connection.close()
     await relay.relay_due(publisher, NEVER)
@@ -250,7 +250,7 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     assert await take_ids(tap) == [event_id(early), event_id(late)]
 
 
-async def test_event_whose_commit_takes_long_while_nothing_else_happens_is_not_passed_over(
+async def test_event_of_a_slow_commit_on_an_idle_database_is_not_passed_over(
     relay: Relay, publisher: Publisher, database_url: str
 ) -> None:
     late_connection = await asyncpg.connect(database_url)
@@ -266,14 +266,14 @@ async def test_event_whose_commit_takes_long_while_nothing_else_happens_is_not_p
     assert await relay.relay_due(publisher, NEVER) == 1
 
 
-async def test_event_whose_id_was_given_out_before_anything_was_written_is_not_passed_over(
+async def test_event_whose_id_was_given_out_before_the_first_write_is_not_passed_over(
     relay: Relay,
     publisher: Publisher,
     database: Connection,
     database_url: str,
     stored_request: CalculationRequest,
 ) -> None:
-    """Until it writes, Postgres gives a transaction no id by which relays would know that it is under way."""
+    """A transaction gets an id at its first write. Without one, relays cannot know that it is open."""
     await database.execute("SELECT pg_advisory_lock(1)")
     late_connection = await asyncpg.connect(database_url)
     writing = asyncio.create_task(
@@ -296,20 +296,20 @@ async def test_event_whose_id_was_given_out_before_anything_was_written_is_not_p
     assert await relay.relay_due(publisher, NEVER) == 1
 
 
-async def test_lane_that_another_relay_holds_is_left_alone(
+async def test_lane_that_another_relay_has_locked_is_left_alone(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    lane = outbox_writing.lane_of(stored_request.id)
+    lane = lane_of(stored_request.id)
 
     async with database.transaction():
-        assert (await outbox.lock_lanes(database, [lane])).lanes
+        assert (await lock_lanes(database, [lane])).lanes
         moved_meanwhile = await relay.relay_lanes(publisher, [lane])
     moved_afterwards = await relay.relay_lanes(publisher, [lane])
 
     assert (moved_meanwhile, moved_afterwards) == (0, 1)
 
 
-async def test_returned_event_is_held_with_its_error_and_a_time_for_the_next_attempt(
+async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_attempt(
     relay: Relay,
     publisher: Publisher,
     database: Connection,
@@ -356,7 +356,7 @@ async def test_later_events_of_a_request_wait_behind_the_held_one(
     ]
 
 
-async def test_other_requests_of_the_lane_go_on_while_one_is_held(
+async def test_other_requests_of_the_lane_are_published_while_one_is_held(
     relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
@@ -372,14 +372,14 @@ async def test_other_requests_of_the_lane_go_on_while_one_is_held(
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
     other = await store(database)
-    await database.execute("UPDATE outbox SET lane = $1", outbox_writing.lane_of(request.id))
-    await relay.relay_lanes(publisher, [outbox_writing.lane_of(request.id)])
+    await database.execute("UPDATE outbox SET lane = $1", lane_of(request.id))
+    await relay.relay_lanes(publisher, [lane_of(request.id)])
 
     assert await take_ids(tap) == [event_id(other)]
     assert await database.fetchval("SELECT request_id FROM outbox_held") == request.id
 
 
-async def test_held_events_are_delivered_in_order_when_they_are_due_and_the_queue_is_back(
+async def test_held_events_are_delivered_in_order_once_they_are_due_and_the_queue_is_back(
     relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
 ) -> None:
     request = await store(database)
@@ -402,7 +402,7 @@ async def test_held_events_are_delivered_in_order_when_they_are_due_and_the_queu
     assert in_order(await take_all(tap)) == {request.uuid: [1, 2, 3]}
 
 
-async def test_event_behind_a_refused_one_is_due_once_that_is_delivered(
+async def test_event_behind_a_refused_one_is_due_once_the_refused_one_is_delivered(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
     relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
@@ -423,10 +423,9 @@ async def test_event_behind_a_refused_one_is_due_once_that_is_delivered(
     ]
 
 
-async def test_event_that_comes_while_the_refused_one_before_it_is_delivered_does_not_wait_for_ever(
+async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_wait_for_ever(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
-    """It is held in the pass that delivers what it was to wait for."""
     relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
     request = await store(database)
     await relay.relay_due(publisher, NEVER)
@@ -439,7 +438,7 @@ async def test_event_that_comes_while_the_refused_one_before_it_is_delivered_doe
     assert await waiting_events(database) == 0
 
 
-async def test_pauses_between_attempts_double_up_to_the_longest(
+async def test_wait_of_a_refused_event_doubles_up_to_the_longest(
     relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
@@ -452,7 +451,7 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
     for _ in range(4):
         relay = relay_with(relay_retry_seconds=100.0, relay_longest_retry_seconds=300.0)
         await make_due(database)
-        await relay.relay_lanes(publisher, [outbox_writing.lane_of(stored_request.id)])
+        await relay.relay_lanes(publisher, [lane_of(stored_request.id)])
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
         pauses.append(round(await database.fetchval(pause), -1))
 
@@ -462,7 +461,7 @@ async def test_pauses_between_attempts_double_up_to_the_longest(
 async def test_refused_event_is_never_parked(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
-    """The fault may be another team's queue, and concern every event."""
+    """The fault may lie with the queue of another team, and concern every event."""
     relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
     request = await store(database)
 
@@ -477,10 +476,10 @@ async def test_refused_event_is_never_parked(
     assert await waiting_events(database) == 0
 
 
-async def test_one_refused_event_is_tried_at_a_time_while_refusals_go_on_and_new_ones_at_once(
+async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_new_ones_at_once(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
-    """Each try is one more copy in every queue that takes the event."""
+    """Each attempt puts one more copy into every queue that takes the event."""
     relay = relay_with(relay_retry_seconds=3600.0, relay_longest_retry_seconds=3600.0)
     requests = [await store(database) for _ in range(5)]
     while await relay.relay_due(publisher, NEVER):
@@ -499,7 +498,7 @@ async def test_one_refused_event_is_tried_at_a_time_while_refusals_go_on_and_new
     assert len(copies) == 2
 
 
-async def test_refused_events_are_tried_in_turn(
+async def test_refused_events_are_retried_in_turn(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
     relay = relay_with(relay_retry_seconds=0.0001, relay_longest_retry_seconds=0.0001)
@@ -514,7 +513,7 @@ async def test_refused_events_are_tried_in_turn(
     assert copies[3:] == [event_id(request) for request in requests] * 2
 
 
-async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
+async def test_first_confirmed_retry_lifts_the_limit_on_retries(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
     relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=20)
@@ -530,10 +529,10 @@ async def test_first_confirm_ends_the_wait_of_all_that_were_refused(
     assert moved == [1, 20, 9, 0]
 
 
-async def test_first_confirm_makes_all_that_were_refused_due(
+async def test_first_confirmed_retry_makes_all_refused_events_due(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
-    """Else a queue that takes events again would get the last of them minutes later."""
+    """Otherwise a queue that has recovered would get the last of them minutes later."""
     relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=1)
     parked, *_ = [await store(database) for _ in range(10)]
     while await relay.relay_due(publisher, NEVER):
@@ -558,7 +557,7 @@ async def test_first_confirm_makes_all_that_were_refused_due(
 async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, channel: AbstractChannel
 ) -> None:
-    """It has not been refused itself. In one lane, where those refused would fill every batch."""
+    """It was not refused itself. In one lane, the refused events would otherwise fill every batch."""
     relay = relay_with(relay_retry_seconds=3600.0, relay_held_batch_size=2)
     refusing_created = await bind_full_queue(channel, "request.created")
     refusing_sent = await bind_full_queue(channel, "request.email_sent")
@@ -587,7 +586,7 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
 async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
     relay_with: MakeRelay, publisher: Publisher, database: Connection, refusing: RefusingQueue
 ) -> None:
-    """A queue may refuse one event for ever: that is no reason for a copy a second in every other queue."""
+    """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
     relay = relay_with(relay_retry_seconds=3600.0)
     await store(database)
     await relay.relay_due(publisher, NEVER)
@@ -600,7 +599,7 @@ async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
     assert await database.fetchval("SELECT attempts FROM outbox_held WHERE next_attempt_at > now()") == 1
 
 
-async def test_queue_that_refuses_other_events_does_not_keep_request_created_waiting(
+async def test_queue_that_refuses_other_types_does_not_delay_request_created(
     relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
@@ -630,7 +629,7 @@ async def test_queue_that_refuses_other_events_does_not_keep_request_created_wai
     assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
 
 
-async def test_event_that_cannot_be_encoded_is_parked_at_once_and_the_later_ones_wait(
+async def test_event_that_cannot_be_encoded_is_parked_at_once_and_later_ones_of_its_request_wait(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     request = await store(database)
@@ -646,7 +645,7 @@ async def test_event_that_cannot_be_encoded_is_parked_at_once_and_the_later_ones
     assert await take_ids(tap) == []
 
 
-async def test_event_that_nobody_listens_to_is_delivered_when_listening_is_optional(
+async def test_event_without_a_queue_counts_as_delivered_unless_it_must_be_routed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await relay.relay_due(publisher, NEVER)
@@ -659,7 +658,7 @@ async def test_event_that_nobody_listens_to_is_delivered_when_listening_is_optio
     assert await waiting_events(database) == 0
 
 
-async def test_event_that_cannot_be_encoded_fails_by_itself(
+async def test_event_that_cannot_be_encoded_does_not_affect_the_others(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     before, broken, after = [await store(database) for _ in range(3)]
@@ -676,7 +675,7 @@ async def test_event_that_cannot_be_encoded_fails_by_itself(
     assert held["last_error"].startswith("unencodable")
 
 
-async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_the_right_ones(
+async def test_confirms_are_matched_to_the_right_events_beside_events_that_cannot_be_encoded(
     relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel, tap: AbstractQueue
 ) -> None:
     requests = [await store(database) for _ in range(6)]
@@ -689,7 +688,7 @@ async def test_broken_events_do_not_keep_the_channel_from_crediting_confirms_to_
     await route(channel)
     await tap.bind(topology.REQUESTS, ANY_EVENT)
 
-    for _ in range(2):  # One first, to see whether refusals go on.
+    for _ in range(2):  # The first pass retries one event, to see whether refusals go on.
         await make_due(database)
         await relay.relay_lanes(publisher, [LANE])
 
@@ -722,7 +721,7 @@ async def _is_empty(database: Connection) -> bool:
     return await waiting_events(database) == 0
 
 
-async def test_broker_that_is_away_charges_no_attempt_and_delivery_resumes_when_it_is_back(
+async def test_outage_of_the_broker_charges_no_attempt_and_delivery_resumes_after_it(
     relay_with: MakeRelay,
     broker_link: Forwarder,
     database: Connection,
@@ -745,7 +744,7 @@ async def test_broker_that_is_away_charges_no_attempt_and_delivery_resumes_when_
     assert await take_ids(tap) == [event_id(stored_request)]
 
 
-async def test_address_at_which_no_broker_listens_is_an_outage(
+async def test_address_without_a_broker_is_an_outage(
     worker_settings: WorkerSettings, pool: Pool, unused_tcp_port: int
 ) -> None:
     url = f"amqp://guest:guest@127.0.0.1:{unused_tcp_port}/"
@@ -758,7 +757,7 @@ async def test_address_at_which_no_broker_listens_is_an_outage(
     assert not await passes(Relay(settings, pool, asyncio.Event()).check)
 
 
-async def test_connection_cut_again_and_again_loses_nothing_and_inverts_nothing(
+async def test_connection_cut_repeatedly_loses_and_reorders_nothing(
     relay_with: MakeRelay, broker_link: Forwarder, database: Connection, tap: AbstractQueue
 ) -> None:
     requests = [await store(database) for _ in range(5)]
@@ -780,13 +779,13 @@ async def test_connection_cut_again_and_again_loses_nothing_and_inverts_nothing(
 
 
 async def take_more(tap: AbstractQueue, messages: list[AbstractIncomingMessage]) -> bool:
-    """Take what has come, at least one message unless the events have run out."""
+    """Take the messages that have arrived. True if there were any, or none is missing."""
     messages += (taken := await take_all(tap))
     return bool(taken) or len(messages) >= 55
 
 
 async def publishing_under_way(database: Connection) -> bool:
-    """Whether a relay has read its window and has not settled it."""
+    """Whether a relay has read a window and not yet settled it."""
     return bool(
         await database.fetchval(
             """
@@ -800,7 +799,7 @@ async def publishing_under_way(database: Connection) -> bool:
     )
 
 
-async def test_row_deleted_by_somebody_else_is_a_lost_lane_and_nothing_is_settled(
+async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_settled(
     worker_settings: WorkerSettings, relay: Relay, broker_link: Forwarder, database: Connection
 ) -> None:
     kept, gone = await store(database), await store(database)
@@ -826,7 +825,7 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     tap: AbstractQueue,
 ) -> None:
     request = await store(database)
-    lane = outbox_writing.lane_of(request.id)
+    lane = lane_of(request.id)
     async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as publisher:
         broker_link.hold()
         relaying = asyncio.create_task(relay.relay_lanes(publisher, [lane]))
@@ -845,14 +844,14 @@ async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     assert await waiting_events(database) == 0
 
 
-async def test_nothing_is_published_from_a_postgres_that_takes_no_writes(
+async def test_nothing_is_published_from_a_read_only_postgres(
     relay: Relay,
     publisher: Publisher,
     database: Connection,
     tap: AbstractQueue,
     stored_request: CalculationRequest,
 ) -> None:
-    """Nothing could be settled there, and every pass would publish the same events again."""
+    """It could settle nothing, and every pass would publish the same events again."""
     name = await database.fetchval("SELECT quote_ident(current_database())")
     await database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
 
@@ -888,7 +887,7 @@ async def test_window_whose_commit_fails_is_published_again(
     assert await waiting_events(database) == 0
 
 
-async def test_what_was_confirmed_before_an_outage_is_settled_and_the_rest_stays(
+async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
     worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder, database: Connection
 ) -> None:
     confirmed, unconfirmed = await store(database), await store(database)
@@ -923,7 +922,7 @@ async def test_relay_keeps_working_after_an_outage_of_postgres(
     assert await take_ids(tap) == [event_id(first), event_id(second)]
 
 
-async def test_relay_that_is_woken_does_not_wait_for_its_next_poll(
+async def test_woken_relay_does_not_wait_for_its_next_poll(
     worker_settings: WorkerSettings, pool: Pool, database: Connection, tap: AbstractQueue
 ) -> None:
     settings = settings_with(worker_settings, relay_poll_seconds=3600.0)
@@ -933,13 +932,13 @@ async def test_relay_that_is_woken_does_not_wait_for_its_next_poll(
     async with running(relay.run, Listener(settings, woken).run):
         await eventually(lambda: passes(relay.check))
         request = await store(database)
-        await outbox_writing.notify(database)
+        await notify(database)
         await eventually(lambda: _is_empty(database))
 
     assert await take_ids(tap) == [event_id(request)]
 
 
-async def test_stopped_relay_leaves_what_it_has_not_published(
+async def test_stopped_relay_leaves_unpublished_events(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
     stop = asyncio.Event()
@@ -960,19 +959,19 @@ async def test_event_is_not_stored_without_its_request(database: Connection) -> 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_idle_lane_is_looked_at_behind_what_is_gone(
+async def test_idle_lane_is_read_from_behind_the_deleted_events(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    """Or, while a backup holds an old snapshot, every look would step over all that was ever relayed."""
+    """Otherwise, while a backup holds an old snapshot, every look would step over all of them."""
     last_id = await outbox_id(database, stored_request)
 
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
 
-    assert relay.low_water_marks == [last_id + 1] * outbox_writing.LANES
+    assert relay.marks.low_water == [last_id + 1] * LANES
 
 
-async def test_event_that_the_marks_have_passed_is_found_in_the_end(
+async def test_event_below_the_marks_is_found_in_the_end(
     worker_settings: WorkerSettings,
     pool: Pool,
     publisher: Publisher,
@@ -988,7 +987,7 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
         INSERT INTO outbox (lane, id, request_id, type, sequence, payload) OVERRIDING SYSTEM VALUE
         VALUES ($1, 0, $2, 'request.created', 1, $3)
         """,
-        outbox_writing.lane_of(stored_request.id),
+        lane_of(stored_request.id),
         stored_request.id,
         event,
     )
@@ -1001,15 +1000,15 @@ async def test_event_that_the_marks_have_passed_is_found_in_the_end(
         await eventually(is_found)
 
 
-async def test_events_are_read_although_ids_were_set_back_without_an_error(
+async def test_events_are_read_after_ids_were_set_back_without_an_error(
     relay: Relay, publisher: Publisher, database: Connection
 ) -> None:
-    """As after a failover that lost the last commits and that a pooler has hidden."""
+    """As after a failover that lost the last commits, behind a pooler that hid it."""
     for _ in range(3):
         await store(database)
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
-    assert relay.low_water_marks == [4] * outbox_writing.LANES
+    assert relay.marks.low_water == [4] * LANES
     await database.execute("ALTER SEQUENCE outbox_id_seq RESTART")
     await store(database)
 
@@ -1023,27 +1022,27 @@ async def outbox_id(database: Connection, request: CalculationRequest) -> int:
     return found
 
 
-async def test_events_of_many_lanes_go_out_in_one_window(
+async def test_events_of_many_lanes_share_a_window(
     relay: Relay, publisher: Publisher, database: Connection
 ) -> None:
     for _ in range(40):
         await store(database)
 
-    moved = await relay.relay_lanes(publisher, range(outbox_writing.LANES))
+    moved = await relay.relay_lanes(publisher, range(LANES))
 
     assert moved == 40
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
 
 
-async def test_lanes_that_another_relay_holds_are_left_alone_and_the_others_relayed(
+async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others_relayed(
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    lane = outbox_writing.lane_of(stored_request.id)
-    while outbox_writing.lane_of((other := await store(database)).id) == lane:
+    lane = lane_of(stored_request.id)
+    while lane_of((other := await store(database)).id) == lane:
         await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
     async with database.transaction():
-        await outbox.lock_lanes(database, [lane])
-        moved = await relay.relay_lanes(publisher, range(outbox_writing.LANES))
+        await lock_lanes(database, [lane])
+        moved = await relay.relay_lanes(publisher, range(LANES))
 
     assert moved == 1
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id

@@ -1,15 +1,15 @@
-"""The mark of a lane: it saves scanning what is gone, and never passes what may still appear."""
+"""The low-water mark passes deleted events, and never an event that may still appear."""
 
+from worker.relay.lanes import Snapshot
 from worker.relay.low_water import LaneMark
-from worker.relay.outbox import Snapshot
 
 
 def snapshot(number: int) -> Snapshot:
-    """Return the snapshot of a moment at which no transaction was under way."""
+    """Return a snapshot with no open transaction."""
     return Snapshot(xmin=number, next_xid=number)
 
 
-def test_mark_passes_what_is_gone_after_three_passes() -> None:
+def test_mark_passes_a_gap_after_three_looks() -> None:
     mark = LaneMark()
 
     for moment in (100, 101, 102):
@@ -18,7 +18,7 @@ def test_mark_passes_what_is_gone_after_three_passes() -> None:
     assert mark.low_water == 7
 
 
-def test_mark_waits_for_a_transaction_that_was_under_way_after_the_gap_was_seen() -> None:
+def test_mark_waits_for_a_transaction_that_was_open_after_the_gap_was_seen() -> None:
     mark = LaneMark()
     mark.advance(snapshot(100), 7)
     mark.advance(Snapshot(xmin=95, next_xid=101), 7)
@@ -40,7 +40,7 @@ def test_mark_does_not_pass_an_event_that_appeared_late() -> None:
     assert mark.low_water <= 5
 
 
-def test_mark_of_an_empty_lane_comes_to_rest_behind_the_last_id_given_out() -> None:
+def test_mark_of_an_empty_lane_stops_behind_the_last_id_given_out() -> None:
     mark = LaneMark()
 
     for moment in range(100, 110):

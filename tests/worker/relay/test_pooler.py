@@ -1,4 +1,4 @@
-"""The whole worker behind PgBouncer in transaction mode, with a direct connection for LISTEN alone."""
+"""The whole worker behind PgBouncer in transaction mode, with a direct connection only for LISTEN."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ _NOBODY = 65534
 
 @pytest.fixture
 def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
-    """URL of the test's database through a PgBouncer with three connections."""
+    """The URL of the test's database through a PgBouncer with three connections."""
     if not shutil.which("pgbouncer", path=f"/usr/sbin:{os.environ['PATH']}") and not packages.install(
         "pgbouncer", "pgbouncer", report=print, log=tmp_path / "apt.log"
     ):
@@ -96,7 +96,7 @@ async def _store(pool: Pool) -> CalculationRequest:
         return await store(connection)
 
 
-async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
+async def test_two_workers_work_through_a_transaction_pooler(
     worker_settings: WorkerSettings,
     database_url: str,
     pooler_url: str,
@@ -158,7 +158,7 @@ async def pooled_client(
         yield client
 
 
-async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
+async def test_creates_wait_for_an_idempotency_key_through_a_transaction_pooler(
     pooled_client: httpx.AsyncClient, database: Connection
 ) -> None:
     sent = [
@@ -173,7 +173,7 @@ async def test_idempotency_keys_are_waited_for_through_a_transaction_pooler(
     assert len(listed) == await database.fetchval("SELECT count(*) FROM outbox") == 3
 
 
-async def test_creates_go_together_through_a_transaction_pooler(
+async def test_creates_share_transactions_through_a_transaction_pooler(
     pooled_client: httpx.AsyncClient, database: Connection
 ) -> None:
     body = A_REQUEST | {"notes": "x" * 9_000}
@@ -187,7 +187,7 @@ async def test_creates_go_together_through_a_transaction_pooler(
     assert transactions < 300
 
 
-async def test_doctor_finds_that_a_notify_is_lost_in_the_pooler_and_heard_around_it(
+async def test_doctor_finds_that_notify_is_lost_through_the_pooler_and_received_around_it(
     worker_settings: WorkerSettings, database_url: str, pooler_url: str
 ) -> None:
     environment = environment_of(worker_settings, DATABASE_URL=pooler_url)

@@ -1,4 +1,4 @@
-"""The publisher: which of a window were confirmed, which are themselves at fault, and what is an outage."""
+"""The outcome of publishing a window: events confirmed, events that failed, or an outage."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ NEVER = asyncio.Event()
 
 
 def row(number: int, *, event_type: str = "request.calculated", payload: bytes = b"{}") -> OutboxRow:
-    """Return an event of a request of its own."""
+    """Return an event; each has its own request."""
     return OutboxRow(
         lane=0,
         id=number,
@@ -33,26 +33,26 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
         payload=payload,
         created_at=datetime.now(UTC),
         attempts=0,
-        held=False,
+        must_wait=False,
     )
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["at once", "one by one"])
 def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every test publish in both ways."""
-    monkeypatch.setattr("worker.relay.loop.publisher._CAN_WRITE_AT_ONCE", request.param)
+    """Run every test with both ways of publishing."""
+    monkeypatch.setattr("worker.relay.confirm_window.CAN_WRITE_AT_ONCE", request.param)
 
 
 @pytest.fixture
 async def held_publisher(worker_settings: WorkerSettings, broker_link: Forwarder) -> AsyncIterator[Publisher]:
-    """A publisher whose way to the broker the test holds, and which waits long for its confirms."""
+    """A publisher with a long timeout, whose connection to the broker the test can hold."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
     async with open_publisher(settings) as opened:
         yield opened
         broker_link.resume()
 
 
-async def test_window_without_events_is_published_at_once(publisher: Publisher) -> None:
+async def test_empty_window_needs_no_publish(publisher: Publisher) -> None:
     outcome = await publisher.publish([], abandoned=NEVER)
 
     assert (outcome.confirmed, outcome.failed, outcome.outage) == (frozenset(), {}, None)
@@ -67,7 +67,7 @@ async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: A
     assert await take_ids(tap) == [event.event_id for event in window]
 
 
-async def test_event_that_must_be_routed_fails_by_itself_when_it_is_returned(
+async def test_returned_event_fails_and_the_others_are_confirmed(
     publisher: Publisher, channel: AbstractChannel
 ) -> None:
     await channel.queue_delete(topology.NOTIFICATIONS.name)
@@ -79,7 +79,7 @@ async def test_event_that_must_be_routed_fails_by_itself_when_it_is_returned(
     assert outcome.outage is None
 
 
-async def test_event_that_the_broker_refuses_fails_by_itself(
+async def test_refused_event_fails_and_the_others_are_confirmed(
     publisher: Publisher, channel: AbstractChannel, tap: AbstractQueue
 ) -> None:
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -94,7 +94,7 @@ async def test_event_that_the_broker_refuses_fails_by_itself(
     assert len(await take_ids(tap)) == 3
 
 
-async def test_publisher_goes_on_after_refused_and_returned_events(
+async def test_publisher_can_be_used_after_refused_and_returned_events(
     publisher: Publisher, channel: AbstractChannel
 ) -> None:
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -110,7 +110,7 @@ async def test_publisher_goes_on_after_refused_and_returned_events(
     assert outcome.outage is None
 
 
-async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
+async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
     publisher: Publisher, tap: AbstractQueue
 ) -> None:
     window = [row(1), row(2, event_type="x" * 300), row(3), row(4, event_type="\ud800"), row(5)]
@@ -127,7 +127,7 @@ async def test_event_that_cannot_be_encoded_spends_no_delivery_tag(
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
 
-async def test_window_of_which_nothing_can_be_encoded_fails_event_by_event(publisher: Publisher) -> None:
+async def test_every_event_of_a_window_that_cannot_be_encoded_fails(publisher: Publisher) -> None:
     outcome = await publisher.publish([row(1, event_type="x" * 300), row(2, event_type="y" * 300)])
 
     assert (outcome.confirmed, set(outcome.failed), outcome.outage) == (frozenset(), {1, 2}, None)
@@ -160,7 +160,7 @@ async def test_connection_lost_before_the_confirm_is_an_outage(
     assert outcome.outage is not None
 
 
-async def test_channel_closed_by_the_broker_is_an_outage_and_what_was_confirmed_is_told(
+async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_are_reported(
     held_publisher: Publisher, broker_link: Forwarder, channel: AbstractChannel
 ) -> None:
     queue = await channel.declare_queue(exclusive=True)
@@ -206,13 +206,13 @@ async def test_cancelled_publish_leaves_nothing_running(
     await eventually(lambda: asyncio.all_tasks() <= tasks_before)
 
 
-async def test_connection_that_is_lost_while_a_window_is_written_is_noticed_at_once(
+async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(
     held_publisher: Publisher, broker_link: Forwarder
 ) -> None:
     broker_link.hold()
     window = [row(number, payload=b"x" * 100_000) for number in range(500)]
     publishing = asyncio.create_task(held_publisher.publish(window, abandoned=NEVER))
-    await asyncio.sleep(0)  # Begin, and fill what there is of buffers.
+    await asyncio.sleep(0)  # Start it, and fill the buffers.
 
     await broker_link.cut()
     async with asyncio.timeout(5.0):

@@ -1,27 +1,28 @@
-"""What the relay asks of Postgres: counts, which are the same on every machine."""
+"""What the relay costs Postgres, in counts that are the same on every machine."""
 
 import asyncio
 
 import msgspec
 import pytest
 
-from service.outbox import writing
+from service.outbox.writing import LANES
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
 from tests.worker.forwarder import Forwarder
 from worker.relay import outbox
+from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 _LANE = 3
-_MOST_STATEMENTS = 6  # begin with its settings, lock, read, read what is held, delete, commit
+_MOST_STATEMENTS = 6  # begin with its settings, lock, read, read held events, delete, commit
 
 
 async def fill_lane(database: Connection, events: int) -> None:
-    """Put events of as many requests into one lane."""
+    """Put events into one lane, each of its own request."""
     await database.execute(
         """
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
@@ -34,7 +35,7 @@ async def fill_lane(database: Connection, events: int) -> None:
 
 
 @pytest.mark.parametrize("events", [1, 200])
-async def test_batch_takes_the_same_few_statements_however_large_it_is(
+async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
     database: Connection, worker_settings: WorkerSettings, publisher: Publisher, events: int
 ) -> None:
     statements = StatementLog()
@@ -75,23 +76,23 @@ async def test_delivered_event_leaves_one_dead_tuple(
     assert await database.fetchval(held) == 0
 
 
-async def test_events_that_wait_behind_a_held_one_cost_a_pass_nothing(database: Connection) -> None:
-    """Counted: the rows, and the entries of indexes, that Postgres reads."""
+async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database: Connection) -> None:
+    """Measured in the rows and index entries that Postgres reads."""
     await _hold_many(database, 20_000)
 
     async with database.transaction():
         before = await _read_so_far(database)
-        due = await outbox.find_due(database, [0] * writing.LANES)
-        held = await outbox.read_held(database, range(writing.LANES), limit=2)
+        work = await find_work(database, [0] * LANES)
+        due = await outbox.read_due(database, range(LANES), limit=2)
         made_due = await outbox.make_refused_due(database, [True, False], limit=2)
         read = await _read_so_far(database) - before
 
-    assert (due.held_lanes, [row.id for row in held], made_due) == ([_LANE], [0], 0)
+    assert (work.due_lanes, [row.id for row in due], made_due) == ([_LANE], [0], 0)
     assert read < 100
 
 
 async def _read_so_far(database: Connection) -> int:
-    """Return what this session has read of the held events and not yet reported: rows, entries of indexes."""
+    """Return how many rows and index entries of outbox_held this session has read and not yet reported."""
     return int(
         await database.fetchval(
             """
@@ -107,7 +108,7 @@ async def _read_so_far(database: Connection) -> int:
 
 
 async def _hold_many(database: Connection, events: int) -> None:
-    """Hold an event that is due, and in every lane a request whose first is parked, with many behind it."""
+    """Hold one due event, and in every lane a request with a parked event and many waiting behind it."""
     await database.execute(
         """
         INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
@@ -121,7 +122,7 @@ async def _hold_many(database: Connection, events: int) -> None:
         """,
         events,
         _LANE,
-        writing.LANES,
+        LANES,
     )
     await database.execute("ANALYZE outbox_held")
-    await database.execute("SELECT pg_stat_force_next_flush()")  # Else this would be counted too.
+    await database.execute("SELECT pg_stat_force_next_flush()")  # Otherwise these rows would be counted too.
