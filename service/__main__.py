@@ -210,7 +210,7 @@ def _with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
 
     try:
         return asyncio.run(run())
-    except outages.UNAVAILABLE as error:
+    except outages.OUTAGE_ERRORS as error:
         reason = f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__})."
         raise PostgresUnavailable(reason) from None
 

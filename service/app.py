@@ -30,9 +30,9 @@ from service.calculation_requests import storing
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.contracts import page
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
 from service.postgres import schema
 from service.postgres.group_commit import GroupCommit
+from service.postgres.pool import open_pool
 from service.server.background import in_background
 from service.server.probes import lasting, livez, nothing_to_read, readyz, show_metrics
 from service.settings import ServiceSettings
@@ -80,7 +80,7 @@ async def open_resources(
     questions = questionnaire.load()
     signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(postgres.open_pool(settings))
+        pool = await stack.enter_async_context(open_pool(settings))
         relay = RelayWaker(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))

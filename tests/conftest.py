@@ -23,9 +23,8 @@ from litestar.types import ASGIApp
 from deploy.local import servers
 from service.app import create_app
 from service.calculation_requests import conveyancers
-from service.postgres import pool as postgres
 from service.postgres import schema
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
@@ -262,7 +261,7 @@ def worker_settings(
 @pytest.fixture
 async def pool(worker_settings: WorkerSettings) -> AsyncIterator[Pool]:
     """The pool of a worker."""
-    async with postgres.open_pool(worker_settings) as opened:
+    async with open_pool(worker_settings) as opened:
         yield opened
 
 
