@@ -38,17 +38,17 @@ Answer: TypeAlias = Returned | Raised | Unanswered
 
 
 class GroupCommit:
-    """Runs a statement, which returns an id or nothing, for all callers that arrive while one gets a connection.
+    """Runs a statement, which returns an id or nothing, for all callers that arrive while one connects.
 
-    The first caller leads: once it has a connection, it runs the statement for every caller present and passes
-    on the outcome. No caller waits for others to arrive. The more there are, the less each one costs.
+    The first caller leads: once it has a connection, it runs the statement for every caller present, and
+    passes on the outcome. No caller waits for others to arrive. The more there are, the less each one costs.
 
     If Postgres rejects one member's arguments, each member is stored in a transaction of its own, on the same
     connection and in the time that is left. So no caller gets an error for another's arguments.
 
-    After a group that took more than SLOW_SHARE of the time, the next ones are smaller: a Postgres that is slow
-    for each row gets no more rows at a time than it can finish. One whose commits alone take so long gets them
-    one at a time, as it would without groups.
+    After a group that took more than SLOW_SHARE of the time, the next ones are smaller: a Postgres that is
+    slow for each row gets no more rows at a time than it can finish. One whose commits alone take so long
+    gets them one at a time, as it would without groups.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -153,7 +153,7 @@ class _Member:
 
     def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments
-        # Errors are results as well: asyncio would log an exception no one retrieves, with the values it quotes.
+        # Errors are results, too: asyncio would log an exception that is never retrieved, values and all.
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def settle(self, answer: Answer) -> None:

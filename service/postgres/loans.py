@@ -83,8 +83,8 @@ async def transaction(
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
-    If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres ends
-    a transaction that has been silent for SILENCE_SECONDS.
+    If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres
+    ends a transaction that has been silent for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent:
         try:

@@ -44,14 +44,14 @@ class PostgresUnavailable(Exception):
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a retry may succeed later. asyncpg's ValueErrors are excluded: a bad argument or DSN stays bad."""
+    """Whether a retry may succeed later. Not with asyncpg's ValueErrors: a bad argument or DSN stays bad."""
     return isinstance(error, OUTAGE_ERRORS) and not isinstance(error, ValueError)
 
 
 def is_harmless(error: BaseException | None) -> bool:
     """Whether the session is known to be as it was before this error, so that it can be lent again.
 
-    After any other error a statement may still run, a transaction may be open, or the server may be read-only.
+    After any other error a statement may still run, a transaction be open, or the server be read-only.
     """
     if isinstance(error, asyncpg.PostgresError):
         # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.

@@ -24,9 +24,9 @@ _RESERVE_QUEUE_SIZE = 10
 class Pool:
     """A lazily filled connection pool with a bounded wait queue.
 
-    With an unbounded queue, an overloaded Postgres would work for callers that have already given up. asyncpg's
-    own pool has no bound, and lends through a task, which takes as long as a statement. Sessions are not reset
-    between callers: nothing outlives its transaction.
+    With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
+    asyncpg's own pool has no bound, and lends through a task, which takes as long as a statement. Sessions
+    are not reset between callers: nothing outlives its transaction.
     """
 
     def __init__(

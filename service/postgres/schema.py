@@ -117,7 +117,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 async def _lock_held(connection: Connection) -> AsyncIterator[None]:
     """Hold the lock that keeps other processes from applying the schema. Raises SchemaBusy."""
     for _ in range(_ATTEMPTS):
-        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that waiting statement.
+        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             break
         await asyncio.sleep(_PAUSE_SECONDS)
