@@ -45,7 +45,7 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
     checks: dict[str, Check] = {}  # The lifespan of the API fills it, before the first request.
     probes = Probes(
-        checks,
+        checks=checks,
         registries=[REGISTRY, api_metrics.REGISTRY],
         otherwise=create_api(settings, checks),
         refuse=Answer.refusing,
