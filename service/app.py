@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 
 from service.api import questionnaire
 from service.api.access_log import AccessLog
-from service.api.envelope import as_envelope
+from service.api.envelope import Answer, as_envelope
 from service.api.exact_paths import ExactPaths
 from service.api.handlers import (
     ApiRequest,
@@ -30,10 +30,10 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.contracts import page
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
 from service.postgres import schema
+from service.postgres.pool import open_pool
 from service.server.background import in_background
-from service.server.probes import lasting, livez, nothing_to_read, readyz, show_metrics
+from service.server.probes import Check, Probes, lasting
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics, tracing
 
@@ -42,11 +42,18 @@ LARGEST_BODY = 256 * 1024
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(ExactPaths(create_api(settings)))
+    checks: dict[str, Check] = {}  # The lifespan of the API fills it, before the first request.
+    probes = Probes(
+        checks=checks,
+        registries=[REGISTRY, api_metrics.REGISTRY],
+        otherwise=create_api(settings, checks),
+        refuse=Answer.refusing,
+    )
+    logged = AccessLog(ExactPaths(probes))
     return TracedRequests(logged) if tracing.is_on() else logged
 
 
-def create_api(settings: ServiceSettings) -> Litestar:
+def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
     """Return the routes and what they work with, without the layers around them."""
     keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
@@ -56,12 +63,9 @@ def create_api(settings: ServiceSettings) -> Litestar:
             list_requests,
             retrieve_request,
             questionnaire_structure,
-            livez,
-            readyz,
-            show_metrics,
             *page.handlers,
         ],
-        lifespan=[partial(open_resources, settings=settings, keys=keys)],
+        lifespan=[partial(open_resources, settings=settings, keys=keys, checks=checks)],
         exception_handlers={Exception: as_envelope},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
@@ -72,14 +76,14 @@ def create_api(settings: ServiceSettings) -> Litestar:
 
 @asynccontextmanager
 async def open_resources(
-    app: Litestar, *, settings: ServiceSettings, keys: SecretKeyRing
+    app: Litestar, *, settings: ServiceSettings, keys: SecretKeyRing, checks: dict[str, Check]
 ) -> AsyncIterator[None]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     questions = questionnaire.load()
     signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(postgres.open_pool(settings))
+        pool = await stack.enter_async_context(open_pool(settings))
         relay = RelayWaker(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
@@ -87,9 +91,7 @@ async def open_resources(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
-        app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
-        app.state.read_gauges = nothing_to_read
-        app.state.registries = [REGISTRY, api_metrics.REGISTRY]
+        checks["postgres"] = lasting(schema.readiness(pool, seconds=seconds))
         app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,

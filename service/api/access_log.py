@@ -10,10 +10,12 @@ from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
 
 from service.api.envelope import Answer
+from service.server import probes
+from service.server.refusals import Refusal
 from service.telemetry import api_metrics
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+PROBES = probes.PATHS
 
 _log = structlog.get_logger()
 
@@ -88,6 +90,18 @@ def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPRes
     if not any(name.lower() == b"cache-control" for name, _ in headers):
         headers.append((b"cache-control", b"no-store"))
     return {**message, "headers": headers}
+
+
+def refuse(refusal: Refusal) -> ASGIApp:
+    """Return the answer to a request that the server could not read; it is logged and counted like others."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        await Answer.refusing(refusal, (b"x-request-id", request_id))(scope, receive, send)
+        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+            record(None, None, int(refusal.status), 0.0)
+
+    return answer
 
 
 def record(method: str | None, route: str | None, status: int, duration: float) -> None:

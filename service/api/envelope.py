@@ -11,7 +11,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
 
-from service.api.errors import BodyOverdue, ErrorCode, FieldError, InvalidSubmission, MalformedBody
+from service.api.errors import ErrorCode, FieldError, InvalidSubmission, MalformedBody
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.authentication.authenticator import InsufficientScope, RepeatedCredentials, Unauthenticated
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -21,6 +21,7 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
+from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
 
 RETRY_AFTER_SECONDS = 1
@@ -104,6 +105,11 @@ class Answer:
         return cls(status, [_JSON, (b"content-length", b"%d" % len(body)), *headers], body)
 
     @classmethod
+    def refusing(cls, refusal: Refusal, *headers: Header) -> "Answer":
+        """Return the answer to a request that the server refuses by itself."""
+        return cls.failed(refusal.status, refusal.code, refusal.message, *refusal.headers, *headers)
+
+    @classmethod
     def cut_off(cls) -> "Answer":
         """Return the answer to a request that is under way when the time for shutdown is over."""
         status, message = HTTPStatus.SERVICE_UNAVAILABLE, "The service stopped before it had an answer."
@@ -128,6 +134,7 @@ _ANSWERS: dict[type[Exception], tuple[HTTPStatus, ErrorCode]] = {
     InsufficientScope: (HTTPStatus.FORBIDDEN, "insufficient_scope"),
     UnknownConveyancer: (HTTPStatus.FORBIDDEN, "unknown_conveyancer"),
     RequestNotFound: (HTTPStatus.NOT_FOUND, "not_found"),
+    MalformedFraming: (HTTPStatus.BAD_REQUEST, "malformed_request"),
     BodyOverdue: (HTTPStatus.REQUEST_TIMEOUT, "request_timeout"),
     IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight"),
     UnsupportedMediaType: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type"),

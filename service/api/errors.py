@@ -44,10 +44,6 @@ class MalformedBody(Exception):
     """The body is not JSON that can be read: bad syntax, not UTF-8, or nested too deeply."""
 
 
-class BodyOverdue(Exception):
-    """The body did not arrive in time."""
-
-
 class FieldError(msgspec.Struct, frozen=True):
     """One reason why one field was refused; `pointer` is a JSON pointer (RFC 6901) into the body."""
 

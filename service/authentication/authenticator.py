@@ -82,7 +82,7 @@ class Authenticator:
         SigningKeysUnavailable.
         """
         self._pool.check_not_full()
-        self._pool.check_not_away()
+        self._pool.check_reachable()
         token = _bearer_token(authorization)
         if api_keys.looks_like_one(token):
             raise Unauthenticated("An API key does not open this endpoint: send an access token")

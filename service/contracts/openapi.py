@@ -16,7 +16,7 @@ from litestar.handlers import HTTPRouteHandler
 from service import lines
 from service.api import handlers, idempotency_key, list_query, questionnaire
 from service.api.envelope import Envelope, ErrorEnvelope, UnsupportedMediaType, answer, succeed
-from service.api.errors import BodyOverdue, InvalidSubmission, MalformedBody
+from service.api.errors import InvalidSubmission, MalformedBody
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
@@ -30,6 +30,7 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import CalculationRequestView, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
+from service.server.refusals import BodyOverdue
 
 VERSION = "1"
 

@@ -8,8 +8,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.writing import LANES
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.server import probes
 from service.server.http_server import listen
 from tests.conftest import CONVEYANCER, eventually, running
@@ -120,7 +119,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(
 ) -> None:
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
-    async with postgres.open_pool(settings) as pool:
+    async with open_pool(settings) as pool:
         gauges = Gauges(pool, [of_outbox(relay.marks)], timeout_seconds=1.0, kept_seconds=0)
         await gauges.read()
         assert value("outbox_pending_events") == 1

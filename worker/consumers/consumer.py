@@ -15,6 +15,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
+from service.telemetry.spans import Attributes
 from worker import metrics
 from worker.consumers.dead_lettering import dead_letter
 from worker.rabbitmq import topology
@@ -226,7 +227,7 @@ class Consumer(Generic[Content]):
         else:
             _log.error("message_not_settled", **logs.describe(error))
 
-    def _describe(self, message: AbstractIncomingMessage) -> tracing.Attributes:
+    def _describe(self, message: AbstractIncomingMessage) -> Attributes:
         message_id = safe_id(message.message_id)
         return {
             "messaging.system": "rabbitmq",

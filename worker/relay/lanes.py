@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from service.postgres import loans, outages
-from service.postgres.outages import PostgresUnavailable, unavailable
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 
 _LANE_LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
@@ -116,7 +116,7 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
         lanes,
     )
     if row["is_read_only"]:
-        raise unavailable()
+        raise PostgresUnavailable.counted()
     return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
 
 
@@ -153,5 +153,5 @@ async def _ping(connection: Connection, lost: asyncio.Event, done: asyncio.Event
                 return
         try:
             await connection.execute("SELECT 1", timeout=_PING_SECONDS)
-        except outages.UNAVAILABLE:
+        except outages.OUTAGE_ERRORS:
             lost.set()

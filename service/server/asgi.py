@@ -1,0 +1,34 @@
+"""ASGI: its types, and a response that is an application."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+import msgspec
+
+# Both are dictionaries. Every framework types their keys in its own way; Any is compatible with all of them.
+Scope: TypeAlias = Any
+Message: TypeAlias = Any
+
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header: TypeAlias = tuple[bytes, bytes]  # the name in lower case, and the value
+
+PLAIN_TEXT: Header = (b"content-type", b"text/plain; charset=utf-8")
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A response without a framework, for the probes."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: Sequence[Header]
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it."""
+        headers = [*self.headers]
+        if self.status != HTTPStatus.NO_CONTENT:
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        await send({"type": "http.response.start", "status": int(self.status), "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
