@@ -9,9 +9,9 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service.api import questionnaire
+from service.api import errors, questionnaire
 from service.api.access_log import AccessLog
-from service.api.envelope import as_envelope
+from service.api.admission import Admission
 from service.api.exact_paths import ExactPaths
 from service.api.handlers import (
     ApiRequest,
@@ -63,7 +63,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
             *page.handlers,
         ],
         lifespan=[partial(open_resources, settings=settings, keys=keys)],
-        exception_handlers={Exception: as_envelope},
+        exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
         openapi_config=None,  # service.openapi says more than Litestar could know.
@@ -91,9 +91,9 @@ async def open_resources(
         app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
         app.state.read_gauges = nothing_to_read
         app.state.registries = [REGISTRY, api_metrics.REGISTRY]
-        app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
         app.state.resources = Resources(
             settings=settings,
+            admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
             group_commit=GroupCommit(pool, storing.INSERT, seconds=seconds),
             keys=keys,

@@ -1,8 +1,9 @@
 """Single lines of text, such as names, references and identifiers, and the characters they may have."""
 
 import re
+from typing import Literal
 
-from service.api.errors import Failure
+Failure = tuple[Literal["blank", "invalid_characters"], str]  # a code, and a sentence for the caller
 
 CHARACTERS = 255
 

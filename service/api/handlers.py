@@ -11,13 +11,13 @@ from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service.api import idempotency_key, list_query
-from service.api.envelope import Answer, UnsupportedMediaType
-from service.api.errors import InvalidSubmission
+from service.api import admission, idempotency_key, list_query
+from service.api.admission import Admission
+from service.api.envelope import Answer
+from service.api.errors import InvalidSubmission, UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.api.request_body import Draft
-from service.authentication import authenticator
-from service.authentication.authenticator import Caller
+from service.authentication.authenticator import READ, WRITE, Caller
 from service.calculation_requests import conveyancers, reading, request_secrets, storing
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
@@ -44,6 +44,7 @@ class Resources(msgspec.Struct, frozen=True):
     """What the handlers work with; the lifespan opens it."""
 
     settings: ServiceSettings
+    admission: Admission
     pool: Pool
     group_commit: GroupCommit  # of INSERT
     keys: SecretKeyRing
@@ -83,7 +84,7 @@ class ApiRequest(Request[Caller, Any, State]):
         return resources
 
 
-@post("/v1/request", status_code=200, before_request=authenticator.requires(authenticator.WRITE))
+@post("/v1/request", status_code=200, before_request=admission.requires(WRITE))
 async def create_request(request: ApiRequest) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
@@ -149,7 +150,7 @@ async def _insert_alone(
     )
 
 
-@get("/v1/request", before_request=authenticator.requires(authenticator.READ))
+@get("/v1/request", before_request=admission.requires(READ))
 async def list_requests(request: ApiRequest) -> Answer:
     """List the caller's requests, newest first."""
     resources = request.resources
@@ -166,7 +167,7 @@ async def show_methods() -> Response[None]:
     return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 
-@get("/v1/request/{uuid:str}", before_request=authenticator.requires(authenticator.READ))
+@get("/v1/request/{uuid:str}", before_request=admission.requires(READ))
 async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     """Read a request back."""
     resources = request.resources
@@ -178,7 +179,7 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     return Answer.ok(resources.record(stored))
 
 
-@get("/v1/questionnaire/structure", before_request=authenticator.requires_api_key_or_token)
+@get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
 async def questionnaire_structure(request: ApiRequest) -> Answer:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources

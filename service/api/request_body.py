@@ -11,7 +11,8 @@ import email_validator
 import msgspec
 
 from service import lines
-from service.api.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
+from service.api.envelope import ErrorCode, FieldError
+from service.api.errors import Failure, InvalidSubmission, MalformedBody
 from service.calculation_requests.model import RequestType, Submission
 
 UNKNOWN_FIELDS_NAMED = 50  # of thousands, the answer would take longer than a request that is stored

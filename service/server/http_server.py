@@ -16,8 +16,9 @@ from litestar.enums import HttpMethod
 from litestar.types import ASGIApp, HTTPReceiveMessage, Receive, Scope, Send, WebSocketReceiveMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from service.api import access_log, envelope
-from service.api.errors import BodyOverdue, ErrorCode
+from service.api import access_log, response_headers
+from service.api.envelope import Answer, ErrorCode, FieldError
+from service.api.errors import BodyOverdue
 from service.settings import InvalidSetting
 
 LARGEST_HEAD = 64 * 1024  # of a request: its first line and its headers
@@ -317,8 +318,8 @@ class _Protocol(HttpToolsProtocol):
         if self.pipeline:
             self.flow.pause_reading()  # The latest has its turn, and its refusal, after the one being served.
             return
-        request_id = access_log.new_request_id()
-        body = envelope.encode_failure(status, code, message)
+        request_id = response_headers.new_x_request_id()
+        body = Answer.failed(status, [FieldError(code, message, None, None)]).body
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),

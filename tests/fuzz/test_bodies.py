@@ -11,8 +11,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from service.api.envelope import ErrorEnvelope, answer
-from service.api.errors import InvalidSubmission, MalformedBody
+from service.api.envelope import ErrorEnvelope
+from service.api.errors import InvalidSubmission, MalformedBody, answer
 from service.api.request_body import Draft
 from service.app import LARGEST_BODY
 from service.contracts import openapi
@@ -66,7 +66,7 @@ def _judge(body: bytes) -> list[Any]:
         draft = Draft(body)
         draft.validated(waiver_applies=draft.asks_for_waiver)
     except (MalformedBody, InvalidSubmission) as error:
-        told = msgspec.json.decode(msgspec.json.encode(answer(error).content), type=ErrorEnvelope)
+        told = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
         assert told.errors
         _check_pointers(body, told)
         return told.errors

@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from service.api import handlers
 from service.authentication import api_keys
-from service.contracts import openapi
+from service.contracts import openapi, operations
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
@@ -58,9 +58,7 @@ def test_document_is_valid() -> None:
 def test_every_endpoint_is_documented() -> None:
     endpoints = [value for value in vars(handlers).values() if isinstance(value, HTTPRouteHandler)]
 
-    assert {operation.handler for operation in openapi.operations()} == set(endpoints) - {
-        handlers.show_methods
-    }
+    assert {each.handler for each in operations.operations()} == set(endpoints) - {handlers.show_methods}
 
 
 def test_every_error_code_is_in_the_readme() -> None:
@@ -134,20 +132,20 @@ class Provocations:
             headers["authorization"] = headers["Authorization"]  # httpx sends both
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
-            query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
+            query = operations.REFUSED_QUERY if name == "refused_parameters" else ""
             return await self._client.get(f"{url}?{query}", headers=headers)
         match name:
             case "malformed_key":
                 headers["Idempotency-Key"] = "not one token"
             case "key_reused":
                 headers["Idempotency-Key"] = "closing"
-                first = await self._client.post(url, json=openapi.FULL_REQUEST, headers=headers)
+                first = await self._client.post(url, json=operations.FULL_REQUEST, headers=headers)
                 assert first.status_code == 200
         content = {
             "malformed": b'{"customer_email": ',
             "too_large": b" " * (256 * 1024 + 1),
-            "refused_fields": openapi.REFUSED_REQUEST.encode(),
-        }.get(name, msgspec.json.encode(openapi.SMALLEST_REQUEST))
+            "refused_fields": operations.REFUSED_REQUEST.encode(),
+        }.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
         media_type = "text/plain" if name == "not_json" else "application/json"
         return await self._client.post(url, content=content, headers=headers | {"Content-Type": media_type})
 
@@ -165,7 +163,7 @@ class Provocations:
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
-OUR_FAULTS = {"unforeseen", "database_away", "keys_away", "secret_key_missing"}
+OUR_FAULTS = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_errors.py: it takes its time
@@ -199,14 +197,14 @@ async def test_our_faults_are_answered_as_shown(
     nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    stored = await client.post("/v1/request", json=openapi.SMALLEST_REQUEST)
+    stored = await client.post("/v1/request", json=operations.SMALLEST_REQUEST)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
     await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
         answers = {
-            "unforeseen": await client.post("/v1/request", json=openapi.SMALLEST_REQUEST),
-            "database_away": await adrift.get("/v1/questionnaire/structure"),
-            "keys_away": await locked.get("/v1/questionnaire/structure"),
+            "unforeseen": await client.post("/v1/request", json=operations.SMALLEST_REQUEST),
+            "database_unavailable": await adrift.get("/v1/questionnaire/structure"),
+            "signing_keys_unavailable": await locked.get("/v1/questionnaire/structure"),
             "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
         }
 
