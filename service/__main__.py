@@ -17,6 +17,7 @@ import msgspec
 import structlog
 import uvloop
 
+from service.api import access_log
 from service.app import create_app
 from service.authentication import api_keys, authenticator
 from service.calculation_requests import conveyancers
@@ -91,6 +92,7 @@ async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
         create_app(settings),
         listening,
         stop_on_signals(),
+        refuse=access_log.refuse,
         shutdown_seconds=settings.shutdown_seconds,
         head_seconds=settings.http_head_seconds,
         body_seconds=settings.http_body_seconds,
@@ -210,7 +212,7 @@ def _with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
 
     try:
         return asyncio.run(run())
-    except outages.UNAVAILABLE as error:
+    except outages.OUTAGE_ERRORS as error:
         reason = f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__})."
         raise PostgresUnavailable(reason) from None
 

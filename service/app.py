@@ -30,11 +30,11 @@ from service.calculation_requests import storing
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.contracts import page
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
 from service.postgres import schema
 from service.postgres.group_commit import GroupCommit
+from service.postgres.pool import open_pool
 from service.server.background import in_background
-from service.server.probes import lasting, livez, nothing_to_read, readyz, show_metrics
+from service.server.probes import Check, Probes, lasting
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics, tracing
 
@@ -42,14 +42,24 @@ LARGEST_BODY = 256 * 1024
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
-    """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    logged = AccessLog(ExactPaths(create_api(settings)))
-    return TracedRequests(logged) if tracing.is_on() else logged
+    """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
+    checks: dict[str, Check] = {}
+    probes = Probes(
+        checks,
+        registries=[REGISTRY, api_metrics.REGISTRY],
+        otherwise=create_api(settings, checks),
+        refuse=errors.answer_refusal,
+    )
+    app = AccessLog(ExactPaths(probes))
+    return TracedRequests(app) if tracing.is_on() else app
 
 
-def create_api(settings: ServiceSettings) -> Litestar:
-    """Return the routes and what they work with, without the layers around them."""
-    keys = SecretKeyRing.parse(settings.request_secret_keys)
+def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
+    """Return the routes, without the layers around them. At startup they add to the readiness *checks*.
+
+    Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read.
+    """
+    key_ring = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
             show_methods,  # First, or Litestar answers OPTIONS itself.
@@ -57,48 +67,50 @@ def create_api(settings: ServiceSettings) -> Litestar:
             list_requests,
             retrieve_request,
             questionnaire_structure,
-            livez,
-            readyz,
-            show_metrics,
             *page.handlers,
         ],
-        lifespan=[partial(open_resources, settings=settings, keys=keys)],
+        lifespan=[partial(_lifespan, settings=settings, key_ring=key_ring, checks=checks)],
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=None,  # service.openapi says more than Litestar could know.
-        logging_config=None,  # telemetry.configure() has the last word on logging.
+        openapi_config=None,  # contracts/openapi.py makes the document.
+        logging_config=None,  # telemetry/logs.py configures logging.
     )
 
 
 @asynccontextmanager
-async def open_resources(
-    app: Litestar, *, settings: ServiceSettings, keys: SecretKeyRing
+async def _lifespan(
+    app: Litestar, *, settings: ServiceSettings, key_ring: SecretKeyRing, checks: dict[str, Check]
 ) -> AsyncIterator[None]:
+    async with open_resources(settings, key_ring) as resources:
+        seconds = settings.database_timeout_seconds
+        checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds))
+        app.state.resources = resources
+        yield
+
+
+@asynccontextmanager
+async def open_resources(settings: ServiceSettings, key_ring: SecretKeyRing) -> AsyncIterator[Resources]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     questions = questionnaire.load()
-    signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(postgres.open_pool(settings))
+        pool = await stack.enter_async_context(open_pool(settings))
+        signing_keys = open_signing_keys(settings)
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
-        await stack.enter_async_context(in_background("relay_waker", relay.run))
         api_key_uses = ApiKeyUses(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
+        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
+        await stack.enter_async_context(in_background("relay_waker", relay.run))
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
-        app.state.checks = {"postgres": lasting(schema.readiness(pool, seconds=seconds))}
-        app.state.read_gauges = nothing_to_read
-        app.state.registries = [REGISTRY, api_metrics.REGISTRY]
-        app.state.resources = Resources(
+        yield Resources(
             settings=settings,
             admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
             group_commit=GroupCommit(pool, storing.INSERT, seconds=seconds),
-            keys=keys,
+            keys=key_ring,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
             questionnaire_etag=questionnaire.entity_tag(questions),
         )
-        yield

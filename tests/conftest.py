@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from litestar.types import ASGIApp
 
 from deploy.local import servers
+from service.api import access_log
 from service.app import create_app
 from service.calculation_requests import conveyancers
-from service.postgres import pool as postgres
 from service.postgres import schema
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
@@ -188,7 +188,9 @@ async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0, **limits))
+        serving = asyncio.create_task(
+            http_server.serve(app, listening, stop, refuse=access_log.refuse, shutdown_seconds=5.0, **limits)
+        )
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving
@@ -262,7 +264,7 @@ def worker_settings(
 @pytest.fixture
 async def pool(worker_settings: WorkerSettings) -> AsyncIterator[Pool]:
     """The pool of a worker."""
-    async with postgres.open_pool(worker_settings) as opened:
+    async with open_pool(worker_settings) as opened:
         yield opened
 
 

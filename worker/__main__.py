@@ -16,10 +16,9 @@ import structlog
 import uvloop
 
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool
+from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
@@ -76,7 +75,7 @@ async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
     """Run *roles* until SIGTERM or SIGINT; what is in hand then is settled first, in *shutdown_seconds*."""
     stop = stop_on_signals()
     with listen(settings.host, settings.health_port) as probes:
-        async with postgres.open_pool(settings) as pool:
+        async with open_pool(settings) as pool:
             await _run_parts(settings, roles, pool, probes, stop)
     _log.info("worker_stopped")
 

@@ -9,9 +9,9 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import errors, response_headers
 from service.api.errors import ShutDown
+from service.server import probes
+from service.server.refusals import Refusal
 from service.telemetry import api_metrics
-
-PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 
 _log = structlog.get_logger()
 
@@ -64,6 +64,18 @@ class AccessLog:
                 structlog.contextvars.reset_contextvars(**bound)
 
 
+def refuse(refusal: Refusal) -> ASGIApp:
+    """Return the answer to input that the server cannot read as a request. It is logged and counted too."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = response_headers.new_x_request_id()
+        await errors.answer_refusal(refusal, (b"x-request-id", request_id))(scope, receive, send)
+        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+            record(None, None, int(refusal.status), 0.0)
+
+    return answer
+
+
 def record(method: str | None, route: str | None, status: int, duration: float) -> None:
     """Count and log a request under its route's template, "unmatched" where the router itself answered.
 
@@ -71,7 +83,7 @@ def record(method: str | None, route: str | None, status: int, duration: float) 
     """
     route = route or "unmatched"
     api_metrics.observe_request(method=str(method), route=route, status=status, seconds=duration)
-    log = _log.debug if route in PROBES and status < 500 else _log.info
+    log = _log.debug if route in probes.PATHS and status < 500 else _log.info
     log(
         "request_served",
         method=method,

@@ -25,7 +25,7 @@ class Admission(msgspec.Struct, frozen=True):
         nearly as much as to serve it.
         """
         self.pool.check_not_full()
-        self.pool.check_not_away()
+        self.pool.check_reachable()
 
 
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:

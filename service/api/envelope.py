@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
-from litestar.types import HTTPResponseBodyEvent, HTTPResponseStartEvent, Receive, Scope, Send
+
+from service.server.asgi import Header, Receive, Scope, Send
 
 # Every code that an error can have. The list is complete: callers may switch on it.
 ErrorCode = Literal[
@@ -41,7 +42,6 @@ ErrorCode = Literal[
 ]
 
 Data = TypeVar("Data")
-Header: TypeAlias = tuple[bytes, bytes]  # a name in lower case, and a value
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -131,11 +131,6 @@ class Answer:
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
-        start: HTTPResponseStartEvent = {
-            "type": "http.response.start",
-            "status": int(self.status),
-            "headers": self.headers,
-        }
-        body: HTTPResponseBodyEvent = {"type": "http.response.body", "body": self.body, "more_body": False}
-        await send(start)
-        await send(body)
+        status = int(self.status)
+        await send({"type": "http.response.start", "status": status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body})

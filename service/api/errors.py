@@ -9,7 +9,7 @@ from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from service.api.envelope import Answer, ErrorCode, FieldError, Header
+from service.api.envelope import Answer, ErrorCode, FieldError
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.authentication.authenticator import (
     InsufficientScope,
@@ -24,6 +24,8 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
+from service.server.asgi import Header
+from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # of a field, with a sentence for the caller
@@ -49,10 +51,6 @@ class MalformedBody(Exception):
 
 class UnsupportedMediaType(Exception):
     """The body is not declared as JSON."""
-
-
-class BodyOverdue(Exception):
-    """The body did not arrive in time."""
 
 
 class ShutDown(Exception):
@@ -122,6 +120,9 @@ _KINDS: dict[type[Exception], ErrorKind] = {
         "The access token names a conveyancer that is not registered: ask the operators to register it.",
     ),
     RequestNotFound: ErrorKind(HTTPStatus.NOT_FOUND, "not_found", "You have no request with this uuid."),
+    MalformedFraming: ErrorKind(
+        HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."
+    ),
     BodyOverdue: ErrorKind(
         HTTPStatus.REQUEST_TIMEOUT,
         "request_timeout",
@@ -198,6 +199,12 @@ def answer(error: Exception) -> Answer:
     return Answer.failed(
         kind.status, [FieldError(kind.code, message, None, None)], *_headers(error, kind, message)
     )
+
+
+def answer_refusal(refusal: Refusal, *headers: Header) -> Answer:
+    """Return the answer to a request that the server or its probes refuse by themselves."""
+    error = FieldError(refusal.code, refusal.message, None, None)
+    return Answer.failed(refusal.status, [error], *refusal.headers, *headers)
 
 
 def _headers(error: Exception, kind: ErrorKind, message: str) -> list[Header]:

@@ -3,7 +3,7 @@
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import access_log
+from service.server import probes
 from service.telemetry import api_metrics, trace_context, tracing
 
 
@@ -15,7 +15,7 @@ class TracedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != ScopeType.HTTP or scope["path"] in access_log.PROBES:
+        if scope["type"] != ScopeType.HTTP or scope["path"] in probes.PATHS:
             await self._app(scope, receive, send)
             return
         status = 500  # which the server sends when the application sends nothing

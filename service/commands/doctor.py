@@ -123,7 +123,7 @@ def postgres_check(read: Settings, *, connections: int) -> Check:
                 ]
             finally:
                 connection.terminate()
-        except (*outages.UNAVAILABLE, ValueError) as error:
+        except (*outages.OUTAGE_ERRORS, ValueError) as error:
             hint = "is DATABASE_URL right, and Postgres running?"
             return [Finding("fail", "postgres", reason(error), hint)]
 

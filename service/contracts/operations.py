@@ -11,7 +11,7 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
-from service.api.errors import BodyOverdue, InvalidSubmission, MalformedBody, UnsupportedMediaType
+from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
@@ -30,6 +30,7 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
+from service.server.refusals import BodyOverdue
 
 SMALLEST_REQUEST: dict[str, Any] = {
     "customer_email": "ada@customer.example.com",

@@ -1,29 +1,54 @@
-"""Group commit: callers of one statement at the same time share one round trip and one transaction."""
+"""Group commit: concurrent callers of one statement share one round trip and one transaction."""
 
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from service.postgres import loans, outages
-from service.postgres.outages import PostgresUnavailable
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
 from service.postgres.pool import Connection, Pool
 
 LARGEST_GROUP = 32
 # Shares of the time for the database.
-GATHERING_SHARE = 1 / 4  # for which others may join a leader that waits: its outcome is theirs
-SLOW_SHARE = 1 / 4  # after a group that took longer, the next are smaller
+GATHERING_SHARE = 1 / 4  # After it no one joins a waiting leader: followers share the leader's fate.
+SLOW_SHARE = 1 / 4  # After a group that took longer, the next ones are smaller.
 
 Arguments: TypeAlias = Sequence[Any]
 Ids: TypeAlias = set[Any]
-Answer: TypeAlias = Ids | Exception | None  # what was returned or raised; None when Postgres did not answer
+
+
+class Returned(NamedTuple):
+    """The ids that the statement returned for the whole group."""
+
+    ids: Ids
+
+
+class Raised(NamedTuple):
+    """What the statement raised for the arguments of this member."""
+
+    error: Exception
+
+
+class Unanswered(NamedTuple):
+    """Postgres did not answer."""
+
+
+Answer: TypeAlias = Returned | Raised | Unanswered
 
 
 class GroupCommit:
-    """Runs a statement, which returns an id or nothing, for all that come while one gets a connection.
+    """Runs a statement, which returns an id or nothing, for all callers that arrive while one connects.
 
-    The first to come is the leader: once it has a connection, it runs the statement for all that are there,
-    and passes on the outcome. Nobody waits for others to come; but the more there are, the less each costs.
+    The first caller leads: once it has a connection, it runs the statement for every caller present, and
+    passes on the outcome. No caller waits for others to arrive. The more there are, the less each one costs.
+
+    If Postgres rejects one member's arguments, each member is stored in a transaction of its own, on the same
+    connection and in the time that is left. So no caller gets an error for another's arguments.
+
+    After a group that took more than SLOW_SHARE of the time, the next ones are smaller: a Postgres that is
+    slow for each row gets no more rows at a time than it can finish. One whose commits alone take so long
+    gets them one at a time, as it would without groups.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -34,25 +59,25 @@ class GroupCommit:
         self._latest: _Group | None = None
 
     async def execute(self, arguments: Arguments) -> Ids:
-        """Run the statement with *arguments*; return the ids that it returned for all that shared it.
+        """Run the statement with *arguments*; return the ids that it returned for the whole group.
 
-        Raises PostgresUnavailable; and whatever the statement raises for these arguments, which the others do
-        not get.
+        Raises PostgresUnavailable, and whatever the statement raises for these arguments.
         """
         group = self._latest
         if group is not None and self._may_grow(group):
             self._pool.take_place()
-            outcome = group.add(arguments)
+            answer = group.add(arguments)
         else:
             group = self._latest = _Group()
-            outcome = group.add(arguments)
+            answer = group.add(arguments)
             await self._lead(group)
-        answer = await outcome
-        if answer is None:
-            raise outages.unavailable()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        match await answer:
+            case Returned(ids):
+                return ids
+            case Raised(error):
+                raise error
+            case Unanswered():
+                raise PostgresUnavailable.counted()
 
     def _may_grow(self, group: "_Group") -> bool:
         return (
@@ -64,56 +89,56 @@ class GroupCommit:
     async def _lead(self, group: "_Group") -> None:
         try:
             async with loans.connection(self._pool, seconds=self._seconds) as connection:
-                await asyncio.sleep(0)  # Callers of the same turn of the event loop come along.
+                await asyncio.sleep(0)  # Lets callers of the same turn of the event loop join.
                 self._close(group)
-                present = [member for member in group.members if not member.outcome.done()]
+                present = [member for member in group.members if not member.answer.done()]
                 await self._serve(connection, present, until=group.began + self._seconds)
         except PostgresUnavailable:
-            if not group.members[0].outcome.done():
+            if not group.members[0].answer.done():
                 raise
         finally:
             self._close(group)
             for member in group.members:
-                member.settle(None)  # unless it has its answer
+                member.settle(Unanswered())  # unless it has an answer already
 
     def _close(self, group: "_Group") -> None:
-        """Let nobody join any more, and give up the followers' places in the queue."""
+        """Let no one else join, and free the followers' places in the queue."""
         if group.is_gathering:
             group.is_gathering = False
             self._pool.leave_places(len(group.members) - 1)
 
     async def _serve(self, connection: Connection, members: Sequence["_Member"], *, until: float) -> None:
-        """Run the statement for all, or for each alone when the arguments of one are refused."""
+        """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
         try:
             ids = await self._run(connection, [member.arguments for member in members], until=until)
         except Exception as error:
-            if len(members) == 1 or outages.means_unavailable(error):
+            if len(members) == 1 or is_outage(error):
                 raise
             await self._serve_each(connection, members, until=until)
         else:
+            answer = Returned(ids)
             for member in members:
-                member.settle(ids)
+                member.settle(answer)
 
     async def _serve_each(
         self, connection: Connection, members: Sequence["_Member"], *, until: float
     ) -> None:
-        is_fit = True
+        is_usable = True
         for member in members:
             try:
-                answer: Answer = await self._run(connection, [member.arguments], until=until)
+                member.settle(Returned(await self._run(connection, [member.arguments], until=until)))
             except Exception as error:
-                if outages.means_unavailable(error):
+                if is_outage(error):
                     raise
-                answer = error
-                is_fit = is_fit and outages.is_harmless(error)
-            member.settle(answer)
-        if not is_fit:
-            connection.terminate()  # See postgres.is_harmless.
+                member.settle(Raised(error))
+                is_usable = is_usable and is_harmless(error)
+        if not is_usable:
+            connection.terminate()
 
     async def _run(self, connection: Connection, group: Sequence[Arguments], *, until: float) -> Ids:
         began = time.monotonic()
         try:
-            # While Postgres takes in no more, a cancellation would not end this; asyncpg's own timeout does.
+            # With asyncpg's own timeout: while Postgres reads no more input, cancellation would not end this.
             rows = await connection.fetchmany(self._statement, group, timeout=until - began)
         finally:
             if time.monotonic() - began < self._seconds * SLOW_SHARE:
@@ -124,21 +149,21 @@ class GroupCommit:
 
 
 class _Member:
-    """A caller: the arguments it came with, and what it waits for."""
+    """A caller: its arguments, and the answer it waits for."""
 
     def __init__(self, arguments: Arguments) -> None:
         self.arguments = arguments
-        # An error is a result, too: as an exception, asyncio would log it, values and all, if nobody asked.
-        self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        # Errors are results, too: asyncio would log an exception that is never retrieved, values and all.
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def settle(self, answer: Answer) -> None:
-        """Give the answer; the first one counts."""
-        if not self.outcome.done():
-            self.outcome.set_result(answer)
+        """Give the answer; only the first counts."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class _Group:
-    """A leader, who is the first, and its followers."""
+    """A leader, the first member, and its followers."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -146,6 +171,6 @@ class _Group:
         self.members: list[_Member] = []
 
     def add(self, arguments: Arguments) -> "asyncio.Future[Answer]":
-        """Add a member, and return what it has to wait for."""
+        """Add a member; return its answer to come."""
         self.members.append(_Member(arguments))
-        return self.members[-1].outcome
+        return self.members[-1].answer

@@ -1,4 +1,4 @@
-"""Connections and transactions on loan from the pool, each with a deadline."""
+"""Connections and transactions lent from the pool, each with a deadline."""
 
 import asyncio
 import time
@@ -8,27 +8,27 @@ from types import TracebackType
 
 import asyncpg
 
-from service.postgres.outages import is_harmless, means_unavailable, unavailability, unavailable
+from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
 from service.postgres.pool import Connection, Pool, close
 from service.telemetry import metrics
 
-SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres gives up the client, and frees its locks
+SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
 _BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
 
 
 def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
-    """Lend a connection for at most *seconds*, the wait for it included; half of them may pass in the queue.
+    """Lend a connection for at most *seconds*, including the wait for it, which may take half of them.
 
-    As many again may pass until a statement that was interrupted has ended.
+    Ending an interrupted statement may take up to *seconds* more.
 
-    Raises PostgresUnavailable when Postgres or the pool cannot answer in that time.
+    Raises PostgresUnavailable when Postgres or the pool does not answer in that time.
     """
     return _Loan(pool, seconds)
 
 
 class _Loan(AbstractAsyncContextManager["Connection"]):
-    """What `connection` returns: as a generator it would take twice the time."""
+    """One connection and its deadline. A class, because a generator would take twice the time."""
 
     def __init__(self, pool: Pool, seconds: float) -> None:
         self._pool = pool
@@ -41,9 +41,8 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         try:
             self._lent = await self._pool.take(queue_seconds=self._seconds / 2)
         except BaseException as error:
-            with unavailability():
-                await self._deadline.__aexit__(type(error), error, error.__traceback__)
-                raise
+            await self._end_deadline(error)
+            raise
         if self._pool is not self._pool.reserve:
             metrics.pool_wait_seconds.observe(time.perf_counter() - began)
         return self._lent
@@ -52,18 +51,28 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            with unavailability():
-                await self._deadline.__aexit__(kind, error, traceback)  # It must not pass while we close.
+            await self._end_deadline(error)  # Before closing, which the deadline must not interrupt.
         finally:
-            try:
-                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                    self._pool.doubt_all()
-                if not is_harmless(error):
-                    await close(self._lent, seconds=self._seconds)
-            finally:
-                self._pool.give_back(self._lent)
-        if means_unavailable(error):
-            raise unavailable() from error
+            await self._return_connection(error)
+
+    async def _end_deadline(self, error: BaseException | None) -> None:
+        """Cancel the deadline. Raises PostgresUnavailable if it has expired, or if *error* is an outage."""
+        try:
+            await self._deadline.__aexit__(type(error) if error else None, error, None)
+        except TimeoutError as expired:
+            raise PostgresUnavailable.counted() from expired
+        if is_outage(error):
+            raise PostgresUnavailable.counted() from error
+
+    async def _return_connection(self, error: BaseException | None) -> None:
+        """Give the connection back to the pool; close it unless *error* has left its session intact."""
+        try:
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                self._pool.doubt_all()
+            if not is_harmless(error):
+                await close(self._lent, seconds=self._seconds)
+        finally:
+            self._pool.give_back(self._lent)
 
 
 @asynccontextmanager
@@ -72,10 +81,10 @@ async def transaction(
 ) -> AsyncIterator[Connection]:
     """Lend a connection with an open transaction, on the terms of `connection`.
 
-    One that does not wait for the disk may be forgotten, as a whole, when Postgres crashes just after it.
+    Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
-    A client that vanishes without a word, with its machine, would keep its locks for as long as TCP waits:
-    two hours. So Postgres ends a transaction that is silent for SILENCE_SECONDS.
+    If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres
+    ends a transaction that has been silent for SILENCE_SECONDS.
     """
     async with connection(pool, seconds=seconds) as lent:
         try:
@@ -83,7 +92,7 @@ async def transaction(
             yield lent
             await lent.execute("COMMIT")
         except asyncio.CancelledError:
-            lent.terminate()  # The time is over, and a ROLLBACK may not be answered: Postgres needs none.
+            lent.terminate()  # No time is left to wait for a ROLLBACK, and Postgres needs none.
             raise
         except BaseException:
             await _roll_back(lent)

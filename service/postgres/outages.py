@@ -1,4 +1,4 @@
-"""Every way in which Postgres can be unavailable, under one name."""
+"""How Postgres fails: errors that mean it is unavailable, and errors that leave a session usable."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ import asyncpg
 
 from service.telemetry import metrics
 
-# What asyncpg raises when the server, its network or the time allowed is at fault, never the statement.
-UNAVAILABLE = (
+# What asyncpg raises when the server, its network or a timeout is at fault, never the statement.
+OUTAGE_ERRORS = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
@@ -18,13 +18,13 @@ UNAVAILABLE = (
     asyncpg.InsufficientResourcesError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
-    asyncpg.ObjectNotInPrerequisiteStateError,  # a database that admits no connections for now
+    asyncpg.ObjectNotInPrerequisiteStateError,  # The database accepts no connections at the moment.
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
-# With these Postgres refuses a statement, and nothing else of the session has changed.
-_REFUSALS = (
+# Postgres rejects the statement; the session is unchanged.
+_REJECTIONS = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.LockNotAvailableError,
@@ -36,37 +36,37 @@ _REFUSALS = (
 class PostgresUnavailable(Exception):
     """Postgres did not answer in time."""
 
+    @classmethod
+    def counted(cls) -> "PostgresUnavailable":
+        """Return the exception, counted in `postgres_unavailable_total`."""
+        metrics.postgres_unavailable.inc()
+        return cls()
 
-def unavailable() -> PostgresUnavailable:
-    """Return the exception, counted."""
-    metrics.postgres_unavailable.inc()
-    return PostgresUnavailable()
 
-
-def means_unavailable(error: BaseException | None) -> bool:
-    """Whether waiting may mend it. It does not mend a bad argument or DSN: asyncpg's ValueErrors."""
-    return isinstance(error, UNAVAILABLE) and not isinstance(error, ValueError)
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a retry may succeed later. Not with asyncpg's ValueErrors: a bad argument or DSN stays bad."""
+    return isinstance(error, OUTAGE_ERRORS) and not isinstance(error, ValueError)
 
 
 def is_harmless(error: BaseException | None) -> bool:
-    """Whether a session is known to be as it was before this error, and so may be lent again.
+    """Whether the session is known to be as it was before this error, so that it can be lent again.
 
-    After any other, a statement may be under way, a transaction open, or the server one that takes no writes.
+    After any other error a statement may still run, a transaction be open, or the server be read-only.
     """
     if isinstance(error, asyncpg.PostgresError):
-        # asyncpg's own DataError has no severity: where it keeps no statements, it has begun a transaction.
-        return isinstance(error, _REFUSALS) and error.severity is not None
+        # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.
+        return isinstance(error, _REJECTIONS) and error.severity is not None
     return error is None or (
-        isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *UNAVAILABLE))
+        isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
     )
 
 
 @contextmanager
-def unavailability() -> Iterator[None]:
-    """Raise PostgresUnavailable in place of whatever asyncpg says when the server is away."""
+def translated() -> Iterator[None]:
+    """Raise PostgresUnavailable in place of the error of an outage."""
     try:
         yield
-    except UNAVAILABLE as error:
-        if not means_unavailable(error):
-            raise
-        raise unavailable() from error
+    except OUTAGE_ERRORS as error:
+        if is_outage(error):
+            raise PostgresUnavailable.counted() from error
+        raise

@@ -1,4 +1,4 @@
-"""Connections to Postgres: one pool a process, bounded waits, and one name for every way it can be away."""
+"""The pool of Postgres connections: one per process, opened when first needed, with a bounded queue."""
 
 import asyncio
 import math
@@ -10,22 +10,23 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from service.postgres.outages import PostgresUnavailable, unavailable
+from service.postgres.outages import PostgresUnavailable
 from service.settings import Settings
 from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
-AWAY_SECONDS = 0.25  # to leave a Postgres alone that could not be reached
-_SHARE_OF_CONNECTING = 0.8  # of the time for the database: so that the deadline of a caller comes later
-_LONGEST_IDLE_SECONDS = 300.0  # of a connection: a network may forget one that nobody uses
-_PROBES_WAITING = 10
+RECONNECT_PAUSE_SECONDS = 0.25  # without a connection attempt, after one has failed: refusing must be cheap
+_CONNECT_SHARE = 0.8  # of the time for the database, so that connecting fails before the caller's deadline
+_LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently, so longer idle ones are closed.
+_RESERVE_QUEUE_SIZE = 10
 
 
 class Pool:
-    """Connections that are opened when first needed and kept for the next caller, behind a queue with an end.
+    """A lazily filled connection pool with a bounded wait queue.
 
-    Without that end, Postgres would spend its time on those who have waited so long that nobody wants the
-    answer. asyncpg's own pool has none; and it lends by way of a task, which takes as long as a statement.
+    With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
+    asyncpg's own pool has no bound, and lends through a task, which takes as long as a statement. Sessions
+    are not reset between callers: nothing outlives its transaction.
     """
 
     def __init__(
@@ -36,59 +37,59 @@ class Pool:
         queue_size: int,
         reserve: "Pool | None" = None,
     ) -> None:
-        self.reserve = reserve or self  # for the readiness probe: to be busy is no reason to be given no work
+        self.reserve = reserve or self  # for the readiness probe: a busy process stays ready
         self._connect = connect
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
         self._waiting = 0
         self._opening = 0
         self._opened: set[Connection] = set()
-        self._idle: deque[tuple[Connection, float]] = deque()  # and since when; the last is lent first
-        self._doubted: set[Connection] = set()  # not to be lent again
-        self._returned = asyncio.Event()  # set for a moment
-        self._away_until = -math.inf
+        self._idle: deque[tuple[Connection, float]] = deque()  # with the time since when; last in, first out
+        self._doubted: set[Connection] = set()  # closed when returned
+        self._returned = asyncio.Event()  # pulsed: set and cleared at once
+        self._reconnect_after = -math.inf
         self._is_closed = False
 
     @property
     def open_size(self) -> int:
-        """How many connections there are."""
+        """The number of open connections."""
         return sum(not each.is_closed() for each in self._opened)
 
     @property
     def idle_size(self) -> int:
-        """How many of them are not lent."""
+        """The number of open connections that are not lent."""
         return sum(not each.is_closed() for each, _ in self._idle)
 
     def check_not_full(self) -> None:
-        """Raise PostgresUnavailable when every connection is lent and no place is left in the queue."""
+        """Raise PostgresUnavailable when every connection is lent and the queue is full."""
         if self._free.locked() and self._waiting >= self._queue_size:
-            raise unavailable()
+            raise PostgresUnavailable.counted()
 
     def take_place(self) -> None:
-        """Count one more in the queue. Raises PostgresUnavailable when no place is left."""
+        """Take a place in the queue. Raises PostgresUnavailable when it is full."""
         self.check_not_full()
         self._waiting += 1
 
     def leave_places(self, count: int) -> None:
-        """Count fewer in the queue."""
+        """Free *count* places in the queue."""
         self._waiting -= count
 
-    def check_not_away(self) -> None:
-        """Raise PostgresUnavailable when there is no connection, and Postgres refused one a moment ago."""
-        if not self._opened and self._is_away:
-            raise unavailable()
+    def check_reachable(self) -> None:
+        """Raise PostgresUnavailable when no connection is open and an attempt to open one has just failed."""
+        if not self._opened and self._pauses_reconnecting:
+            raise PostgresUnavailable.counted()
 
     async def take(self, *, queue_seconds: float) -> Connection:
-        """Lend a connection to a caller that has a deadline and gives it back.
+        """Lend a connection. The caller has a deadline of its own, and must give the connection back.
 
-        Raises PostgresUnavailable at once, when the queue is full or a connection was refused a moment ago;
-        TimeoutError when it is the caller's turn only after *queue_seconds*, by which time too little is left
-        to it; and whatever asyncpg raises when it connects.
+        Raises PostgresUnavailable at once when the queue is full or an attempt to connect has just failed;
+        TimeoutError when the wait took longer than *queue_seconds*, since too little time is left then; and
+        what asyncpg raises while connecting.
         """
         if self._free.locked():
             await self._wait_in_queue(queue_seconds)
         else:
-            await self._free.acquire()  # at once
+            await self._free.acquire()  # does not wait
         try:
             return self._take_idle() or await self._open_or_wait(queue_seconds)
         except BaseException:
@@ -96,7 +97,7 @@ class Pool:
             raise
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection for the next caller, if it can be used again."""
+        """Keep the connection for the next caller if it is usable; close it otherwise."""
         if connection.is_closed() or connection.is_in_transaction() or connection in self._doubted:
             self._forget(connection)
         else:
@@ -104,13 +105,13 @@ class Pool:
         self._leave()
 
     def doubt_all(self) -> None:
-        """Lend none of the present connections again: their server may be the wrong one by now."""
+        """Lend none of the current connections again: after a failover their server may be read-only."""
         while self._idle:
             self._forget(self._idle.pop()[0])
         self._doubted.update(self._opened)
 
     async def close(self, *, seconds: float) -> None:
-        """Close every connection, end what is under way, and open none any more."""
+        """Close every connection, cancel running statements, and open no more connections."""
         self._is_closed = True
         await asyncio.gather(*(close(each, seconds=seconds) for each in self._opened))
 
@@ -137,10 +138,10 @@ class Pool:
         return None
 
     async def _open_or_wait(self, seconds: float) -> Connection:
-        """Open a connection; or, while Postgres grants no more than are in use, wait for one of those."""
+        """Open a connection. If Postgres accepts no more, wait for one that is in use."""
         until = time.monotonic() + seconds
         while True:
-            if not self._is_away:
+            if not self._pauses_reconnecting:
                 try:
                     return await self._open()
                 except Exception:
@@ -148,11 +149,11 @@ class Pool:
                         raise
             if connection := await self._wait_for_return(until):
                 return connection
-            if self._is_away:
-                raise unavailable()
+            if self._pauses_reconnecting:
+                raise PostgresUnavailable.counted()
 
     async def _wait_for_return(self, until: float) -> "Connection | None":
-        """Return a connection that was given back, or None once none is in use."""
+        """Return the next connection given back, or None once none is in use."""
         while (connection := self._take_idle()) is None and self._is_any_in_use:
             await self._returned.wait()
             if time.monotonic() > until:
@@ -164,11 +165,11 @@ class Pool:
         try:
             connection = await self._connect()
         except Exception:
-            self._away_until = time.monotonic() + AWAY_SECONDS
+            self._reconnect_after = time.monotonic() + RECONNECT_PAUSE_SECONDS
             raise
         finally:
             self._opening -= 1
-        self._away_until = -math.inf
+        self._reconnect_after = -math.inf
         self._opened.add(connection)
         if self._is_closed:
             self._forget(connection)
@@ -178,44 +179,44 @@ class Pool:
     def _forget(self, connection: Connection) -> None:
         self._opened.remove(connection)
         self._doubted.discard(connection)
-        connection.terminate()  # also one that the other side has closed: asyncpg may not know all of it yet
+        connection.terminate()  # even if the server has closed it: asyncpg may not have noticed yet
 
     def _leave(self) -> None:
-        """Let another have its turn: one that waits for a connection before those in the queue."""
+        """Pass the turn on, first to callers waiting for a returned connection, then to the queue."""
         self._returned.set()
         self._returned.clear()
         self._free.release()
 
     @property
     def _is_any_in_use(self) -> bool:
-        """Whether somebody has a connection, or may have one in a moment."""
+        """Whether a connection is lent or being opened."""
         return self._opening > 0 or len(self._opened) > len(self._idle)
 
     @property
-    def _is_away(self) -> bool:
-        return time.monotonic() < self._away_until
+    def _pauses_reconnecting(self) -> bool:
+        return time.monotonic() < self._reconnect_after
 
 
 async def close(connection: Connection, *, seconds: float) -> None:
-    """Have Postgres end what it does on this connection, and close it."""
-    with suppress(Exception):  # After those seconds it is cut off.
+    """Cancel the running statement and close the connection, by force after *seconds*."""
+    with suppress(Exception):
         async with asyncio.timeout(seconds):
             await connection.close()
 
 
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
-    """Open the pool of this process. It connects when first used, so a process starts without Postgres."""
+    """Open the pool of this process. It connects on first use, so a process starts without Postgres."""
 
     async def connect() -> Connection:
         return await asyncpg.connect(
             settings.database_url,
-            timeout=settings.database_timeout_seconds * _SHARE_OF_CONNECTING,
+            timeout=settings.database_timeout_seconds * _CONNECT_SHARE,
             statement_cache_size=settings.database_statement_cache_size,
             server_settings={"application_name": "calculation-requests"},
         )
 
-    reserve = Pool(connect, size=1, queue_size=_PROBES_WAITING)
+    reserve = Pool(connect, size=1, queue_size=_RESERVE_QUEUE_SIZE)
     pool = Pool(
         connect,
         size=settings.database_pool_size,

@@ -1,7 +1,7 @@
-"""The schema of the database: how it is applied, and how a process knows that it is recent enough.
+"""The database schema: applies its numbered versions, and checks that it is recent enough.
 
-Its own few lines, because no kept library served: Alembic and yoyo bring SQLAlchemy or a second driver, and
-neither gives up a table's lock for which callers queue.
+Not Alembic or yoyo: they bring SQLAlchemy or a second driver, and neither gives up waiting for a table's lock
+while callers queue behind it.
 """
 
 import asyncio
@@ -13,24 +13,25 @@ from importlib import resources
 import asyncpg
 import msgspec
 
-from service.postgres import loans, outages
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
 _FOLDER = resources.files("service.postgres") / "versions"
 _FILES = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".sql"))
-VERSION = len(_FILES)  # that this release needs
+VERSION = len(_FILES)  # the version this release needs
 
-_LOCK = 0x5D17_0001  # any number of our own: the process that applies the schema holds it
-_ATTEMPTS = 600  # to get that lock, and to get a table's
+_LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
+_ATTEMPTS = 600  # to get that lock, and to get a table's lock
 _PAUSE_SECONDS = 1.0  # between two attempts
-# Statements queue behind an ALTER TABLE that waits for its lock, and their callers wait a second at most.
+# Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a second.
 _LOCK_WAIT = "200ms"
-# A concurrent index waits for open transactions, and nothing queues behind it.
+# A concurrent index build waits for open transactions, and nothing queues behind it.
 _CONCURRENT_LOCK_WAIT = "1h"
 
 
 class SchemaOutdated(Exception):
-    """The database has an older schema than this release needs: run `python -m service schema apply`."""
+    """The database schema is older than this release needs: run `python -m service schema apply`."""
 
 
 class SchemaBusy(Exception):
@@ -38,10 +39,10 @@ class SchemaBusy(Exception):
 
 
 class Version(msgspec.Struct, frozen=True):
-    """The step from one schema to the next: a file of SQL, which ends with the record of its number.
+    """One step of the schema: an SQL file that ends by recording its number.
 
-    It is one transaction, unless it says CONCURRENTLY, which Postgres refuses in one. Such a file runs
-    statement by statement, so each of its statements can be repeated after an interruption.
+    It is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Such a file
+    runs statement by statement, so each of its statements must be safe to repeat after an interruption.
     """
 
     number: int
@@ -49,12 +50,12 @@ class Version(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str]:
-        """The strings of SQL to execute one by one; several statements in one string are one transaction."""
+        """The SQL to execute string by string; the statements of one string are one transaction."""
         return re.split(r"(?<=;)\n", self.sql.strip()) if "CONCURRENTLY" in self.sql else [self.sql]
 
 
 def versions() -> list[Version]:
-    """Return every version, in order, from an empty database on."""
+    """Return every version in order, starting from an empty database."""
     found = [Version(int(name.partition("_")[0]), (_FOLDER / name).read_text()) for name in _FILES]
     if [version.number for version in found] != list(range(1, VERSION + 1)):
         raise AssertionError(f"versions must be numbered 1, 2, 3 …: {_FILES}")
@@ -62,22 +63,22 @@ def versions() -> list[Version]:
 
 
 async def apply(connection: Connection) -> int:
-    """Apply the versions that the database lacks, each once, while it is in use; return the one it has then.
+    """Apply the missing versions, each once, while the database is in use; return its version afterwards.
 
-    A database of this version or a newer one is left alone: no lock, no change. The connection must be a
-    direct one: a transaction pooler would lose the lock.
+    A database at this version or a newer one is neither locked nor changed. The connection must be direct: a
+    transaction pooler would lose the lock.
 
     Raises SchemaBusy.
     """
     if await read_version(connection) < VERSION:
-        async with _alone(connection):
+        async with _lock_held(connection):
             for version in versions()[await read_version(connection) :]:
                 await _apply(connection, version)
     return await read_version(connection)
 
 
 async def read_version(connection: Connection) -> int:
-    """Return the version of the database's schema, 0 if it has none."""
+    """Return the version of the database schema, 0 if there is none."""
     try:
         return await connection.fetchval("SELECT max(version) FROM schema_version") or 0
     except asyncpg.UndefinedTableError:
@@ -85,7 +86,7 @@ async def read_version(connection: Connection) -> int:
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated on too old a schema, PostgresUnavailable on a server that takes no writes."""
+    """Raise SchemaOutdated on too old a schema, PostgresUnavailable on a read-only server."""
     try:
         row = await connection.fetchrow(
             """
@@ -99,11 +100,11 @@ async def check(connection: Connection) -> None:
     if row is None or (row["version"] or 0) < VERSION:
         raise SchemaOutdated
     if row["is_read_only"]:
-        raise outages.unavailable()
+        raise PostgresUnavailable.counted()
 
 
 def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return a readiness check: Postgres answers and its schema is recent enough."""
+    """Return a readiness check: Postgres answers, accepts writes, and its schema is recent enough."""
 
     async def ready() -> None:
         async with loans.connection(pool.reserve, seconds=seconds) as connection:
@@ -113,10 +114,10 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 @asynccontextmanager
-async def _alone(connection: Connection) -> AsyncIterator[None]:
-    """Keep every other process from applying the schema. Raises SchemaBusy."""
+async def _lock_held(connection: Connection) -> AsyncIterator[None]:
+    """Hold the lock that keeps other processes from applying the schema. Raises SchemaBusy."""
     for _ in range(_ATTEMPTS):
-        # Not pg_advisory_lock: a concurrent index would wait for the snapshot of the statement that waits.
+        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             break
         await asyncio.sleep(_PAUSE_SECONDS)
@@ -130,9 +131,9 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
 
 
 async def _apply(connection: Connection, version: Version) -> None:
-    """Apply a version, from its beginning again after a table that is in use. Raises SchemaBusy.
+    """Apply a version; start it again when a table stays locked. Raises SchemaBusy.
 
-    A concurrent index that was given up is left behind, invalid: the part before it drops it.
+    An interrupted concurrent index build leaves an invalid index, which the part before it drops.
     """
     for _ in range(_ATTEMPTS):
         try:

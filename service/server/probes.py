@@ -1,41 +1,57 @@
-"""`/livez`, `/readyz` and `/metrics`, for the API and for the worker."""
+"""`/livez`, `/readyz` and `/metrics`: in front of the API, and alone in the worker."""
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TypeAlias
 
 import asyncpg
-from litestar import Litestar, Request, Response, get
-from litestar.datastructures import State
-from prometheus_client import REGISTRY
+import msgspec
+import structlog
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
-from service.telemetry import metrics
+from service.server.asgi import PLAIN_TEXT, ASGIApp, Receive, Response, Scope, Send
+from service.server.refusals import Refusal, Refuse, refuse_in_plain_text
+from service.telemetry import logs, metrics
 
-Check = Callable[[], Awaitable[None]]
-Checks = Mapping[str, Check]
-ReadGauges = Callable[[], Awaitable[None]]
+Check: TypeAlias = Callable[[], Awaitable[None]]
+Checks: TypeAlias = Mapping[str, Check]
+ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
+
+PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+
+_ALLOW = (b"allow", b"GET, OPTIONS")
+_JSON = (b"content-type", b"application/json")
+_WRONG_METHOD = Refusal(
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    "method_not_allowed",
+    f"{HTTPStatus.METHOD_NOT_ALLOWED.phrase}.",
+    (_ALLOW,),
+)
+
+_log = structlog.get_logger()
 
 
 class NotReady(Exception):
-    """Something this process needs for its work is missing."""
+    """The process lacks something that it needs for its work."""
 
 
 class Impaired(Exception):
-    """Something is missing that is no reason to be given no work."""
+    """The process lacks something, but must go on receiving work."""
 
 
 def lasting(check: Check) -> Check:
-    """Return a check of Postgres that, once passed, fails no more because Postgres is away.
+    """Return a check of Postgres that, once passed, an unreachable Postgres no longer fails.
 
-    It is away for every API alike: were none ready, callers would get the answer of the ingress instead of
-    our 503. A login that is refused, or too old a schema, may be this process's own: that still fails, and
-    after a refused login so does an absence, until the check passes again.
-    A worker has no callers to lose: its readiness says whether it can work now.
+    Postgres is unreachable for every API at once. If none were ready, callers would get the ingress's answer
+    instead of our 503. A rejected login or an outdated schema may concern this process alone, so it still
+    fails the check; after a rejected login, so does an unreachable Postgres, until the check passes again.
+
+    Workers do not use this: no callers depend on them, so their readiness says whether they can work now.
     """
     has_passed = False
 
@@ -44,7 +60,7 @@ def lasting(check: Check) -> Check:
         try:
             await check()
         except PostgresUnavailable as error:
-            has_passed = has_passed and not _refuses_login(error)
+            has_passed = has_passed and not _is_rejected_login(error)
             if has_passed:
                 raise Impaired(_state(error)) from error
             raise
@@ -53,64 +69,106 @@ def lasting(check: Check) -> Check:
     return run
 
 
-@get("/livez", include_in_schema=False)
-async def livez() -> dict[str, str]:
-    """Say that the process answers. Depends on nothing else."""
-    return {"status": "alive"}
+async def no_gauges() -> None:
+    """Read the gauges of a process that has none to read."""
 
 
-@get("/readyz", include_in_schema=False)
-async def readyz(request: Request[Any, Any, State]) -> Response[dict[str, str]]:
-    """Run every check in the application's state, and name the state of each."""
-    checks: Checks = request.app.state.checks
-    results = {name: await _result(check) for name, check in checks.items()}
-    is_ready = all(passed for passed, _ in results.values())
-    return Response(
-        {name: state for name, (_, state) in results.items()},
-        status_code=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
-    )
+class Probes:
+    """An ASGI application: answers the probes' paths, and passes everything else on to *otherwise*."""
+
+    def __init__(
+        self,
+        checks: Checks,
+        *,
+        registries: Sequence[CollectorRegistry],
+        read_gauges: ReadGauges = no_gauges,
+        otherwise: ASGIApp,
+        refuse: Refuse,
+    ) -> None:
+        self._checks = checks
+        self._registries = registries
+        self._read_gauges = read_gauges
+        self._otherwise = otherwise
+        self._refuse = refuse
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one ASGI connection."""
+        if scope["type"] == "http" and scope["path"] in PATHS:
+            return self._serve(scope, receive, send)
+        return self._otherwise(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method not in {"GET", "OPTIONS"}:
+            await self._refuse(_WRONG_METHOD)(scope, receive, send)
+            return
+        scope["path_template"] = path  # for the access log
+        if method == "OPTIONS":
+            response = Response(HTTPStatus.NO_CONTENT, b"", _ALLOW)
+        elif path == "/livez":
+            response = _in_json(HTTPStatus.OK, {"status": "alive"})
+        elif path == "/readyz":
+            response = await self._readiness()
+        else:
+            response = await self._metrics()
+        await response(scope, receive, send)
+
+    async def _readiness(self) -> Response:
+        """Run every check, and name the state of each."""
+        results = {name: await _result(name, check) for name, check in self._checks.items()}
+        is_ready = all(passed for passed, _ in results.values())
+        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _in_json(status, {name: state for name, (_, state) in results.items()})
+
+    async def _metrics(self) -> Response:
+        """Show every metric; gauges whose values are stored elsewhere are read first, in bounded time."""
+        await self._read_gauges()
+        content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
+        return Response(HTTPStatus.OK, metrics.exposition(self._registries), content_type)
 
 
-@get("/metrics", include_in_schema=False)
-async def show_metrics(request: Request[Any, Any, State]) -> Response[bytes]:
-    """Show Prometheus every metric; gauges that are read elsewhere are read first, within a bound."""
-    read_gauges: ReadGauges = request.app.state.read_gauges
-    await read_gauges()
-    return Response(metrics.exposition(request.app.state.registries), media_type=metrics.CONTENT_TYPE)
+def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
+    return Response(status, msgspec.json.encode(body), _JSON)
 
 
-async def _result(check: Check) -> tuple[bool, str]:
+async def _result(name: str, check: Check) -> tuple[bool, str]:
     try:
         await check()
     except Impaired as error:
         return True, str(error)
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
         return False, _state(error)
+    except Exception as error:  # noqa: BLE001 - one failing check must not hide the states of the others
+        _log.error("readiness_check_failed", check=name, **logs.describe(error))
+        return False, "The check failed. The error has been logged."
     return True, "ok"
 
 
 def _state(error: Exception) -> str:
-    if _refuses_login(error):
-        return "Postgres refuses the login."
+    if _is_rejected_login(error):
+        return "Postgres rejects the login."
     return (error.args and str(error)) or (error.__doc__ or "")
 
 
-def _refuses_login(error: Exception) -> bool:
+def _is_rejected_login(error: Exception) -> bool:
     return isinstance(error.__cause__, asyncpg.InvalidAuthorizationSpecificationError)
-
-
-async def nothing_to_read() -> None:
-    """Stand for the gauges of a process that has none to read."""
 
 
 async def serve(
     checks: Checks, read_gauges: ReadGauges, listening: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Serve the probes and metrics of a process without an API until *stop*."""
-    app = Litestar(
-        [livez, readyz, show_metrics],
-        state=State({"checks": checks, "read_gauges": read_gauges, "registries": [REGISTRY]}),
-        openapi_config=None,
-        logging_config=None,
+    """Serve the probes of a process without an API until *stop*."""
+    probes = Probes(
+        checks,
+        registries=[REGISTRY],
+        read_gauges=read_gauges,
+        otherwise=_nothing_else,
+        refuse=refuse_in_plain_text,
     )
-    await http_server.serve(app, listening, stop, shutdown_seconds=1.0)
+    await http_server.serve(probes, listening, stop, refuse=refuse_in_plain_text, shutdown_seconds=1.0)
+
+
+async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 404. There is nothing to do at startup and shutdown, the scope "lifespan"."""
+    if scope["type"] == "http":
+        await Response(HTTPStatus.NOT_FOUND, b"Not Found.", PLAIN_TEXT)(scope, receive, send)

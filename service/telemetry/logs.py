@@ -1,4 +1,4 @@
-"""Logs: one event per unit of work, as JSON or for the console, with nothing personal or secret."""
+"""Logging: one event per unit of work, as JSON or for the console, without personal or secret data."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ _LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcor
 def configure(settings: Settings) -> None:
     """Send our logs and those of all libraries to standard output, in one format.
 
-    Ours go straight there, not by way of the standard library, which takes several times as long.
+    Ours bypass the standard library's logging, which takes several times as long.
     """
     renderer: Processor = (
         structlog.processors.JSONRenderer(serializer=_encode)
@@ -55,8 +55,8 @@ def configure(settings: Settings) -> None:
                 "all": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "all"}
             },
             "root": {"handlers": ["all"], "level": settings.log_level},
-            # Libraries speak up only when something is wrong: at INFO some of them print addresses and URLs.
-            # uvicorn warns of what callers do wrong, for which there is a line already.
+            # Libraries log warnings and errors only: at INFO some of them print addresses and URLs.
+            # uvicorn's warnings are about callers' errors, which the access log has already.
             "loggers": {
                 **{name: {"level": "WARNING"} for name in _LIBRARIES},
                 "uvicorn": {"level": "ERROR"},
@@ -66,13 +66,13 @@ def configure(settings: Settings) -> None:
 
 
 class _StandardOutput:
-    """Where our lines go, each in one write. One that cannot be written must not stop the work."""
+    """Writes each log line in one call. A line that cannot be written must not stop the work."""
 
     def __init__(self, *_: object) -> None:
         pass
 
     def info(self, line: str) -> None:
-        """Write a line, of whatever level."""
+        """Write a line of any level."""
         try:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -86,12 +86,12 @@ class _StandardOutput:
 def _encode(event: Mapping[str, Any], *, default: Callable[[object], object]) -> str:
     try:
         return msgspec.json.encode(event, enc_hook=default).decode()
-    except UnicodeEncodeError:  # a lone surrogate, of which the standard library makes an escape
+    except UnicodeEncodeError:  # a lone surrogate, which the standard library escapes
         return json.dumps(event, default=default)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return what a log line may say of an exception: its class and place, never values that it quotes."""
+    """Return what may be logged of an exception: its class and place, but no text, which may quote values."""
     frames = traceback.extract_tb(error.__traceback__)
     facts: dict[str, Any] = {
         "error": type(error).__name__,
@@ -101,7 +101,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         facts["sqlstate"] = error.sqlstate
         facts["constraint"] = getattr(error, "constraint_name", None)
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
-        # The system's own words quote nothing; those of Postgres, parsers and mail servers may.
+        # The operating system's messages quote no values; those of Postgres, parsers and mail servers may.
         facts["reason"] = str(error)
     if error.__cause__ is not None:
         facts["cause"] = describe(error.__cause__)
@@ -109,23 +109,23 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def summarize(error: BaseException) -> str:
-    """Return the class of a foreseen exception and of what caused it, which says enough."""
+    """Return the class of a foreseen exception and those of its causes."""
     name = type(error).__name__
     return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
 
 
 def _demote(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Make a warning of a failed connection to RabbitMQ: an outage, of which whoever needs it tells."""
+    """Demote failed connections to RabbitMQ to warnings: the part that needs one reports the outage."""
     if event["_record"].name == "aiormq.connection" and event["level"] == "error":
         event["level"] = "warning"
     return event
 
 
 def _tame(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Reduce the traceback of a library's log line to what `describe` allows."""
+    """Replace the traceback in a library's log line by what `describe` returns."""
     exc_info = event.pop("exc_info", None)
     if isinstance(exc_info, tuple) and exc_info[1] is not None:
         event.update(describe(exc_info[1]))
-        # asyncio adds the exception as Python writes it, values and all, below its own line.
+        # asyncio appends the formatted exception, values and all, below its own line.
         event["event"] = str(event["event"]).partition("\n")[0]
     return event

@@ -1,4 +1,8 @@
-"""What both processes count for Prometheus, and the text in which it is told. Labels are bounded sets."""
+"""The Prometheus metrics of both processes. The values of every label are a bounded set.
+
+They are module-level objects in the client library's registry, as is usual with it: passing them to every
+part would say nothing that their names do not.
+"""
 
 import math
 import platform
@@ -16,44 +20,45 @@ from prometheus_client import (
 
 import service
 
-CONTENT_TYPE = "text/plain; version=0.0.4"  # of the exposition; the charset is added by Litestar
-UNKNOWN = math.nan  # the value of a gauge while nobody can tell it
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the exposition
+UNKNOWN = math.nan  # the value of a gauge that cannot be read at the moment
 
-# No second series for each counter, which nothing here asks for.
+# Omits the `_created` series of each counter: no dashboard or alert uses it.
 cast("Callable[[], None]", disable_created_metrics)()
 
-_build = Gauge("build_info", "Always 1; which release runs, and on which Python.", ["version", "python"])
+_build = Gauge("build_info", "Always 1; the labels name release and Python.", ["version", "python"])
 _build.labels(service.VERSION, platform.python_version()).set(1)
 
-pool_connections = Gauge("postgres_pool_connections", "Connections of the pool, lent out and not.", ["state"])
-pool_max_connections = Gauge("postgres_pool_max_connections", "How many connections the pool may have.")
+pool_connections = Gauge("postgres_pool_connections", "Open connections of the pool.", ["state"])
+pool_max_connections = Gauge("postgres_pool_max_connections", "The most connections that the pool may open.")
 pool_wait_seconds = Histogram(
     "postgres_pool_wait_seconds",
-    "The wait for a connection of the pool, where one was got.",
+    "Waits for a connection of the pool that ended with one.",
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
 )
 postgres_unavailable = Counter(
-    "postgres_unavailable_total", "How often Postgres or the pool did not answer in time."
+    "postgres_unavailable_total",
+    "Times that Postgres or the pool did not answer in time.",
 )
 secret_keys_missing = Counter(
     "request_secret_keys_missing_total",
-    "How often a request's secret could not be made: REQUEST_SECRET_KEYS lacks its key.",
+    "Requests whose secret could not be derived: REQUEST_SECRET_KEYS lacks their key.",
 )
 
 background_failures = Counter(
     "background_failures_total",
-    "Unforeseen failures of work in the background, which then begins again.",
+    "Unforeseen failures of background work, which is then restarted.",
     ["work"],
 )
 
 
 def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:
-    """Show the connections of this process's pool, whenever somebody looks."""
+    """Export the connections of this process's pool, read on every scrape."""
     pool_max_connections.set(max_size)
     pool_connections.labels("idle").set_function(idle_size)
     pool_connections.labels("used").set_function(lambda: open_size() - idle_size())
 
 
 def exposition(registries: Iterable[CollectorRegistry]) -> bytes:
-    """Return every metric in *registries* in the text format of Prometheus."""
+    """Return every metric of *registries* in the Prometheus text format."""
     return b"".join(map(generate_latest, registries))

@@ -1,4 +1,4 @@
-"""OpenTelemetry, the only module that imports it: it is imported only when somebody traces."""
+"""Exports spans with OpenTelemetry. Only this module imports it, and is loaded only when tracing is on."""
 
 import threading
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from service import VERSION
-from service.telemetry.tracing import Attributes, Kind
+from service.telemetry.spans import Attributes, Kind
 
-_EXPORT_SECONDS = 5.0  # for one batch, attempts included
-_FLUSH_SECONDS = 2.0  # at the end, for what is left; the collector may be away
+_EXPORT_SECONDS = 5.0  # for one batch, retries included
+_FLUSH_SECONDS = 2.0  # for the remaining spans at the end; the collector may be down
 
 _propagator = TraceContextTextMapPropagator()
 
 
 class OtlpSpan:
-    """A span of OpenTelemetry."""
+    """An OpenTelemetry span."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     def describe(self, name: str, attributes: Attributes, *, failed: bool) -> None:
-        """Rename the span and say more about it."""
+        """Rename the span and add attributes."""
         self._span.update_name(name)
         self._span.set_attributes(attributes)
         if failed:
@@ -36,7 +36,7 @@ class OtlpSpan:
 
 
 class OtlpTracer:
-    """Makes spans of OpenTelemetry."""
+    """Makes OpenTelemetry spans."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
@@ -45,7 +45,7 @@ class OtlpTracer:
     def span(
         self, name: str, kind: Kind, *, parent: str | None, attributes: Attributes
     ) -> Iterator[OtlpSpan]:
-        """Run a block as a span. Of an exception the class is told, never the text: it may quote anything."""
+        """Run a block as a span. Of an exception it gets the class, not the text, which may quote values."""
         context = _propagator.extract({"traceparent": parent}) if parent else None
         with self._tracer.start_as_current_span(
             name,
@@ -63,7 +63,7 @@ class OtlpTracer:
                 raise
 
     def traceparent(self) -> str | None:
-        """Return the context of the present span."""
+        """Return the context of the current span."""
         carrier: dict[str, str] = {}
         _propagator.inject(carrier)
         return carrier.get("traceparent")
@@ -71,9 +71,9 @@ class OtlpTracer:
 
 @contextmanager
 def open_tracer(endpoint: str, *, service: str) -> Iterator[OtlpTracer]:
-    """Lend a tracer that exports from a thread, in batches, of a bounded queue: beyond that spans are lost.
+    """Open a tracer that exports batches from a thread. Its queue is bounded: spans are dropped beyond it.
 
-    Sampling follows the caller's flag, unless OTEL_TRACES_SAMPLER says otherwise.
+    Sampling follows the caller's flag unless OTEL_TRACES_SAMPLER says otherwise.
     """
     ours = Resource.create({"service.name": service, "service.version": VERSION})
     exporter = OTLPSpanExporter(f"{endpoint.removesuffix('/')}/v1/traces", timeout=_EXPORT_SECONDS)
@@ -82,7 +82,7 @@ def open_tracer(endpoint: str, *, service: str) -> Iterator[OtlpTracer]:
     try:
         yield OtlpTracer(provider.get_tracer("calculation-requests", VERSION))
     finally:
-        # The library may wait for half a minute; its own thread ends with the process.
+        # The library may wait for half a minute; its daemon thread ends with the process.
         flushing = threading.Thread(target=provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)

@@ -10,8 +10,7 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
-from service.postgres import pool as postgres
-from service.postgres.pool import Pool
+from service.postgres.pool import Pool, open_pool
 from service.settings import Settings
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
@@ -80,7 +79,7 @@ def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
             database_pool_size=POOL_SIZE,
             database_queue_size=10_000,
         )
-        async with Arrivals.watched(stand) as arrivals, runs(url), postgres.open_pool(settings) as pool:
+        async with Arrivals.watched(stand) as arrivals, runs(url), open_pool(settings) as pool:
             await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
             await arrivals.complete()
             arrivals.forget()

@@ -219,7 +219,7 @@ def test_nothing_of_opentelemetry_is_imported_when_nobody_traces() -> None:
     program = """
 import sys
 import service.__main__, worker.__main__
-from service import tracing
+from service.telemetry import tracing
 from service.settings import DatabaseSettings
 class Off: otel_exporter_otlp_endpoint = None
 with tracing.exporting(Off, service="x"):

@@ -18,8 +18,7 @@ from deploy.local.folders import CHECKOUT, Place, working_folder
 from service.calculation_requests import conveyancers
 from service.identifiers import uuid_of
 from service.postgres import outages, schema
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, open_pool
 from service.server.background import in_background
 from service.settings import Settings
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
@@ -222,7 +221,7 @@ _SOONER: Mapping[str, str] = {
 async def _hold_snapshot(url: str) -> None:
     """Keep a transaction open that sees the database as it was, and another when Postgres was away."""
     while True:
-        with suppress(*outages.UNAVAILABLE, asyncpg.PostgresError):
+        with suppress(*outages.OUTAGE_ERRORS, asyncpg.PostgresError):
             connection = await asyncpg.connect(url, timeout=5.0, command_timeout=10.0)
             try:
                 async with connection.transaction(isolation="repeatable_read"):
@@ -251,7 +250,7 @@ async def _live(
         database_pool_size=16,
         database_timeout_seconds=2.0,
     )
-    async with postgres.open_pool(settings) as pool, asyncio.TaskGroup() as group:
+    async with open_pool(settings) as pool, asyncio.TaskGroup() as group:
         load = Load(
             record,
             latencies,

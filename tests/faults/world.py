@@ -71,7 +71,7 @@ class World:
     async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Run *work* on a connection that no fault ends but the death of Postgres, and again after that."""
         for _ in range(_TRIES):
-            with suppress(*outages.UNAVAILABLE):
+            with suppress(*outages.OUTAGE_ERRORS):
                 return await self._once_on_postgres(work)
             await asyncio.sleep(_PAUSE_SECONDS)
         return await self._once_on_postgres(work)

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events, writing
 from service.postgres import loans, outages
-from service.postgres import pool as postgres
-from service.postgres.outages import UNAVAILABLE
+from service.postgres.outages import OUTAGE_ERRORS
+from service.postgres.pool import open_pool
 from tests.conftest import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq import connection as broker
@@ -80,7 +80,7 @@ class RelayModel(RuleBasedStateMachine):
             relay_retry_seconds=0.001,
             relay_longest_retry_seconds=0.001,
         )
-        self.pool = await self.resources.enter_async_context(postgres.open_pool(self.settings))
+        self.pool = await self.resources.enter_async_context(open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
         await self.observer.execute("TRUNCATE outbox, outbox_held")
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
@@ -158,7 +158,7 @@ class RelayModel(RuleBasedStateMachine):
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:
         """The same, but the connection that holds the lane is cut: nothing may be settled."""
         self.broker.script = script
-        with suppress(BrokerUnavailable, outages.PostgresUnavailable, *UNAVAILABLE):
+        with suppress(BrokerUnavailable, outages.PostgresUnavailable, *OUTAGE_ERRORS):
             self.run(self._relay_and_cut())
         self.run(eventually(self._has_noticed_the_cut))
         self.broker.script = Script([], [], multiple=False)

@@ -17,8 +17,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import events, writing
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.worker.forwarder import Forwarder
@@ -128,7 +127,7 @@ def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
 @asynccontextmanager
 async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
     """Lend a postman with a pool of its own, as another process would have."""
-    async with postgres.open_pool(settings) as pool:
+    async with open_pool(settings) as pool:
         yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, timeout_seconds=5.0))
 
 

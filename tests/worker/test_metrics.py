@@ -8,8 +8,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.writing import LANES
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.server import probes
 from service.server.http_server import listen
 from tests.conftest import CONVEYANCER, eventually, running
@@ -125,7 +124,7 @@ async def test_gauges_show_no_number_while_postgres_is_away(
 ) -> None:
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
-    async with postgres.open_pool(settings) as pool:
+    async with open_pool(settings) as pool:
         gauges = worker_gauges.Gauges(
             pool, [worker_gauges.of_outbox(relay)], timeout_seconds=1.0, kept_seconds=0
         )

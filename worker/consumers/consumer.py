@@ -16,6 +16,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
+from service.telemetry.spans import Attributes
 from worker import metrics
 from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
@@ -174,7 +175,7 @@ class Consumer(Generic[Content]):
                 span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
                 metrics.consumer_messages.labels(self._queue.name, outcome).inc()
 
-    def _describe(self, message: AbstractIncomingMessage) -> tracing.Attributes:
+    def _describe(self, message: AbstractIncomingMessage) -> Attributes:
         message_id = safe_id(message.message_id)
         return {
             "messaging.system": "rabbitmq",

@@ -10,7 +10,7 @@ import aiosmtplib
 import msgspec
 from aiosmtplib import SMTPDataError, SMTPException, SMTPRecipientRefused
 
-from service.telemetry import tracing
+from service.telemetry.spans import Attributes
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
@@ -66,7 +66,7 @@ class Mailer:
         self._answer_seconds = settings.smtp_answer_seconds
         self._idle: list[aiosmtplib.SMTP] = []
 
-    def describe(self) -> tracing.Attributes:
+    def describe(self) -> Attributes:
         """Return what a trace says of the mail server."""
         return {
             "network.protocol.name": "smtp",

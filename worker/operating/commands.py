@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
         answer = asyncio.run(execute(asked, os.environ))
     except EXPECTED as error:
         return _fail(str(error) or error.__doc__ or "")
-    except outages.UNAVAILABLE as error:
+    except outages.OUTAGE_ERRORS as error:
         return _fail(f"Postgres at DATABASE_URL cannot be reached ({type(error).__name__}).")
     except KeyboardInterrupt:
         return _fail("Interrupted. What was done so far is kept, and the command may be run again.")

@@ -90,7 +90,7 @@ async def _listening(read: WorkerSettings) -> Findings:
             await rest(_NOTIFY_SECONDS, heard)
         finally:
             listening.terminate()
-    except (*outages.UNAVAILABLE, ValueError) as error:
+    except (*outages.OUTAGE_ERRORS, ValueError) as error:
         return [Finding("fail", "listening", doctor.reason(error), "is LISTEN_DATABASE_URL right?")]
     if heard.is_set():
         return [Finding("ok", "listening", "a NOTIFY is heard")]

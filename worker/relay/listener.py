@@ -32,7 +32,7 @@ class Listener:
         pauses = Pauses("listener_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
         while not stop.is_set():
             try:
-                with outages.unavailability():
+                with outages.translated():
                     await self._listen(pauses, stop)
             except (PostgresUnavailable, NothingHeard) as error:
                 await pauses.after(error, stop)

@@ -279,7 +279,7 @@ async def _keep_lanes(connection: Connection, lost: asyncio.Event, published: as
             return
         try:
             await connection.execute("SELECT 1", timeout=loans.SILENCE_SECONDS / 3)
-        except outages.UNAVAILABLE:
+        except outages.OUTAGE_ERRORS:
             lost.set()
 
 

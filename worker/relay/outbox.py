@@ -9,7 +9,7 @@ import msgspec
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated, event_id
 from service.outbox.writing import LANES
-from service.postgres.outages import unavailable
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 
 _LANE_LOCKS = 0x0B0C  # the class of our advisory locks; the lane is the second key
@@ -151,7 +151,7 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
         lanes,
     )
     if row["is_read_only"]:
-        raise unavailable()
+        raise PostgresUnavailable.counted()
     return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
 
 

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from service.api import access_log
 from service.app import LARGEST_BODY, create_app
 from service.authentication import api_keys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from service.server import http_server
-from service.server.http_server import LARGEST_HEAD, listen
+from service.server.http_server import listen
+from service.server.refusals import LARGEST_HEAD
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
 from tests.metrics import rises, value
@@ -649,7 +651,9 @@ async def test_request_that_is_cut_off_at_the_end_is_answered_and_counted_as_503
     stop = asyncio.Event()
     api = create_app(service_settings)
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
+        serving = asyncio.create_task(
+            http_server.serve(api, listening, stop, refuse=access_log.refuse, shutdown_seconds=1.0)
+        )
         connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
         with (
             capture_logs() as logs,

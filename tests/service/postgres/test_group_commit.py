@@ -1,4 +1,4 @@
-"""Group commit: who shares a transaction, and what the others hear when something fails."""
+"""Group commit: which callers share a transaction, and what each one gets when something fails."""
 
 import asyncio
 import gc
@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from service.postgres import loans
-from service.postgres import pool as postgres
 from service.postgres.group_commit import LARGEST_GROUP, SLOW_SHARE, GroupCommit, Ids
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
@@ -33,7 +32,7 @@ INSERT = """
 
 @pytest.fixture
 def statements() -> StatementLog:
-    """What Postgres is asked."""
+    """The statements sent to Postgres."""
     return StatementLog()
 
 
@@ -41,7 +40,7 @@ def statements() -> StatementLog:
 async def link(
     service_settings: ServiceSettings, database: Connection, statements: StatementLog
 ) -> AsyncIterator[Forwarder]:
-    """What stands between the pool and Postgres, in which there is a table."""
+    """The network between the pool and Postgres, whose database has a table for the test."""
     await database.execute(
         """
         CREATE TABLE stored (
@@ -60,13 +59,13 @@ async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncItera
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, database_queue_size=QUEUE_SIZE
     )
-    async with postgres.open_pool(settings) as opened:
+    async with open_pool(settings) as opened:
         yield opened
 
 
 @pytest.fixture
 async def group_commit(pool: Pool, statements: StatementLog) -> GroupCommit:
-    """A group commit whose statement is prepared."""
+    """A group commit whose statement is already prepared."""
     await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
     statements.clear()
     return GroupCommit(pool, INSERT, seconds=SECONDS)
@@ -74,19 +73,19 @@ async def group_commit(pool: Pool, statements: StatementLog) -> GroupCommit:
 
 @pytest.fixture
 async def impatient(pool: Pool) -> GroupCommit:
-    """The same, with less time."""
+    """The same with a shorter deadline."""
     await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
     return GroupCommit(pool, INSERT, seconds=FEW_SECONDS)
 
 
 async def store(group_commit: GroupCommit, notes: Iterable[str]) -> list[Ids | BaseException]:
-    """Store all of *notes* at the same time, under the ids 1, 2 and so on."""
+    """Store all *notes* concurrently, under the ids 1, 2 and so on."""
     storing = (group_commit.execute((number, note)) for number, note in enumerate(notes, 1))
     return await asyncio.gather(*storing, return_exceptions=True)
 
 
 def leader_and_follower(group_commit: GroupCommit) -> tuple[asyncio.Task[Ids], asyncio.Task[Ids]]:
-    """Let two callers store the ids 1 and 2, from the next turn of the event loop on."""
+    """Start two callers, which store the ids 1 and 2 from the next turn of the event loop on."""
     return (
         asyncio.create_task(group_commit.execute((1, "a"))),
         asyncio.create_task(group_commit.execute((2, "a"))),
@@ -97,7 +96,7 @@ async def stored(database: Connection) -> list[int]:
     return [row["id"] for row in await database.fetch("SELECT id FROM stored WHERE id > 0 ORDER BY id")]
 
 
-async def test_all_who_come_at_the_same_time_share_a_round_trip_and_a_transaction(
+async def test_concurrent_callers_share_a_round_trip_and_a_transaction(
     group_commit: GroupCommit, database: Connection, statements: StatementLog
 ) -> None:
     outcomes = await store(group_commit, ["a"] * 10)
@@ -109,7 +108,7 @@ async def test_all_who_come_at_the_same_time_share_a_round_trip_and_a_transactio
     assert await database.fetchval(transactions) == 1
 
 
-async def test_who_comes_while_a_group_is_on_its_way_is_in_the_next(
+async def test_callers_that_arrive_while_a_group_executes_form_the_next(
     group_commit: GroupCommit, database: Connection, statements: StatementLog
 ) -> None:
     async with database.transaction():
@@ -124,17 +123,15 @@ async def test_who_comes_while_a_group_is_on_its_way_is_in_the_next(
     assert statements.round_trips == 2
 
 
-async def test_a_group_is_not_larger_than_it_may_be(
-    group_commit: GroupCommit, statements: StatementLog
-) -> None:
+async def test_group_has_a_largest_size(group_commit: GroupCommit, statements: StatementLog) -> None:
     outcomes = await store(group_commit, ["a"] * (LARGEST_GROUP + 1))
 
-    everybody = set(range(1, LARGEST_GROUP + 1))
-    assert outcomes == [everybody] * LARGEST_GROUP + [{LARGEST_GROUP + 1}]
+    first_group = set(range(1, LARGEST_GROUP + 1))
+    assert outcomes == [first_group] * LARGEST_GROUP + [{LARGEST_GROUP + 1}]
     assert statements.round_trips == 2
 
 
-async def test_what_the_statement_does_not_take_is_not_among_the_ids(
+async def test_row_that_the_statement_skips_is_not_among_the_ids(
     group_commit: GroupCommit, database: Connection
 ) -> None:
     outcomes = await store(group_commit, ["a", "nothing", "a"])
@@ -147,7 +144,7 @@ async def test_what_the_statement_does_not_take_is_not_among_the_ids(
 @pytest.mark.parametrize(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
-async def test_what_is_refused_fails_for_its_own_caller_alone(
+async def test_rejected_arguments_fail_for_their_own_caller_alone(
     group_commit: GroupCommit,
     pool: Pool,
     database: Connection,
@@ -167,7 +164,7 @@ async def test_what_is_refused_fails_for_its_own_caller_alone(
 
 
 @pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
-async def test_what_postgres_refuses_costs_no_connection(
+async def test_rejected_arguments_keep_the_connection(
     group_commit: GroupCommit, link: Forwarder, notes: list[str]
 ) -> None:
     before = link.connections
@@ -180,15 +177,15 @@ async def test_what_postgres_refuses_costs_no_connection(
 
 @pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
 @pytest.mark.usefixtures("link")
-async def test_what_cannot_be_encoded_leaves_no_transaction_open(
+async def test_unencodable_arguments_leave_no_transaction_open(
     service_settings: ServiceSettings, database: Connection, notes: list[str]
 ) -> None:
-    """Without remembered statements asyncpg has asked for something by then, and not ended it."""
+    """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
     settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
-    async with postgres.open_pool(settings) as forgetful:
+    async with open_pool(settings) as forgetful:
         outcomes = await store(GroupCommit(forgetful, INSERT, seconds=SECONDS), notes)
 
-        async def nothing_is_open() -> bool:
+        async def no_transaction_is_open() -> bool:
             left: int = await database.fetchval(
                 """
                 SELECT count(*)
@@ -200,12 +197,12 @@ async def test_what_cannot_be_encoded_leaves_no_transaction_open(
             )
             return left == 0
 
-        await eventually(nothing_is_open, seconds=3)
+        await eventually(no_transaction_is_open, seconds=3)
 
     assert isinstance(outcomes[-1], asyncpg.DataError)
 
 
-async def test_everybody_hears_in_time_that_postgres_does_not_answer(
+async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
     impatient: GroupCommit, link: Forwarder
 ) -> None:
     link.hold()
@@ -218,7 +215,7 @@ async def test_everybody_hears_in_time_that_postgres_does_not_answer(
     assert await impatient.execute((6, "a")) == {6}
 
 
-async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
+async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
     impatient: GroupCommit, link: Forwarder
 ) -> None:
     link.hold()
@@ -232,7 +229,7 @@ async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
     assert await impatient.execute((LARGEST_GROUP + 1, "a")) == {LARGEST_GROUP + 1}
 
 
-async def test_those_who_come_late_do_not_join_who_has_waited_long(
+async def test_late_callers_do_not_join_a_leader_that_has_waited_long(
     impatient: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
@@ -247,18 +244,18 @@ async def test_those_who_come_late_do_not_join_who_has_waited_long(
     assert await stored(database) == [2, 3]
 
 
-async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
+async def test_refused_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
     await link.refuse()
     gc.collect()
     gc.disable()
     try:
-        assert (await _turned_away_follower(group_commit))() is None
+        assert (await _refused_follower(group_commit))() is None
     finally:
         gc.enable()
         link.admit()
 
 
-async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
+async def _refused_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
     leader, follower = leader_and_follower(group_commit)
     await asyncio.wait([leader, follower])
     assert isinstance(leader.exception(), PostgresUnavailable)
@@ -267,7 +264,9 @@ async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseE
     return weakref.ref(error)
 
 
-async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, link: Forwarder) -> None:
+async def test_whole_group_fails_when_postgres_is_unreachable(
+    group_commit: GroupCommit, link: Forwarder
+) -> None:
     await link.refuse()
     outcomes = await store(group_commit, ["a"] * 5)
     link.admit()
@@ -275,7 +274,7 @@ async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
 
 
-async def test_more_than_the_queue_takes_are_refused_at_once(
+async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
@@ -292,7 +291,7 @@ async def test_more_than_the_queue_takes_are_refused_at_once(
     assert await stored(database) == list(range(1, QUEUE_SIZE + 1))
 
 
-async def test_cancelled_follower_takes_no_part(
+async def test_cancelled_follower_stores_nothing(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
@@ -305,7 +304,7 @@ async def test_cancelled_follower_takes_no_part(
     assert await stored(database) == [1]
 
 
-async def test_followers_of_a_cancelled_leader_may_ask_again(
+async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(
     group_commit: GroupCommit, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
@@ -320,7 +319,7 @@ async def test_followers_of_a_cancelled_leader_may_ask_again(
     assert await stored(database) == [2]
 
 
-async def test_leader_cancelled_during_the_statement_tells_the_others_and_gives_all_back(
+async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
     group_commit: GroupCommit, pool: Pool, database: Connection, statements: StatementLog
 ) -> None:
     async with database.transaction():
@@ -355,7 +354,7 @@ async def test_groups_are_small_while_postgres_is_slow_and_grow_again(
         return statements.round_trips
 
     at_first = await round_trips(100, 2 * SECONDS * SLOW_SHARE / 16)
-    after_that = await round_trips(200, 0)
-    in_the_end = [await round_trips(first_id, 0) for first_id in range(300, 500, 20)][-1]
+    afterwards = await round_trips(200, 0)
+    finally_ = [await round_trips(first_id, 0) for first_id in range(300, 500, 20)][-1]
 
-    assert (at_first, after_that, in_the_end) == (1, 2, 1)
+    assert (at_first, afterwards, finally_) == (1, 2, 1)

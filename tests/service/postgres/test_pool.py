@@ -1,4 +1,4 @@
-"""The pool of connections: how many there are, which are used again, and what becomes of those that fail."""
+"""The connection pool: how many connections it opens, which it reuses, and what happens when one fails."""
 
 import asyncio
 import gc
@@ -13,37 +13,36 @@ import pytest
 from yarl import URL
 
 from service.postgres import loans
-from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import RECONNECT_PAUSE_SECONDS, Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.conftest import eventually
 from tests.metrics import rises
 from tests.worker.forwarder import Forwarder
 
 SIZE = 2
-TAKE_NO_WRITES = "SET default_transaction_read_only = on"
+REFUSE_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
 async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
-    """What stands between the pool and Postgres."""
+    """The network between the pool and Postgres."""
     async with Forwarder(service_settings.database_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
-    """A small pool, with a queue for one."""
+    """A pool of two connections, with a queue for one caller."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
     )
-    async with postgres.open_pool(settings) as opened:
+    async with open_pool(settings) as opened:
         yield opened
 
 
 async def backend(pool: Pool) -> int:
-    """Return which process of Postgres serves the next connection."""
+    """Return the process id of the Postgres backend behind the next connection."""
     async with loans.connection(pool, seconds=5.0) as connection:
         return connection.get_server_pid()
 
@@ -52,7 +51,7 @@ async def is_gone(database: Connection, process: int) -> bool:
     return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)
 
 
-async def test_connection_is_used_again(pool: Pool) -> None:
+async def test_connection_is_reused(pool: Pool) -> None:
     assert await backend(pool) == await backend(pool)
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
@@ -69,7 +68,7 @@ async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: For
     assert link.connections == SIZE
 
 
-async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> None:
+async def test_caller_beyond_the_full_queue_is_refused_at_once(pool: Pool) -> None:
     async with loans.connection(pool, seconds=5.0), loans.connection(pool, seconds=5.0):
         waiting = asyncio.create_task(backend(pool))
         await asyncio.sleep(0)
@@ -83,7 +82,7 @@ async def test_one_more_than_the_queue_takes_is_refused_at_once(pool: Pool) -> N
     pool.check_not_full()
 
 
-async def test_who_waited_too_long_is_refused_and_the_place_is_not_lost(pool: Pool) -> None:
+async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool: Pool) -> None:
     async with loans.connection(pool, seconds=5.0):
         async with loans.connection(pool, seconds=5.0):
             waiting = asyncio.create_task(_lend(pool, seconds=0.4))
@@ -98,7 +97,7 @@ async def _lend(pool: Pool, *, seconds: float) -> None:
         pass
 
 
-async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_used_again(
+async def test_overdue_statement_is_cancelled_and_its_connection_not_reused(
     pool: Pool, database: Connection
 ) -> None:
     slow = await backend(pool)
@@ -110,7 +109,7 @@ async def test_statement_that_takes_too_long_is_ended_and_its_connection_not_use
     await eventually(lambda: is_gone(database, slow))
 
 
-async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, database: Connection) -> None:
+async def test_cancelled_caller_frees_its_place(pool: Pool, database: Connection) -> None:
     slow = await backend(pool)
 
     async def work() -> None:
@@ -128,7 +127,7 @@ async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, d
     await eventually(lambda: is_gone(database, slow))
 
 
-async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
+async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled(
     pool: Pool, link: Forwarder
 ) -> None:
     async def work() -> None:
@@ -137,7 +136,7 @@ async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
             await connection.execute("SELECT 1")
 
     working = asyncio.create_task(work())
-    await asyncio.sleep(0.7)  # The time is over, and nothing answers.
+    await asyncio.sleep(0.7)  # The deadline has passed, and Postgres does not answer.
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
@@ -146,7 +145,7 @@ async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
     assert await backend(pool)
 
 
-async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
+async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing(
     pool: Pool, link: Forwarder
 ) -> None:
     async def work() -> None:
@@ -154,7 +153,7 @@ async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
             link.hold()
             with suppress(TimeoutError):
                 await connection.execute("SELECT 1", timeout=0.1)
-            raise asyncpg.InterfaceError("broken")  # To close it now takes longer than the rest of the time.
+            raise asyncpg.InterfaceError("broken")  # Closing it now takes longer than the time left.
 
     with pytest.raises(PostgresUnavailable):
         await work()
@@ -163,7 +162,7 @@ async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
     assert await backend(pool)
 
 
-async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
+async def test_error_of_the_caller_keeps_the_connection(pool: Pool) -> None:
     before = await backend(pool)
     with pytest.raises(LookupError):
         async with loans.connection(pool, seconds=5.0):
@@ -181,7 +180,7 @@ async def test_error_of_the_caller_costs_no_connection(pool: Pool) -> None:
         "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
     ],
 )
-async def test_statement_that_postgres_refused_costs_no_connection(
+async def test_statement_rejected_by_postgres_keeps_the_connection(
     pool: Pool, database: Connection, statement: str
 ) -> None:
     before = await backend(pool)
@@ -194,9 +193,9 @@ async def test_statement_that_postgres_refused_costs_no_connection(
     assert await backend(pool) == before
 
 
-async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_opened_before(pool: Pool) -> None:
+async def test_read_only_session_and_all_opened_before_it_are_not_lent_again(pool: Pool) -> None:
     async with loans.connection(pool, seconds=5.0) as demoted, loans.connection(pool, seconds=5.0):
-        await demoted.execute(TAKE_NO_WRITES)
+        await demoted.execute(REFUSE_WRITES)
     assert pool.idle_size == SIZE
     with pytest.raises(PostgresUnavailable):
         await write(pool)
@@ -205,10 +204,10 @@ async def test_session_that_takes_no_writes_is_not_lent_again_nor_are_those_open
     await write(pool)
 
 
-async def test_session_lent_while_another_is_found_to_take_no_writes_is_not_lent_again(pool: Pool) -> None:
+async def test_session_lent_while_another_turns_out_read_only_is_not_lent_again(pool: Pool) -> None:
     async with loans.connection(pool, seconds=5.0):
         async with loans.connection(pool, seconds=5.0) as demoted:
-            await demoted.execute(TAKE_NO_WRITES)
+            await demoted.execute(REFUSE_WRITES)
         with pytest.raises(PostgresUnavailable):
             await write(pool)
 
@@ -239,7 +238,7 @@ async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) 
     assert await backend(pool) != before
 
 
-async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
+async def test_connection_with_an_open_transaction_is_not_lent_again(pool: Pool) -> None:
     async with loans.connection(pool, seconds=5.0) as connection:
         before = connection.get_server_pid()
         await connection.execute("BEGIN")
@@ -247,7 +246,7 @@ async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
     assert await backend(pool) != before
 
 
-async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) -> None:
+async def test_broken_connections_are_replaced(pool: Pool, link: Forwarder) -> None:
     before = await backend(pool)
     await link.cut()
     await eventually(lambda: pool.open_size == 0)
@@ -256,26 +255,26 @@ async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) 
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_connection_that_was_long_idle_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_idle_connection_is_replaced(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await backend(pool)
-    monkeypatch.setattr(postgres, "_LONGEST_IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("service.postgres.pool._LONGEST_IDLE_SECONDS", -1.0)
 
     assert await backend(pool) != before
     assert pool.open_size == 1
 
 
-async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link: Forwarder) -> None:
+async def test_failed_connection_attempt_is_not_repeated_for_a_moment(pool: Pool, link: Forwarder) -> None:
     await link.refuse()
     for _ in range(20):
         with pytest.raises(PostgresUnavailable):
             await backend(pool)
     with pytest.raises(PostgresUnavailable):
-        pool.check_not_away()
+        pool.check_reachable()
     assert link.refused == 1
 
     link.admit()
-    await asyncio.sleep(postgres.AWAY_SECONDS)
-    pool.check_not_away()
+    await asyncio.sleep(RECONNECT_PAUSE_SECONDS)
+    pool.check_reachable()
     assert await backend(pool)
 
 
@@ -283,12 +282,12 @@ async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link
 async def granting_two(
     service_settings: ServiceSettings, administrator: Connection
 ) -> AsyncIterator[tuple[Pool, str]]:
-    """A pool that may open ten connections, as a user to whom Postgres grants two; and that user."""
+    """A pool that may open ten connections, whose Postgres user may open two; and that user."""
     user = f"limited_{time.time_ns()}"
     await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
     url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
     settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
-    async with postgres.open_pool(settings) as opened:
+    async with open_pool(settings) as opened:
         yield opened, user
     await eventually(lambda: is_unused(administrator, user))
     await administrator.execute(f"DROP ROLE {user}")
@@ -298,7 +297,7 @@ async def is_unused(database: Connection, user: str) -> bool:
     return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
 
 
-async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
+async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
     granting_two: tuple[Pool, str],
 ) -> None:
     pool, _ = granting_two
@@ -315,7 +314,7 @@ async def test_callers_wait_for_what_is_lent_when_postgres_grants_no_more(
     assert (pool.open_size, pool.idle_size) == (2, 2)
 
 
-async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
+async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(
     granting_two: tuple[Pool, str],
 ) -> None:
     pool, _ = granting_two
@@ -328,7 +327,7 @@ async def test_caller_waits_no_longer_for_what_is_lent_than_in_the_queue(
     assert await backend(pool)
 
 
-async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
+async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(
     granting_two: tuple[Pool, str], administrator: Connection
 ) -> None:
     pool, user = granting_two
@@ -344,9 +343,7 @@ async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
-async def test_connection_given_back_while_no_other_can_be_opened_is_used(
-    pool: Pool, link: Forwarder
-) -> None:
+async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Pool, link: Forwarder) -> None:
     async with loans.connection(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))
@@ -374,17 +371,17 @@ async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
         gc.enable()
 
 
-async def test_closed_pool_opens_nothing(service_settings: ServiceSettings) -> None:
-    async with postgres.open_pool(service_settings) as pool:
+async def test_closed_pool_opens_no_connection(service_settings: ServiceSettings) -> None:
+    async with open_pool(service_settings) as pool:
         pass
     with pytest.raises(PostgresUnavailable):
         await backend(pool)
 
 
-async def test_closed_pool_has_ended_what_was_under_way(
+async def test_closing_the_pool_cancels_running_statements(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
-    async with postgres.open_pool(service_settings) as pool:
+    async with open_pool(service_settings) as pool:
         slow = await backend(pool)
         connection = await pool.take(queue_seconds=1.0)
         working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))

@@ -1,4 +1,4 @@
-"""The versions of the schema: each is applied once, to a database that stays in use meanwhile."""
+"""The schema versions: each is applied once, to a database in use."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ EARLIER = [version.number for version in versions()[:-1]]
 
 
 async def shape(database: Connection) -> set[tuple[str, str]]:
-    """Return everything that is defined in the schema, whatever the order of its columns."""
+    """Return all definitions of the schema; the order of columns does not matter."""
     rows = await database.fetch(
         """
         WITH relation AS (
@@ -68,7 +68,7 @@ async def shape(database: Connection) -> set[tuple[str, str]]:
 
 
 async def empty(database: Connection, *, up_to: int = 0) -> None:
-    """Leave nothing in the database but the versions up to this one."""
+    """Reset the database to the schema version *up_to*."""
     await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     for version in versions()[:up_to]:
         for part in version.parts:
@@ -76,7 +76,7 @@ async def empty(database: Connection, *, up_to: int = 0) -> None:
 
 
 async def store_as_version_1_did(database: Connection) -> None:
-    """Store a request and its event with the columns that there have always been."""
+    """Store a request and its event using only columns of version 1."""
     await database.execute(
         """
         WITH stored AS (
@@ -104,7 +104,7 @@ async def store_as_version_1_did(database: Connection) -> None:
 
 @contextlib.asynccontextmanager
 async def requests_coming_in(database_url: str) -> AsyncIterator[list[float]]:
-    """Store requests one after the other, as an older release does; yields how long each took, in seconds."""
+    """Store requests one after the other, as an older release does; yields how many seconds each took."""
     taken: list[float] = []
     enough = asyncio.Event()
     connection = await asyncpg.connect(database_url)
@@ -122,12 +122,12 @@ async def requests_coming_in(database_url: str) -> AsyncIterator[list[float]]:
     seen = len(taken)
     await eventually(lambda: len(taken) > seen or storing.done())
     enough.set()
-    await storing  # A refused request fails the test here.
+    await storing  # A rejected request fails the test here.
     await connection.close()
 
 
 async def counts(database: Connection) -> list[int]:
-    """Return how many requests, events and e-mails there are."""
+    """Return the numbers of requests, events and e-mails."""
     (row,) = await database.fetch(
         """
         SELECT (SELECT count(*) FROM calculation_request),
@@ -148,14 +148,14 @@ async def test_schema_sql_is_the_sum_of_all_versions(database: Connection) -> No
     await schema.check(database)
 
 
-def test_every_version_ends_with_the_record_of_its_number() -> None:
+def test_every_version_ends_by_recording_its_number() -> None:
     for version in versions():
         record = f"\nINSERT INTO schema_version (version) VALUES ({version.number});\n"
         assert version.sql.endswith(record)
 
 
 @pytest.mark.parametrize("version", EARLIER)
-async def test_earlier_version_is_upgraded_in_place_while_requests_are_stored(
+async def test_earlier_version_is_upgraded_while_requests_are_stored(
     version: int, database: Connection, database_url: str
 ) -> None:
     wanted = await shape(database)
@@ -233,7 +233,7 @@ async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(d
     assert await database.fetch(due) == [(2,)]
 
 
-async def test_upgrade_that_waits_for_the_outbox_keeps_no_event_from_getting_its_id(
+async def test_upgrade_that_waits_for_the_outbox_does_not_block_new_event_ids(
     database: Connection, database_url: str
 ) -> None:
     await empty(database, up_to=2)
@@ -264,14 +264,14 @@ async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
             await eventually(lambda: len(taken) > seen)
             assert not applying.done()
         assert await applying == schema.VERSION
-    assert max(taken) < 1.0  # the time that a caller's statement has by default
+    assert max(taken) < 1.0  # the default deadline of a caller's statements
     assert await counts(database) == [len(taken)] * 3
     await upgrading.close()
     await backup.close()
 
 
 @pytest.mark.parametrize("version", [schema.VERSION, schema.VERSION + 1])
-async def test_current_and_newer_schemas_are_left_alone_without_a_lock(
+async def test_current_and_newer_schemas_are_neither_locked_nor_changed(
     version: int, database: Connection, database_url: str
 ) -> None:
     await database.execute("INSERT INTO schema_version VALUES ($1) ON CONFLICT DO NOTHING", version)
@@ -286,14 +286,14 @@ async def test_current_and_newer_schemas_are_left_alone_without_a_lock(
     await backup.close()
 
 
-async def test_server_that_takes_no_writes_is_counted_as_unavailable(database: Connection) -> None:
+async def test_read_only_server_counts_as_unavailable(database: Connection) -> None:
     await database.execute("SET default_transaction_read_only = on")
 
     with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
         await schema.check(database)
 
 
-async def test_schema_is_applied_by_two_processes_at_once(database: Connection, database_url: str) -> None:
+async def test_two_processes_can_apply_the_schema_at_once(database: Connection, database_url: str) -> None:
     wanted = await shape(database)
     await empty(database)
     other = await asyncpg.connect(database_url)
@@ -312,7 +312,7 @@ async def test_interrupted_upgrade_is_finished_by_the_next(database: Connection,
     reader = await asyncpg.connect(database_url)
     interrupted = await asyncpg.connect(database_url)
     async with reader.transaction(isolation="repeatable_read"):
-        await reader.fetch("SELECT FROM conveyancer")  # takes a snapshot, for which the index waits
+        await reader.fetch("SELECT FROM conveyancer")  # takes a snapshot, which the index build waits for
         applying = asyncio.create_task(schema.apply(interrupted))
         await eventually(lambda: someone_waits(database))
         await database.execute(

@@ -8,8 +8,7 @@ from structlog.testing import capture_logs
 from service.authentication.api_keys import ApiKeyUses
 from service.outbox import writing
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, open_pool
 from service.server import background
 from service.server.background import in_background
 from service.settings import ServiceSettings
@@ -91,7 +90,7 @@ async def test_relay_is_woken_again_after_a_notify_that_failed(
 ) -> None:
     woken, failures = asyncio.Event(), value("background_failures_total", work="relay_waker")
     await database.add_listener(writing.CHANNEL, lambda *_: woken.set())
-    async with postgres.open_pool(service_settings) as pool:
+    async with open_pool(service_settings) as pool:
         waker = RelayWaker(pool, timeout_seconds=5.0)
         async with in_background("relay_waker", waker.run):
             await database.execute("ALTER FUNCTION pg_notify(text, text) RENAME TO no_pg_notify")
@@ -108,7 +107,7 @@ async def test_use_of_an_api_key_is_recorded_after_a_writing_that_failed(
     failures = value("background_failures_total", work="api_key_uses")
     await database.execute("INSERT INTO api_key VALUES ('0123456789ab', '\\x00', $1)", CONVEYANCER)
     await database.execute("ALTER TABLE api_key ADD CONSTRAINT unused CHECK (last_used_at IS NULL)")
-    async with postgres.open_pool(service_settings) as pool:
+    async with open_pool(service_settings) as pool:
         uses = ApiKeyUses(pool, interval_seconds=0.05, timeout_seconds=5.0)
         async with in_background("api_key_uses", uses.run):
             uses.note("0123456789ab")

@@ -90,7 +90,7 @@ async def test_api_whose_login_is_refused_is_not_ready_though_it_was(
 
     assert before.status_code == 200
     assert (refused.status_code, at_once.status_code) == (503, 503)
-    assert "refuses the login" in refused.json()["postgres"]
+    assert "rejects the login" in refused.json()["postgres"]
 
 
 async def test_api_is_not_ready_when_the_schema_became_older_than_it_needs(

@@ -8,11 +8,11 @@ import pytest
 
 _BEGIN = """
 import logging, os, sys, structlog
-from service import telemetry
+from service.telemetry import logs
 from service.settings import Settings
 settings = Settings(database_url="postgresql://host/database", app_url="https://app.example.com",
                     request_secret_keys="", log_format={log_format!r})
-telemetry.configure(settings)
+logs.configure(settings)
 log = structlog.get_logger()
 """
 

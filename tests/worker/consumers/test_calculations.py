@@ -16,8 +16,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from tests.conftest import CONVEYANCER, eventually, running
 from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
 from tests.worker.forwarder import Forwarder
@@ -281,7 +280,7 @@ async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_b
     stored_request: CalculationRequest,
 ) -> None:
     settings = settings_with(worker_settings, database_url=postgres_link.url)
-    async with postgres.open_pool(settings) as pool:
+    async with open_pool(settings) as pool:
         consumer = consumer_on(settings, pool)
         with capture_logs() as logs:
             async with running(consumer.run):

@@ -6,9 +6,8 @@ import time
 import pytest
 
 from service.postgres import loans
-from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool
+from service.postgres.pool import Pool, open_pool
 from tests.worker.conftest import settings_with
 from tests.worker.forwarder import Forwarder
 from worker.settings import WorkerSettings
@@ -19,7 +18,7 @@ async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
 ) -> None:
     async with Forwarder(worker_settings.database_url) as link:
         settings = settings_with(worker_settings, database_url=link.url)
-        async with postgres.open_pool(settings) as pool:
+        async with open_pool(settings) as pool:
             began = time.monotonic()
             with pytest.raises(PostgresUnavailable):
                 await _fall_silent_in_a_transaction(pool, link)
@@ -36,7 +35,7 @@ async def _fall_silent_in_a_transaction(pool: Pool, link: Forwarder) -> None:
 
 
 async def test_cancelled_transaction_leaves_nothing(worker_settings: WorkerSettings) -> None:
-    async with postgres.open_pool(worker_settings) as pool:
+    async with open_pool(worker_settings) as pool:
         begun = asyncio.Event()
 
         async def work() -> None:

@@ -9,7 +9,7 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import writing
-from service.postgres.outages import UNAVAILABLE, PostgresUnavailable
+from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.conftest import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
@@ -346,7 +346,7 @@ async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
 
     assert not was_free
     await postgres_link.cut()
-    with pytest.raises((*UNAVAILABLE, PostgresUnavailable)):
+    with pytest.raises((*OUTAGE_ERRORS, PostgresUnavailable)):
         await parking
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
 

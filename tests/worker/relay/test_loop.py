@@ -17,9 +17,8 @@ from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
 from service.outbox import writing as outbox_writing
-from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from tests.conftest import CONVEYANCER, eventually, running, someone_waits
 from tests.metrics import rises
 from tests.worker.conftest import (
@@ -704,7 +703,7 @@ async def test_two_relays_deliver_every_event_once_and_in_order(
     requests = [await store(database) for _ in range(10)]
     settings = settings_with(worker_settings, relay_batch_size=7)
     async with AsyncExitStack() as resources:
-        pools = [await resources.enter_async_context(postgres.open_pool(settings)) for _ in range(2)]
+        pools = [await resources.enter_async_context(open_pool(settings)) for _ in range(2)]
         relays = [Relay(settings, pool, asyncio.Event()) for pool in pools]
 
         async with running(*(relay.run for relay in relays)):
@@ -911,7 +910,7 @@ async def test_relay_keeps_working_after_an_outage_of_postgres(
     worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection, tap: AbstractQueue
 ) -> None:
     settings = settings_with(worker_settings, database_url=postgres_link.url)
-    async with postgres.open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
+    async with open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
         first = await store(database)
         await eventually(lambda: _is_empty(database))
         await postgres_link.refuse()

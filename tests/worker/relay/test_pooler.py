@@ -20,8 +20,7 @@ from deploy.local.waiting import wait_until
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 from tests.conftest import running as running_parts
@@ -110,7 +109,7 @@ async def test_two_workers_do_their_whole_job_through_a_transaction_pooler(
         listen_database_url=database_url,
         database_statement_cache_size=0,
     )
-    async with postgres.open_pool(settings) as pool:
+    async with open_pool(settings) as pool:
         waker = RelayWaker(pool, timeout_seconds=5.0)
         parts = [
             part for _ in range(2) for part in assemble(settings, pool, frozenset(ROLES), waker)[0].values()

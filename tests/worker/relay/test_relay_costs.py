@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from service.outbox import writing
-from service.postgres import pool as postgres
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, open_pool
 from tests.conftest import eventually
 from tests.statement_log import StatementLog
 from tests.worker.forwarder import Forwarder
@@ -40,7 +39,7 @@ async def test_batch_takes_the_same_few_statements_however_large_it_is(
     statements = StatementLog()
     async with Forwarder(worker_settings.database_url, statements.watch) as forwarder:
         settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
-        async with postgres.open_pool(settings) as pool:
+        async with open_pool(settings) as pool:
             relay = Relay(settings, pool, asyncio.Event())
             await fill_lane(database, 1)
             await relay.relay_lanes(publisher, [_LANE])  # prepares its statements
@@ -59,7 +58,7 @@ async def test_delivered_event_leaves_one_dead_tuple(
     events = 200
     await fill_lane(database, events)
 
-    async with postgres.open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
+    async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
         await Relay(worker_settings, pool, asyncio.Event()).relay_lanes(publisher, [_LANE])
 
     async def written() -> tuple[int, int] | None:
