@@ -26,12 +26,11 @@ from service.api.request_span import TracedRequests
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import open_signing_keys
-from service.calculation_requests import storing
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.storing import Storage
 from service.contracts import page
 from service.outbox.waker import RelayWaker
 from service.postgres import schema
-from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import open_pool
 from service.server.background import in_background
 from service.server.probes import Check, Probes, lasting
@@ -108,7 +107,7 @@ async def open_resources(settings: ServiceSettings, key_ring: SecretKeyRing) -> 
             settings=settings,
             admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
-            group_commit=GroupCommit(pool, storing.INSERT, seconds=seconds),
+            storage=Storage(pool, key_ring, timeout_seconds=seconds),
             keys=key_ring,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),

@@ -18,7 +18,7 @@ def new_request_id() -> UUID:
 
 
 def uuid_of(request_id: UUID) -> str:
-    """Return the `req_…` form that the outside sees."""
+    """Return the `req_…` form that callers and customers see."""
     number = request_id.int
     pairs = []
     for _ in range(_WIDTH // 2):
@@ -28,7 +28,7 @@ def uuid_of(request_id: UUID) -> str:
 
 
 def parse_uuid(text: str) -> UUID | None:
-    """Return the id behind *text*, or None when it is not the `req_…` form of any."""
+    """Return the id that *text* is the `req_…` form of, or None if it is not one."""
     if not _SHAPE.fullmatch(text):
         return None
     number = 0

@@ -1,22 +1,20 @@
 """Single lines of text, such as names, references and identifiers, and the characters they may have."""
 
 import re
-from typing import Literal
-
-Failure = tuple[Literal["blank", "invalid_characters"], str]  # a code, and a sentence for the caller
+from typing import Literal, NamedTuple
 
 CHARACTERS = 255
 
-# Control characters, line and paragraph separators, and the bidirectional controls of UAX #9, which could let
-# a name read as something else. This and the next two stand inside classes of regular expressions, some of
-# them in the OpenAPI document: a character beyond U+FFFF stands for itself, because `\U` is Python's alone.
+# Control characters, line and paragraph separators, and the bidirectional controls of UAX #9, which can make
+# a name read as another one. This and the next two constants go inside classes of regular expressions, some
+# of them in the OpenAPI document. Characters beyond U+FFFF are written as they are: only Python has `\U`.
 FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 
-# Characters that show nothing by themselves: Default_Ignorable_Code_Point of DerivedCoreProperties.txt
+# Characters that show nothing on their own: Default_Ignorable_Code_Point of DerivedCoreProperties.txt
 # (Unicode 16.0), the annotation characters U+FFF9 to U+FFFB, the blanks that Unicode counts among letters and
-# symbols, and the combining marks that belong to no script. Those of a script take hundreds of ranges, and
-# fonts show them on a dotted circle.
+# symbols, and the combining marks that belong to no script. Those of a script would take hundreds of ranges,
+# and fonts show them on a dotted circle.
 INVISIBLE = (
     r"\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -24,28 +22,37 @@ INVISIBLE = (
     r"\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f"
 )
 
-_FORBIDDEN = re.compile(f"[{FORBIDDEN}\\ud800-\\udfff]")  # nor surrogates: they cannot be stored
+_FORBIDDEN = re.compile(f"[{FORBIDDEN}\\ud800-\\udfff]")  # Surrogates cannot be stored.
 _SHOWN = re.compile(f"[^{FORBIDDEN}{SPACES}{INVISIBLE}]")
 
-BLANK: Failure = ("blank", "This field must not be blank.")
+
+class Fault(NamedTuple):
+    """Why a text is refused: a code, and a sentence for the person who wrote it."""
+
+    code: Literal["blank", "invalid_characters"]
+    message: str
 
 
-def check_line(value: str) -> Failure | None:
-    """Return why *value* cannot stand in a single-line field, if so."""
-    if _FORBIDDEN.search(value):
-        return "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
-    return None
+BLANK = Fault("blank", "This field must not be blank.")
+_INVALID_CHARACTERS = Fault(
+    "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
+)
 
 
-def check_filled_line(value: str) -> Failure | None:
-    """Return why *value* cannot stand in a single-line field that must show something, if so."""
+def check_line(value: str) -> Fault | None:
+    """Return why *value* is not a single line of text, if it is not."""
+    return _INVALID_CHARACTERS if _FORBIDDEN.search(value) else None
+
+
+def check_filled_line(value: str) -> Fault | None:
+    """Return why *value* is not a single line of text that shows something, if it is not."""
     if not value.strip():
         return BLANK
-    if value.isascii() and value.isprintable():  # most are, and this is quickly seen
+    if value.isascii() and value.isprintable():  # The usual case, and quick to check.
         return None
     return check_line(value) or (BLANK if is_blank(value) else None)
 
 
 def is_blank(value: str) -> bool:
-    """Whether nothing of *value* can be seen: spaces, controls, joiners, fillers, and marks on their own."""
+    """Whether nothing in *value* is visible: only spaces, controls, joiners, fillers and lone marks."""
     return not _SHOWN.search(value)

@@ -1,4 +1,4 @@
-"""The list of requests: what a caller may ask of it, every reason to refuse that, and a page of it."""
+"""The query parameters of the list. Every failing parameter is reported at once."""
 
 import re
 from collections import Counter
@@ -13,17 +13,16 @@ from service import lines
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
-from service.calculation_requests import conveyancers, reading
-from service.calculation_requests.model import CalculationRequest, ListedCalculationRequest
+from service.calculation_requests.model import ListedCalculationRequest
+from service.calculation_requests.reading import Listing
 from service.identifiers import parse_uuid, uuid_of
-from service.postgres.pool import Connection
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = uuid_of(UUID(int=2**128 - 1))  # no request is newer
 _PARAMETER = re.compile(r"[^&]+")
 _INTEGER = re.compile(r"-?[0-9]+", re.ASCII)
-_LONGEST_INTEGER = 18  # digits: those of int64, and far from what int() refuses to read
+_LONGEST_INTEGER = 18  # digits, as in int64; int() refuses thousands of them
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -33,51 +32,24 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
     next_cursor: str | None
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: at most *limit*, older than *before*, and those with *external_id* if given."""
-
-    external_id: str | None
-    limit: int
-    before: UUID
-
-
 def parse_listing(query_string: bytes) -> Listing:
     """Return what a query string asks for. Raises InvalidSubmission with every failing parameter.
 
-    Of thousands it reads no more than must hold a wrong one: to read all would take longer than to list.
+    Parses at most 53 parameters: only three names are valid, so a longer query already has an error, and
+    parsing thousands would take longer than listing.
     """
     parts = islice(_PARAMETER.finditer(query_string.decode("latin-1")), _PARAMETERS_READ)
     query = parse_qsl("&".join(part[0] for part in parts), keep_blank_values=True)
     times = Counter(name for name, _ in query)
     values = dict(query)
     unknown = islice((name for name in values if name not in _CHECKS), UNKNOWN_FIELDS_NAMED)
-    told = [*(name for name in _CHECKS if name in values), *unknown]
-    failures = {name: _failure(name, values[name], times[name]) for name in told}
+    checked = [*(name for name in _CHECKS if name in values), *unknown]
+    failures = {name: _failure(name, values[name], times[name]) for name in checked}
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
     before = parse_uuid(values.get("cursor", _NEWEST))
     if errors or before is None:
         raise InvalidSubmission(errors)
     return Listing(values.get("external_id"), int(values.get("limit", DEFAULT_LIMIT)), before)
-
-
-async def read_page(
-    connection: Connection, listing: Listing, *, conveyancer_id: str
-) -> tuple[list[CalculationRequest], str | None]:
-    """Return a page of this conveyancer's requests, newest first, and the cursor of the next page, if any.
-
-    Raises UnknownConveyancer.
-    """
-    found = await reading.list_newest(
-        connection,
-        conveyancer_id=conveyancer_id,
-        external_id=listing.external_id,
-        before=listing.before,
-        limit=listing.limit + 1,
-    )
-    if not found:
-        await conveyancers.check_registered(connection, conveyancer_id)
-    page = found[: listing.limit]
-    return page, page[-1].uuid if len(found) > listing.limit else None
 
 
 def _failure(name: str, value: str, times: int) -> Failure | None:

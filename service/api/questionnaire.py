@@ -1,17 +1,13 @@
-"""The questionnaire: the questions of the calculation as data, checked when they are loaded."""
+"""The questionnaire: the questions of the calculation, read from a file."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
-
-
-class QuestionnaireError(ValueError):
-    """The questionnaire is not written as it must be; the message names the question."""
 
 
 class ResponseOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,8 +37,8 @@ class Questionnaire(msgspec.Struct, frozen=True):
     questionnaire: tuple[Question, ...]
 
 
-class WrittenQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question as the TOML has it, where *options* names a set that questions can share."""
+class _WrittenQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question in the file, where *options* names a set that questions can share."""
 
     ref: str
     response_type: ResponseType
@@ -52,71 +48,38 @@ class WrittenQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     conditions: dict[str, str] | None = None
 
 
-class WrittenQuestionnaire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The TOML file; its questions are read one by one, so that a bad one can be named."""
-
+class _WrittenQuestionnaire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, OptionSet]
-    questions: tuple[dict[str, object], ...]
-
-
-def entity_tag(questionnaire: Questionnaire) -> str:
-    """Return a weak ETag of the questions: the envelope around them differs each time, in its timestamp."""
-    return f'W/"{hashlib.sha256(msgspec.json.encode(questionnaire)).hexdigest()[:32]}"'
+    questions: tuple[_WrittenQuestion, ...]
 
 
 def load() -> Questionnaire:
-    """Read the questionnaire that stands beside this module."""
+    """Read the questionnaire in the file beside this module."""
     return parse(resources.files("service.api").joinpath("questionnaire.toml").read_text(encoding="utf-8"))
 
 
 def parse(toml: str) -> Questionnaire:
-    """Read a questionnaire and check that it can be asked from the first question to the last."""
-    try:
-        written = msgspec.toml.decode(toml, type=WrittenQuestionnaire)
-    except msgspec.DecodeError as error:
-        raise QuestionnaireError(str(error)) from error
-    earlier: dict[str, Question] = {}
-    for entry in written.questions:
-        question = read_question(entry, written.options)
-        if problems := ", ".join(find_problems(question, earlier)):
-            raise QuestionnaireError(f"question {question.ref!r}: {problems}")
-        earlier[question.ref] = question
-    return Questionnaire(tuple(earlier.values()))
+    """Read a questionnaire. Raises ValueError for a wrong type, name or field.
+
+    That the questions can be asked from first to last is checked by a test, not at every start.
+    """
+    written = msgspec.toml.decode(toml, type=_WrittenQuestionnaire)
+    return Questionnaire(tuple(_question(each, written.options) for each in written.questions))
 
 
-def read_question(entry: Mapping[str, object], option_sets: Mapping[str, OptionSet]) -> Question:
-    """Read one question and put its options in the place of their set's name."""
-    try:
-        written = msgspec.convert(entry, WrittenQuestion)
-    except msgspec.ValidationError as error:
-        raise QuestionnaireError(f"question {entry.get('ref')!r}: {error}") from error
+def _question(written: _WrittenQuestion, option_sets: Mapping[str, OptionSet]) -> Question:
     if written.options is not None and written.options not in option_sets:
-        raise QuestionnaireError(f"question {written.ref!r}: there are no options {written.options!r}")
+        raise ValueError(f"question {written.ref!r}: there are no options {written.options!r}")
     return Question(
         ref=written.ref,
         question=written.question,
-        info=written.info.strip(),  # The closing quotes stand on a line of their own.
+        info=written.info.strip(),  # The closing quotes are on a line of their own.
         response_type=written.response_type,
         response_options=None if written.options is None else option_sets[written.options],
         conditions=written.conditions,
     )
 
 
-def find_problems(question: Question, earlier: Mapping[str, Question]) -> Iterator[str]:
-    """Say everything that is wrong with *question*, which comes after the *earlier* ones."""
-    options = question.response_options or ()
-    values = [option.value for option in options]
-    texts = [question.ref, question.question, question.info, *values, *(option.name for option in options)]
-    if not all(text.strip() for text in texts):
-        yield "a text is blank"
-    if question.ref in earlier:
-        yield "its ref is taken"
-    if (question.response_type in {"select", "radio_button"}) != bool(options):
-        yield f"{question.response_type} with{'' if options else 'out'} options"
-    if len(set(values)) != len(values):
-        yield "an option value comes twice"
-    for ref, value in (question.conditions or {}).items():
-        if ref not in earlier:
-            yield f"it depends on {ref!r}, which is not an earlier question"
-        elif value not in {option.value for option in earlier[ref].response_options or ()}:
-            yield f"it depends on {ref!r} being {value!r}, which is not one of its options"
+def entity_tag(questionnaire: Questionnaire) -> str:
+    """Return a weak ETag of the questions: the timestamp in the envelope differs each time."""
+    return f'W/"{hashlib.sha256(msgspec.json.encode(questionnaire)).hexdigest()[:32]}"'

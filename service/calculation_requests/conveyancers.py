@@ -1,4 +1,4 @@
-"""The law firms that use the service: their accounts, and whether they charge a fee."""
+"""The conveyancers, who are the tenants: their names, and whether they charge a calculation fee."""
 
 from service import lines
 from service.postgres.pool import Connection
@@ -9,7 +9,7 @@ class UnknownConveyancer(Exception):
 
 
 class InvalidConveyancer(Exception):
-    """The id or the name of a conveyancer cannot be used; the message says why."""
+    """The id or the name of a conveyancer is not acceptable; the message says why."""
 
 
 async def add(
@@ -36,9 +36,8 @@ async def add(
 
 
 def _check(field: str, value: str) -> None:
-    failure = lines.check_filled_line(value)
-    if failure is not None:
-        raise InvalidConveyancer(f"the {field} of a conveyancer: {failure[1]}")
+    if fault := lines.check_filled_line(value):
+        raise InvalidConveyancer(f"the {field} of a conveyancer: {fault.message}")
     if len(value) > lines.CHARACTERS:
         raise InvalidConveyancer(f"the {field} of a conveyancer: more than {lines.CHARACTERS} characters")
 
@@ -64,7 +63,7 @@ async def name_of(connection: Connection, conveyancer_id: str) -> str:
 
 
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
-    """Whether this conveyancer charges a calculation fee, which alone makes a waiver mean something."""
+    """Whether this conveyancer charges a calculation fee. Raises UnknownConveyancer."""
     charges = await connection.fetchval(
         """
         SELECT charges_calculation_fee

@@ -1,24 +1,27 @@
-"""Which creates are repeats: the same idempotency key, and the same body."""
+"""Repeated creates: the same idempotency key and the same body are the same request."""
 
 import msgspec
 
 
 class IdempotencyKeyReused(Exception):
-    """This Idempotency-Key came with another body before."""
+    """This Idempotency-Key was used with another body before: use a new key."""
 
 
 class IdempotencyKeyInFlight(Exception):
-    """A request with this Idempotency-Key is being stored: ask again."""
+    """A request with this Idempotency-Key is still being stored: send it again later."""
 
 
 class Idempotency(msgspec.Struct, frozen=True):
-    """What tells a repeat from another request: the caller's key, and the SHA-256 of what was submitted."""
+    """What identifies a repeat: the caller's key and the SHA-256 of the body.
+
+    A create whose key is in use waits for the other one, up to *wait_seconds*.
+    """
 
     key: str
     sha256: bytes
-    wait_seconds: float  # for a request with the same key that is being stored
+    wait_seconds: float
 
     @property
     def lock_timeout(self) -> str:
-        """The wait as Postgres writes it; zero would be for ever."""
+        """The wait as a setting of Postgres. At least 1 ms: zero would mean without end."""
         return f"{max(1, round(self.wait_seconds * 1000))}ms"

@@ -1,19 +1,18 @@
-"""The calculation request: as it is asked for, as a row, and as the interface returns it."""
+"""The calculation request: validated, as a row, and as the API returns it."""
 
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import request_secrets
+from service.calculation_requests import fields, request_secrets
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 
 RequestType = Literal["SDLT_CALCULATION"]
-Uuid = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": "^req_[0-9A-Za-z]{22}$"})]
-Url = Annotated[str, msgspec.Meta(extra_json_schema={"format": "uri"})]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -21,12 +20,9 @@ class RequestNotFound(Exception):
     """There is no such request."""
 
 
-class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A calculation request in a list. The secret is null while the service lacks the key that made it."""
+class NewCalculationRequest(msgspec.Struct, frozen=True):
+    """A valid request to be stored. Whether its fee is waived has been decided."""
 
-    uuid: Uuid
-    created_at: Instant
-    updated_at: Instant
     customer_email: str
     customer_phone: str | None
     customer_first_name: str
@@ -39,45 +35,19 @@ class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_type: RequestType
     property_value: int | None
     notes: str | None
-    calculation_id: str | None
-    secret: str | None
-    request_url: Url | None
     external_id: str | None
-    meta_data: dict[str, Any] | None
+    meta_data: str | None  # JSON
     calculation_fee_exempt: bool
     calculation_fee_exempt_reason: str | None
 
 
-class CalculationRequestRecord(ListedCalculationRequest, frozen=True, kw_only=True):
-    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
-
-    secret: str
-    request_url: Url
-
-
-class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A row of calculation_request."""
+class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
+    """A row of calculation_request. Its fields are the columns that the statements name: see COLUMNS."""
 
     id: UUID
     conveyancer_id: str
     created_at: datetime
     updated_at: datetime
-    customer_email: str
-    customer_phone: str | None
-    customer_first_name: str
-    customer_last_name: str
-    sender_email: str
-    sender_organization_name: str
-    sender_first_name: str
-    sender_last_name: str
-    case_ref: str
-    request_type: RequestType
-    property_value: int | None
-    notes: str | None
-    external_id: str | None
-    meta_data: str | None
-    calculation_fee_exempt: bool
-    calculation_fee_exempt_reason: str | None
     calculation_id: str | None
     secret_salt: bytes
     secret_key_id: str
@@ -85,7 +55,7 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def uuid(self) -> str:
-        """The identifier as the outside sees it."""
+        """The identifier that callers and customers see."""
         return uuid_of(self.id)
 
     def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
@@ -99,41 +69,23 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Return the secret that opens this request. Raises SecretKeyMissing."""
         return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
 
-    def record(self, keys: SecretKeyRing, app_url: str) -> CalculationRequestRecord:
-        """Return what the interface shows of this request. Raises SecretKeyMissing."""
+    def view(self, keys: SecretKeyRing, app_url: str) -> "CalculationRequestView":
+        """Return what the API shows of this request. Raises SecretKeyMissing."""
         secret = self.secret(keys)
         url = request_secrets.request_url(app_url, self.uuid, secret)
-        return CalculationRequestRecord(secret=secret, request_url=url, **self._shown())
+        return CalculationRequestView(**self._shown(), secret=secret, request_url=url)
 
-    def record_without_secret(self) -> ListedCalculationRequest:
+    def view_without_secret(self) -> "ListedCalculationRequest":
         """Return what can be shown of this request while the key of its secret is missing."""
-        return ListedCalculationRequest(secret=None, request_url=None, **self._shown())
+        return ListedCalculationRequest(**self._shown(), secret=None, request_url=None)
 
     def _shown(self) -> dict[str, Any]:
-        return {
-            "uuid": self.uuid,
-            "created_at": self.created_at,
-            "updated_at": self.updated_at,
-            "customer_email": self.customer_email,
-            "customer_phone": self.customer_phone,
-            "customer_first_name": self.customer_first_name,
-            "customer_last_name": self.customer_last_name,
-            "sender_email": self.sender_email,
-            "sender_organization_name": self.sender_organization_name,
-            "sender_first_name": self.sender_first_name,
-            "sender_last_name": self.sender_last_name,
-            "case_ref": self.case_ref,
-            "request_type": self.request_type,
-            "property_value": self.property_value,
-            "notes": self.notes,
-            "calculation_id": self.calculation_id,
-            "external_id": self.external_id,
-            "meta_data": None if self.meta_data is None else msgspec.json.decode(self.meta_data),
-            "calculation_fee_exempt": self.calculation_fee_exempt,
-            "calculation_fee_exempt_reason": self.calculation_fee_exempt_reason,
-        }
+        shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
+        if self.meta_data is not None:
+            shown["meta_data"] = msgspec.json.decode(self.meta_data)
+        return shown
 
-    def facts(self, *, sequence: int) -> dict[str, Any]:
+    def event_payload(self, *, sequence: int) -> dict[str, Any]:
         """Return the fields that every event about this request carries."""
         return {
             "uuid": self.uuid,
@@ -146,22 +98,59 @@ class CalculationRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid request as submitted, after the rules of the fee waiver."""
+# The columns of a row, written once, as the fields of the struct: rows become structs by position. Not
+# `SELECT *`: a column that a migration adds would make prepared statements of open transactions fail.
+COLUMNS = CalculationRequest.__struct_fields__
 
-    customer_email: str
-    customer_phone: str | None
-    customer_first_name: str
-    customer_last_name: str
-    sender_email: str
-    sender_organization_name: str
-    sender_first_name: str
-    sender_last_name: str
-    case_ref: str
-    request_type: RequestType
-    property_value: int | None
-    notes: str | None
-    external_id: str | None
-    meta_data: dict[str, Any] | None
-    calculation_fee_exempt: bool
-    calculation_fee_exempt_reason: str | None
+
+def with_columns(statement: str, *, values_after: int = 0) -> str:
+    """Fill the columns of a row into a statement, when its module is imported.
+
+    `{columns}` names them, `{request_columns}` names them of the alias `request`, and `{values}` has a
+    placeholder for each, numbered after the first *values_after*.
+    """
+    return statement.format(
+        columns=", ".join(COLUMNS),
+        request_columns=", ".join(f"request.{column}" for column in COLUMNS),
+        values=", ".join(f"${values_after + number}" for number in range(1, len(COLUMNS) + 1)),
+    )
+
+
+class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A calculation request in a list. The secret is null while the service lacks the key that made it."""
+
+    uuid: Annotated[str, fields.UUID]
+    created_at: Instant
+    updated_at: Instant
+    customer_email: Annotated[str, fields.CUSTOMER_EMAIL]
+    customer_phone: Annotated[str | None, fields.CUSTOMER_PHONE]
+    customer_first_name: Annotated[str, fields.CUSTOMER_FIRST_NAME]
+    customer_last_name: Annotated[str, fields.CUSTOMER_LAST_NAME]
+    sender_email: Annotated[str, fields.SENDER_EMAIL]
+    sender_organization_name: Annotated[str, fields.SENDER_ORGANIZATION_NAME]
+    sender_first_name: Annotated[str, fields.SENDER_FIRST_NAME]
+    sender_last_name: Annotated[str, fields.SENDER_LAST_NAME]
+    case_ref: Annotated[str, fields.CASE_REF]
+    request_type: Annotated[RequestType, fields.REQUEST_TYPE]
+    property_value: Annotated[int | None, fields.PROPERTY_VALUE]
+    notes: Annotated[str | None, fields.NOTES]
+    calculation_id: Annotated[str | None, fields.CALCULATION_ID]
+    secret: Annotated[str | None, fields.SECRET]
+    request_url: Annotated[Annotated[str, fields.URI] | None, fields.REQUEST_URL]
+    external_id: Annotated[str | None, fields.EXTERNAL_ID]
+    meta_data: Annotated[dict[str, Any] | None, fields.META_DATA]
+    calculation_fee_exempt: Annotated[bool, fields.CALCULATION_FEE_EXEMPT]
+    calculation_fee_exempt_reason: Annotated[str | None, fields.CALCULATION_FEE_EXEMPT_REASON]
+
+
+class CalculationRequestView(ListedCalculationRequest, frozen=True, kw_only=True):
+    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
+
+    secret: Annotated[str, fields.SECRET]
+    request_url: Annotated[str, fields.URI, fields.REQUEST_URL]
+
+
+_SHOWN = tuple(
+    name for name in CalculationRequestView.__struct_fields__ if name not in {"secret", "request_url"}
+)
+_shown_values = attrgetter(*_SHOWN)

@@ -1,22 +1,24 @@
-"""Calculation requests: the record the interface returns, and the SQL of its table."""
+"""The statements that write calculation requests, each with the event that announces the change."""
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import asyncpg
 import msgspec
 
-from service.calculation_requests import request_secrets
+from service.calculation_requests import fee_waiver, request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.fee_waiver import WaiverRequest
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight
-from service.calculation_requests.model import CalculationRequest, Submission
+from service.calculation_requests.model import CalculationRequest, NewCalculationRequest, with_columns
 from service.calculation_requests.reading import find_first
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events, writing
+from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
 
 
@@ -25,43 +27,64 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-_SPAN = {
-    "db.system.name": "postgresql",
-    "db.operation.name": "INSERT",
-    "db.collection.name": "calculation_request",
-}
+class Validation(Protocol):
+    """Makes the request to be stored, once it is known whether its waiver applies."""
+
+    def __call__(self, *, waiver_applies: bool) -> NewCalculationRequest:
+        """Return the request. Raises an error of the caller's if it is not valid."""
 
 
-# Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown or has used the idempotency key before. Who is using the key is waited for,
-# until the lock_timeout of this transaction: one of the session would not work behind a transaction pooler.
-INSERT = """
-    WITH stored AS (
-        INSERT INTO calculation_request (
-               id, conveyancer_id, created_at, updated_at,
-               customer_email, customer_phone, customer_first_name, customer_last_name,
-               sender_email, sender_organization_name, sender_first_name, sender_last_name,
-               case_ref, request_type, property_value, notes, external_id, meta_data,
-               calculation_fee_exempt, calculation_fee_exempt_reason, calculation_id,
-               secret_salt, secret_key_id, sequence, idempotency_key, idempotency_sha256)
-        SELECT $1, conveyancer.id, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17,
-               $18, $19, $20, $21, $22, $23, $24, $29, $30
-          FROM conveyancer
-         WHERE conveyancer.id = $2
-           AND ($31::text IS NULL OR set_config('lock_timeout', $31, true) IS NOT NULL)
-        ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id
-    )
-    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $25, stored.id, $26, $24, $27, $28
-      FROM stored
-    RETURNING request_id
-"""
+class Storage:
+    """Stores new requests, each with its request.created: in a group where it can, alone where it must."""
+
+    def __init__(self, pool: Pool, keys: SecretKeyRing, *, timeout_seconds: float) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._timeout_seconds = timeout_seconds
+        self._group_commit = GroupCommit(pool, _INSERT, seconds=timeout_seconds)
+
+    async def store(
+        self,
+        validated: Validation,
+        *,
+        waiver: WaiverRequest | None,
+        idempotency: Idempotency | None,
+        conveyancer_id: str,
+        traceparent: str | None,
+    ) -> tuple[CalculationRequest, bool]:
+        """Store what *validated* returns; return it, and whether it was there before, as `insert` does.
+
+        With an idempotency key a create may have to wait for another one, and with a waiver it reads the
+        conveyancer's fee setting first. Both are stored alone: in a group they would keep the others waiting.
+        Raises what *validated* and `insert` raise, and PostgresUnavailable.
+        """
+        if waiver is None and idempotency is None:
+            request = _new(validated(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
+            await self._insert_in_group(request, traceparent)
+            return request, False
+        async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
+            waiver_applies = waiver is not None and await fee_waiver.applies(
+                connection, waiver, conveyancer_id=conveyancer_id, idempotency=idempotency
+            )
+            return await insert(
+                connection,
+                validated(waiver_applies=waiver_applies),
+                conveyancer_id=conveyancer_id,
+                keys=self._keys,
+                traceparent=traceparent,
+                idempotency=idempotency,
+            )
+
+    async def _insert_in_group(self, request: CalculationRequest, traceparent: str | None) -> None:
+        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+            stored = await self._group_commit.execute(_arguments(request, traceparent, None))
+        if request.id not in stored:
+            raise UnknownConveyancer
 
 
 async def insert(
     connection: Connection,
-    submission: Submission,
+    new: NewCalculationRequest,
     *,
     conveyancer_id: str,
     keys: SecretKeyRing,
@@ -73,10 +96,10 @@ async def insert(
     Returns it, and whether it was there before: then it is the one that was stored with this idempotency key.
     Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
     """
-    request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
+    request = _new(new, conveyancer_id=conveyancer_id, keys=keys)
     try:
         with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            stored = await connection.fetchval(INSERT, *_arguments(request, traceparent, idempotency))
+            stored = await connection.fetchval(_INSERT, *_arguments(request, traceparent, idempotency))
     except asyncpg.LockNotAvailableError:
         if idempotency is None:
             raise
@@ -88,32 +111,56 @@ async def insert(
     return await find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
 
 
-async def insert_in_group(
-    group_commit: GroupCommit,
-    submission: Submission,
-    *,
-    conveyancer_id: str,
-    keys: SecretKeyRing,
-    traceparent: str | None,
-) -> CalculationRequest:
-    """Store a request as `insert` does, in one transaction with others that come at the same time.
+_SPAN = {
+    "db.system.name": "postgresql",
+    "db.operation.name": "INSERT",
+    "db.collection.name": "calculation_request",
+}
 
-    There is no idempotency key: who has one may have to wait, and would keep the others waiting. Raises
-    UnknownConveyancer.
+# Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
+# when the conveyancer is unknown or has used the idempotency key before. Waits for another create that uses
+# the key, until the lock_timeout of this transaction: one of the session would not work behind a transaction
+# pooler. Selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
+_INSERT = with_columns(
     """
-    request = _new(submission, conveyancer_id=conveyancer_id, keys=keys)
-    with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-        stored = await group_commit.execute(_arguments(request, traceparent, None))
-    if request.id not in stored:
-        raise UnknownConveyancer
-    return request
+    WITH stored AS (
+        INSERT INTO calculation_request ({columns}, idempotency_key, idempotency_sha256)
+        SELECT {values}, $2, $3
+          FROM conveyancer
+         WHERE conveyancer.id = $1
+           AND ($4::text IS NULL OR set_config('lock_timeout', $4, true) IS NOT NULL)
+        ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        RETURNING id, sequence
+    )
+    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+    SELECT $5, stored.id, $6, stored.sequence, $7, $8
+      FROM stored
+    RETURNING request_id
+    """,
+    values_after=8,
+)
 
 
-def _new(submission: Submission, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
+def _arguments(
+    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
+) -> tuple[Any, ...]:
+    """Return the arguments of _INSERT."""
+    created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
+    return (
+        request.conveyancer_id,
+        idempotency and idempotency.key,
+        idempotency and idempotency.sha256,
+        idempotency and idempotency.lock_timeout,
+        writing.lane_of(request.id),
+        created.type,
+        traceparent,
+        events.encode(created, time=request.created_at, traceparent=traceparent),
+        *msgspec.structs.astuple(request),
+    )
+
+
+def _new(new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     created_at = now()
-    fields = msgspec.structs.asdict(submission)
-    if submission.meta_data is not None:
-        fields["meta_data"] = msgspec.json.encode(submission.meta_data).decode()
     return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
@@ -123,24 +170,7 @@ def _new(submission: Submission, *, conveyancer_id: str, keys: SecretKeyRing) ->
         secret_salt=request_secrets.new_salt(),
         secret_key_id=keys.current_id,
         sequence=1,
-        **fields,
-    )
-
-
-def _arguments(
-    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
-) -> tuple[Any, ...]:
-    """Return the arguments of INSERT."""
-    created = events.RequestCreated(**request.facts(sequence=request.sequence))
-    return (
-        *msgspec.structs.astuple(request),
-        writing.lane_of(request.id),
-        created.type,
-        traceparent,
-        events.encode(created, time=request.created_at, traceparent=traceparent),
-        idempotency and idempotency.key,
-        idempotency and idempotency.sha256,
-        idempotency and idempotency.lock_timeout,
+        **msgspec.structs.asdict(new),
     )
 
 
@@ -152,7 +182,7 @@ async def announce(
     time: datetime | None = None,
     traceparent: str | None = None,
 ) -> None:
-    """Write the next event of a locked request to the outbox, and count it."""
+    """Write the next event of a locked request to the outbox, and record its sequence."""
     await connection.execute(
         """
         WITH counted AS (

@@ -18,15 +18,9 @@ from service import lines
 from service.api import idempotency_key, list_query
 from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
-from service.api.request_body import (
-    FILLED_TEXT,
-    LINE,
-    META_DATA_BYTES,
-    META_DATA_DEPTH,
-    REASON_CHARACTERS,
-    CalculationRequestForm,
-)
+from service.api.request_body import FILLED_TEXT, LINE, CreateBody
 from service.authentication.authenticator import READ, WRITE
+from service.calculation_requests.fields import REASON_CHARACTERS
 from service.contracts.operations import ANY_FAILURE, RECORD, Operation, operations
 
 VERSION = "1"
@@ -149,25 +143,6 @@ _SECURITY_SCHEMES = {
         "bearerFormat": "cr_<prefix>_<secret>",
         "description": "An API key, issued by the operators of the service.",
     },
-}
-
-_ADDRESS = ": one recipient, in ASCII before the @, without encoded words (`=?…?=`)."
-_DESCRIPTIONS = {
-    "customer_email": f"E-mail address of the client who asks for the calculation{_ADDRESS}",
-    "customer_phone": "Phone number of the client, in any form. Empty is stored as null.",
-    "sender_email": f"E-mail address of the person or organization that sends the request{_ADDRESS}",
-    "case_ref": "The sender's own reference of the case.",
-    "property_value": "In pounds.",
-    "notes": "Internal notes; may have several lines. Empty is stored as null.",
-    "external_id": "Identifier in the caller's own system. Empty is stored as null.",
-    "meta_data": f"Arbitrary data: at most {META_DATA_BYTES} bytes of JSON and {META_DATA_DEPTH} levels.",
-    "calculation_fee_exempt": "Waives the conveyancer's calculation fee; only at creation. Stored as "
-    "false when the conveyancer charges none.",
-    "calculation_fee_exempt_reason": "Required when the fee is waived, otherwise ignored: at most "
-    f"{REASON_CHARACTERS} characters.",
-    "calculation_id": "Null until a calculation has been made.",
-    "secret": "Opens this request and its calculation.",
-    "request_url": "Where the customer answers the questions; the same link as in the e-mail.",
 }
 
 # What the types cannot say. A keyword applies only to values of its own type, so this is any JSON value.
@@ -302,12 +277,9 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
     for schema in schemas.values():
         # Docstrings cite the interface for developers; readers of the document do not have it.
         schema["description"] = re.sub(r" \(interface, .*?\)", "", schema["description"])
-        for name, field in schema.get("properties", {}).items():
-            if name in _DESCRIPTIONS:
-                field["description"] = _DESCRIPTIONS[name]
-    form = schemas[CalculationRequestForm.__name__]
-    form |= _WAIVER_RULE
-    form["properties"]["meta_data"] |= _META_DATA
+    body = schemas[CreateBody.__name__]
+    body |= _WAIVER_RULE
+    body["properties"]["meta_data"] |= _META_DATA
     schemas["JsonValue"] = _JSON_VALUE
     return schemas
 

@@ -15,7 +15,7 @@ from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMedi
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
-from service.api.request_body import CalculationRequestForm, Draft
+from service.api.request_body import CreateBody, parse
 from service.authentication.authenticator import (
     READ,
     WRITE,
@@ -27,34 +27,18 @@ from service.authentication.authenticator import (
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequestRecord, RequestNotFound
+from service.calculation_requests.model import CalculationRequestView, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 from service.server.refusals import BodyOverdue
 
-SMALLEST_REQUEST: dict[str, Any] = {
-    "customer_email": "ada@customer.example.com",
-    "customer_first_name": "Ada",
-    "customer_last_name": "Lovelace",
-    "sender_email": "grace@firm.example.com",
-    "sender_organization_name": "Hopper & Partners",
-    "sender_first_name": "Grace",
-    "sender_last_name": "Hopper",
-    "case_ref": "12 High Street",
-}
-FULL_REQUEST: dict[str, Any] = SMALLEST_REQUEST | {
-    "customer_phone": "+44 20 7946 0000",
-    "request_type": "SDLT_CALCULATION",
-    "property_value": 300_000,
-    "notes": "Call before noon.\nCompletion is in May.",
-    "external_id": "crm-17",
-    "meta_data": {"source": "website", "campaign": {"id": 7, "tags": ["spring", "first-time"]}},
-    "calculation_fee_exempt": True,
-    "calculation_fee_exempt_reason": "Repeat client",
-}
+_BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
+# The examples of the fields.
+FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
+SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
-RECORD = CalculationRequestRecord(
+RECORD = CalculationRequestView(
     **FULL_REQUEST,
     uuid="req_01a9ZkW3mT6qPxB8vNcR4d",
     created_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
@@ -105,7 +89,7 @@ def _create() -> Operation:
         security=[{"access_token": [WRITE]}],
         parameters=("Idempotency-Key",),
         headers={idempotency_key.REPLAYED: False},
-        body=CalculationRequestForm,
+        body=CreateBody,
         body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
         example=RECORD,
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid"),
@@ -121,7 +105,7 @@ def _create() -> Operation:
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older"),
             "refused_fields": _refusal(
-                lambda: Draft(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
+                lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
             ),
         },
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 
 from deploy.local import servers
-from service.api.list_query import Listing, read_page
+from service.calculation_requests.reading import Listing, read_page
 from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import fill

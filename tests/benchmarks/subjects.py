@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from service.calculation_requests import storing
-from service.calculation_requests.model import Submission
+from service.calculation_requests.model import NewCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
@@ -26,8 +26,8 @@ BODY: dict[str, Any] = A_REQUEST | {
 }
 JSON_BODY = msgspec.json.encode(BODY)
 
-SUBMISSION = Submission(
-    **BODY,
+NEW_REQUEST = NewCalculationRequest(
+    **BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()},
     request_type="SDLT_CALCULATION",
     notes=None,
     calculation_fee_exempt=False,
@@ -62,7 +62,7 @@ async def create_statement() -> Statement:
 async def store(connection: Connection) -> str:
     """Store a request as the API does, and return its uuid."""
     stored, _ = await storing.insert(
-        connection, SUBMISSION, conveyancer_id=CONVEYANCER, keys=KEYS, traceparent=None
+        connection, NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS, traceparent=None
     )
     return stored.uuid
 

@@ -20,19 +20,19 @@ _CALLER = """\
 from calculations_client import AuthenticatedClient
 from calculations_client.api.requests import create_request
 from calculations_client.models import (
-    CalculationRequestForm,
-    CalculationRequestFormMetaDataType0,
-    CalculationRequestRecord,
-    EnvelopeCalculationRequestRecord,
+    CalculationRequestView,
+    CreateBody,
+    CreateBodyMetaDataType0,
+    EnvelopeCalculationRequestView,
     ErrorEnvelope,
     FieldErrorCode,
 )
 
 
-def form(case_ref: str) -> CalculationRequestForm:
-    meta_data = CalculationRequestFormMetaDataType0()
+def body(case_ref: str) -> CreateBody:
+    meta_data = CreateBodyMetaDataType0()
     meta_data["source"] = "website"
-    return CalculationRequestForm(
+    return CreateBody(
         customer_email="ada@customer.example.com",
         customer_first_name="Ada",
         customer_last_name="Lovelace",
@@ -46,11 +46,11 @@ def form(case_ref: str) -> CalculationRequestForm:
     )
 
 
-def create(client: AuthenticatedClient, case_ref: str) -> CalculationRequestRecord | list[FieldErrorCode]:
-    answer = create_request.sync(client=client, body=form(case_ref))
+def create(client: AuthenticatedClient, case_ref: str) -> CalculationRequestView | list[FieldErrorCode]:
+    answer = create_request.sync(client=client, body=body(case_ref))
     match answer:
-        case EnvelopeCalculationRequestRecord(data=record):
-            return record
+        case EnvelopeCalculationRequestView(data=view):
+            return view
         case ErrorEnvelope(errors=errors):
             return [error.code for error in errors]
     raise TypeError(answer)

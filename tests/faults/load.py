@@ -10,7 +10,7 @@ from uuid import UUID
 import httpx
 
 from service.calculation_requests import storing
-from service.calculation_requests.model import Submission
+from service.calculation_requests.model import NewCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import parse_uuid
 from service.outbox import writing
@@ -97,7 +97,7 @@ class Load:
             async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
                 stored, _ = await storing.insert(
                     connection,
-                    Submission(**body),
+                    NewCalculationRequest(**body),
                     conveyancer_id=CONVEYANCER,
                     keys=self._keys,
                     traceparent=None,

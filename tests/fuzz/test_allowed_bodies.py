@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.request_body import META_DATA_BYTES, META_DATA_DEPTH
+from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH
 from service.contracts import openapi
 from tests.conftest import Issuer
 from tests.end_to_end.processes import Process
@@ -19,8 +19,8 @@ from tests.fuzz.conftest import LONG
 
 _EXAMPLES = 3_000 if LONG else 100
 _DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
-_FORM = {"$ref": "#/components/schemas/CalculationRequestForm", "components": _DOCUMENT["components"]}
-_PROPERTIES = _DOCUMENT["components"]["schemas"]["CalculationRequestForm"]["properties"]
+_BODY = {"$ref": "#/components/schemas/CreateBody", "components": _DOCUMENT["components"]}
+_PROPERTIES = _DOCUMENT["components"]["schemas"]["CreateBody"]["properties"]
 _LENGTHS = {
     name: field["anyOf"][0]["maxLength"] if "anyOf" in field else field["maxLength"]
     for name, field in _PROPERTIES.items()
@@ -62,7 +62,7 @@ _LARGE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 def test_every_body_that_the_document_allows_is_stored(api: Process, issuer: Issuer) -> None:
     operation = schemathesis.openapi.from_dict(_DOCUMENT)["/v1/request"]["POST"]
-    is_allowed = jsonschema_rs.Draft202012Validator(_FORM).is_valid
+    is_allowed = jsonschema_rs.Draft202012Validator(_BODY).is_valid
     headers = {"Authorization": f"Bearer {issuer.token()}", "Content-Type": "application/json"}
 
     @given(case=operation.as_strategy(), large=_LARGE, escapes=st.booleans())

@@ -11,9 +11,9 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from service.api import request_body
 from service.api.envelope import ErrorEnvelope
 from service.api.errors import InvalidSubmission, MalformedBody, answer
-from service.api.request_body import Draft
 from service.app import LARGEST_BODY
 from service.contracts import openapi
 from tests.conftest import Issuer
@@ -34,7 +34,7 @@ Validator = Callable[[Any], bool]
 def allowed() -> Validator:
     """Whether the document allows a body."""
     document = openapi.document()
-    reference = {"$ref": "#/components/schemas/CalculationRequestForm", "components": document["components"]}
+    reference = {"$ref": "#/components/schemas/CreateBody", "components": document["components"]}
     return jsonschema_rs.Draft202012Validator(reference).is_valid
 
 
@@ -63,8 +63,8 @@ async def test_service_answers_as_the_validator_judges(api: Process, issuer: Iss
 def _judge(body: bytes) -> list[Any]:
     """Return why *body* is refused, as a caller would read it."""
     try:
-        draft = Draft(body)
-        draft.validated(waiver_applies=draft.asks_for_waiver)
+        parsed = request_body.parse(body)
+        parsed.validated(waiver_applies=parsed.waiver is not None)
     except (MalformedBody, InvalidSubmission) as error:
         told = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
         assert told.errors

@@ -12,7 +12,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests import reading, storing
-from service.calculation_requests.model import CalculationRequest, Submission
+from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import events, writing
 from service.outbox.events import RequestCreated, RequestEmailSent
@@ -53,7 +53,7 @@ async def store(
     """Store a request as the API does, which puts its request.created into the outbox."""
     stored, _ = await storing.insert(
         connection,
-        Submission(**{**_A_SUBMISSION, **fields}),
+        NewCalculationRequest(**{**_A_SUBMISSION, **fields}),
         conveyancer_id=CONVEYANCER,
         keys=KEYS,
         traceparent=traceparent,
@@ -65,13 +65,13 @@ async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
         request = await reading.lock(connection, request_id)
-        event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
+        event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
         await storing.announce(connection, request, event)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
     """Return the request.created of a request, as its consumers get it."""
-    return RequestCreated(**request.facts(sequence=1))
+    return RequestCreated(**request.event_payload(sequence=1))
 
 
 def created_body(request: CalculationRequest) -> bytes:

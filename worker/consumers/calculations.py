@@ -88,7 +88,7 @@ async def set_calculation(
     """Set the calculation of a locked request, and announce it."""
     updated_at = now()
     event = events.RequestCalculated(
-        **request.facts(sequence=request.sequence + 1), calculation_id=calculation_id
+        **request.event_payload(sequence=request.sequence + 1), calculation_id=calculation_id
     )
     await connection.execute(
         """

@@ -231,7 +231,7 @@ class Postman:
 
     async def _record_acceptance(self, connection: Connection, *, email: Email, reply: str) -> str:
         request = await reading.lock(connection, email.request_id)
-        event = RequestEmailSent(**request.facts(sequence=request.sequence + 1))
+        event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
         await self._settle(connection, email, request, event, reply=reply)
         return "sent"
 
@@ -239,7 +239,7 @@ class Postman:
         self, connection: Connection, *, email: Email, reason: Reason, reply: str, code: int = smtp.NO_REPLY
     ) -> str:
         request = await reading.lock(connection, email.request_id)
-        facts = request.facts(sequence=request.sequence + 1)
+        facts = request.event_payload(sequence=request.sequence + 1)
         event = RequestEmailFailed(**facts, reason=reason, smtp_code=code)
         await self._settle(connection, email, request, event, reply=reply)
         return f"failed ({code or reason})"

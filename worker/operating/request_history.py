@@ -58,7 +58,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     def event(self, happening: Happening, request: CalculationRequest) -> RequestEvent:
         """Return an event of this history whose sequence is known."""
-        facts = request.facts(sequence=happening.sequence or 0)
+        facts = request.event_payload(sequence=happening.sequence or 0)
         match happening.type:
             case RequestCalculated.type:
                 return RequestCalculated(**facts, calculation_id=self.calculation_id or "")

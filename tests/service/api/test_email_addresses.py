@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.api.request_body import Draft
+from service.api import request_body
 from tests.conftest import A_REQUEST
 
 _PARTS = st.text("ab1.-_+=? \"'<>é(@", max_size=70)
@@ -43,7 +43,7 @@ def is_valid(address: str) -> bool:
 def test_address_is_valid_if_the_library_says_so(local: str, domain: str) -> None:
     address = f"{local}@{domain}"
 
-    draft = Draft(msgspec.json.encode(A_REQUEST | {"customer_email": address}))
+    body = request_body.parse(msgspec.json.encode(A_REQUEST | {"customer_email": address}))
 
     expected = is_valid(address) and len(address) <= 254 and bool(address.strip())
-    assert (not draft.errors) == expected
+    assert (not body.errors) == expected

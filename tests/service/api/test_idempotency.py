@@ -12,11 +12,10 @@ import msgspec
 import pytest
 from asyncpg.transaction import Transaction
 
+from service.api import request_body
 from service.api.idempotency_key import parse_key
-from service.api.request_body import Draft
 from service.calculation_requests import conveyancers, storing
 from service.calculation_requests.idempotency import Idempotency
-from service.calculation_requests.model import Submission
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import writing
 from service.postgres.pool import Connection
@@ -84,18 +83,17 @@ async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connec
 @asynccontextmanager
 async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIterator[Transaction]:
     """Store *body* with *key* in a transaction that stays open until it is ended, or the block is left."""
-    draft = Draft(msgspec.json.encode(body))
-    submission: Submission = draft.validated(waiver_applies=False)
+    parsed = request_body.parse(msgspec.json.encode(body))
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
     await transaction.start()
     await storing.insert(
         holder,
-        submission,
+        parsed.validated(waiver_applies=False),
         conveyancer_id=CONVEYANCER,
         keys=_KEYS,
         traceparent=None,
-        idempotency=Idempotency(key, draft.sha256(), 1.0),
+        idempotency=Idempotency(key, parsed.sha256(), 1.0),
     )
     try:
         yield transaction
@@ -197,7 +195,7 @@ async def test_key_with_another_body_is_refused(
     assert response.json()["errors"] == [
         {
             "code": "idempotency_key_reused",
-            "message": "This Idempotency-Key came with another body before.",
+            "message": "This Idempotency-Key was used with another body before: use a new key.",
             "field": None,
             "pointer": None,
         }
@@ -394,17 +392,17 @@ async def test_loser_that_would_wait_too_long_is_told_to_come_again(
 
 
 async def test_wait_for_a_key_leaves_no_setting_behind(database: Connection) -> None:
-    draft = Draft(msgspec.json.encode(A_REQUEST))
+    parsed = request_body.parse(msgspec.json.encode(A_REQUEST))
     before = await database.fetchval("SHOW lock_timeout")
 
     for _ in range(2):
         await storing.insert(
             database,
-            draft.validated(waiver_applies=False),
+            parsed.validated(waiver_applies=False),
             conveyancer_id=CONVEYANCER,
             keys=_KEYS,
             traceparent=None,
-            idempotency=Idempotency("k", draft.sha256(), 0.0001),
+            idempotency=Idempotency("k", parsed.sha256(), 0.0001),
         )
 
     assert await database.fetchval("SHOW lock_timeout") == before

@@ -1,11 +1,12 @@
-"""No route and no statement shows a conveyancer anything of another's, not even that it exists."""
+"""No route and no statement shows a conveyancer anything of another one, not even that it exists."""
 
 import ast
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -13,14 +14,14 @@ import msgspec
 import pytest
 
 import service
-from service.api import handlers
+from service import api, calculation_requests
 from service.app import create_api
-from service.calculation_requests import storing
+from service.calculation_requests import reading, storing
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
 
-# What the stranger names: something of the other conveyancer's, or something that does not exist.
+# What the stranger asks for: something of the other conveyancer, or something that does not exist.
 OTHERS_KEY, OTHERS_CASE = "the-others-key", "the-others-case"
 
 
@@ -59,8 +60,8 @@ THE_SAME_FOR_EVERYBODY = {
     ("GET", "/schema"),
     ("GET", "/schema/{asset:str}"),
 }
-# Whose statements on calculation_request act for every conveyancer: for the consumers and the doctor alone.
-FOR_EVERYBODY = {"read", "lock", "record_calculation", "announce", "sample_secret_keys"}
+# The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.
+FOR_EVERYBODY = {"read", "lock", "announce", "sample_secret_keys"}
 
 
 @pytest.fixture
@@ -125,14 +126,22 @@ async def test_questionnaire_is_the_same_for_everybody(
 
 
 def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
-    statements = statements_by_name(Path(storing.__file__))
-    used = names_used(Path(handlers.__file__), module="calculation_requests")
+    statements = statements_by_function(reading) | statements_by_function(storing)
 
-    assert used & FOR_EVERYBODY == set()
-    assert {"INSERT", "find", "_list_newest"} <= statements.keys() - FOR_EVERYBODY
+    assert statements.keys() >= FOR_EVERYBODY
+    assert {"insert", "find", "find_first", "list_newest"} <= statements.keys() - FOR_EVERYBODY
     for name in statements.keys() - FOR_EVERYBODY:
         for statement in statements[name]:
             assert names_its_conveyancer(statement), f"{name}: {statement}"
+
+
+def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
+    users = [*package_of(api), *package_of(calculation_requests)]
+    used = {path.stem: names_used(path, modules={"reading", "storing"}) for path in users}
+
+    assert used["handlers"] >= {"find", "read_page", "Storage"}
+    assert used["fee_waiver"] >= {"find_first"}
+    assert {name: names & FOR_EVERYBODY for name, names in used.items() if names & FOR_EVERYBODY} == {}
 
 
 def names_its_conveyancer(statement: str) -> bool:
@@ -145,12 +154,12 @@ def names_its_conveyancer(statement: str) -> bool:
 
 def test_statements_on_requests_have_one_home() -> None:
     homes = {
-        path.stem
-        for path in Path(service.__path__[0]).glob("*.py")
+        path.relative_to(package_path(service)).with_suffix("").as_posix()
+        for path in package_of(service)
         if statements_in(ast.parse(path.read_text()))
     }
 
-    assert homes == {"calculation_requests"}
+    assert homes == {"calculation_requests/reading", "calculation_requests/storing"}
 
 
 async def test_what_is_anothers_takes_as_long_as_what_is_nobodys(
@@ -180,32 +189,61 @@ async def interleaved_medians(
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
-def statements_by_name(path: Path) -> dict[str, list[str]]:
-    """Return the SQL on calculation_request in each function and constant of a module."""
-    found = {}
-    for node in ast.walk(ast.parse(path.read_text())):
-        match node:
-            case ast.AsyncFunctionDef(name=name) | ast.FunctionDef(name=name):
-                found[name] = statements_in(node)
-            case ast.Assign(targets=[ast.Name(id=name)]) if name.isupper():
-                found[name] = statements_in(node)
-    return {name: statements for name, statements in found.items() if statements}
+def package_path(package: ModuleType) -> Path:
+    """Return the folder of a package."""
+    return Path(package.__path__[0])
+
+
+def package_of(package: ModuleType) -> list[Path]:
+    """Return the files of a package and of those in it."""
+    return sorted(package_path(package).rglob("*.py"))
+
+
+def statements_by_function(module: ModuleType) -> dict[str, list[str]]:
+    """Return the SQL on calculation_request of each function, that in the constants which it names included.
+
+    A statement in a constant that no function names is listed under the constant.
+    """
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)]
+    constants = {
+        node.targets[0].id: str(getattr(module, node.targets[0].id))
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and is_statement(str(getattr(module, node.targets[0].id)))
+    }
+    found: dict[str, list[str]] = {}
+    for function in functions:
+        named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & constants.keys()
+        statements = statements_in(function) + [constants[name] for name in named]
+        if statements:
+            found[function.name] = found.get(function.name, []) + statements
+    used = {statement for statements in found.values() for statement in statements}
+    return found | {name: [text] for name, text in constants.items() if text not in used}
 
 
 def statements_in(node: ast.AST) -> list[str]:
     """Return the SQL on calculation_request anywhere below a node."""
     constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-    texts = [constant for constant in constants if isinstance(constant, str)]
-    return [text for text in texts if re.search(r"\b(FROM|JOIN|INTO|UPDATE)\s+calculation_request\b", text)]
+    return [constant for constant in constants if isinstance(constant, str) and is_statement(constant)]
 
 
-def names_used(path: Path, *, module: str) -> set[str]:
-    """Return what a module uses of another: `module.name`."""
-    return {
-        node.attr
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == module
-    }
+def is_statement(text: str) -> bool:
+    """Whether a text is SQL on calculation_request."""
+    return bool(re.search(r"\b(FROM|JOIN|INTO|UPDATE)\s+calculation_request\b", text))
+
+
+def names_used(path: Path, *, modules: Collection[str]) -> set[str]:
+    """Return what a file uses of these modules: `module.name`, and what it imports from them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:
+                found.add(name)
+            case ast.ImportFrom(module=str(module), names=names) if module.rpartition(".")[2] in modules:
+                found |= {alias.name for alias in names}
+    return found
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:

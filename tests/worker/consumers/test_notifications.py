@@ -316,7 +316,7 @@ async def test_accepted_email_is_sent_and_announced(
     assert (email["server_reply"], email["attempts"], email["claimed_by"]) == ("OK queued as 4711", 1, None)
     ((event_type, sequence, payload),) = await announced(database)
     assert (event_type, sequence) == ("request.email_sent", 2)
-    sent = RequestEmailSent(**intended.facts(sequence=2))
+    sent = RequestEmailSent(**intended.event_payload(sequence=2))
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(sent)
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
 
@@ -391,7 +391,7 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
 
     ((event_type, sequence, payload),) = await announced(database)
     assert (event_type, sequence) == ("request.email_failed", 2)
-    failed = RequestEmailFailed(**intended.facts(sequence=2), reason="refused", smtp_code=550)
+    failed = RequestEmailFailed(**intended.event_payload(sequence=2), reason="refused", smtp_code=550)
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(failed)
     assert b"customer.example.com" not in payload
     assert mail_server.accepted == []

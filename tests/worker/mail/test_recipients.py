@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from service.api import request_body
 from service.api.errors import InvalidSubmission
-from service.api.request_body import Draft
-from service.calculation_requests.model import Submission
+from service.calculation_requests.model import NewCalculationRequest
 from tests.conftest import A_REQUEST
 from tests.worker.mail.test_smtp import A_STORED_REQUEST, address, compose, received
 from worker.mail import message as mail_message
@@ -45,10 +45,10 @@ _NAMES = st.text(min_size=1, max_size=255) | st.sampled_from(
 )
 
 
-def submission(**fields: str) -> Submission | None:
+def accepted(**fields: str) -> NewCalculationRequest | None:
     """Return what create makes of a request with these fields, None when it refuses it."""
     try:
-        return Draft(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
+        return request_body.parse(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
     except InvalidSubmission:
         return None
 
@@ -60,11 +60,11 @@ def submission(**fields: str) -> Submission | None:
 @example("!#$%&'*+-/=?^_`{|}~@example.com", "=?utf-8?q?a@example.com", "Ada")
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name: str) -> None:
-    accepted = submission(customer_email=customer, sender_email=sender, customer_first_name=name)
-    assume(accepted is not None)
-    assert accepted is not None
+    new = accepted(customer_email=customer, sender_email=sender, customer_first_name=name)
+    assume(new is not None)
+    assert new is not None
     fields = {
-        field: getattr(accepted, field) for field in ("customer_email", "sender_email", "customer_first_name")
+        field: getattr(new, field) for field in ("customer_email", "sender_email", "customer_first_name")
     }
 
     message = received(compose(**fields))
@@ -95,13 +95,13 @@ def in_ascii(address: str) -> str:
 )
 def test_address_that_no_mail_can_name_is_refused(address: str) -> None:
     for field in ("customer_email", "sender_email"):
-        draft = Draft(msgspec.json.encode(A_REQUEST | {field: address}))
+        body = request_body.parse(msgspec.json.encode(A_REQUEST | {field: address}))
 
-        assert [(error.field, error.code) for error in draft.errors] == [(field, "invalid_email")]
+        assert [(error.field, error.code) for error in body.errors] == [(field, "invalid_email")]
 
 
 @pytest.mark.parametrize(
     "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "!#$%&'*+-/=?^_`{|}~@example.com"]
 )
 def test_address_beside_the_bounds_is_accepted(address: str) -> None:
-    assert submission(customer_email=address) is not None
+    assert accepted(customer_email=address) is not None

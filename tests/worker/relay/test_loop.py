@@ -162,7 +162,7 @@ async def test_event_is_published_as_a_persistent_cloud_event_whose_message_id_i
 async def test_event_body_is_thin_and_holds_nothing_personal_or_secret(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
-    request = await store(database, external_id="case-7", notes="Beware of the dog", meta_data={"a": "b"})
+    request = await store(database, external_id="case-7", notes="Beware of the dog", meta_data='{"a":"b"}')
 
     await relay.relay_due(publisher, NEVER)
 
