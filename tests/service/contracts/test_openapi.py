@@ -1,4 +1,4 @@
-"""The OpenAPI document and the page to read it on."""
+"""The OpenAPI document, and the page that shows it."""
 
 import re
 from html.parser import HTMLParser
@@ -37,7 +37,7 @@ def operation_of(path: str, method: str) -> dict[str, Any]:
 
 
 def check(schema: dict[str, Any], value: Any) -> None:
-    """Check *value* against a schema of the document, formats included."""
+    """Check *value* against a schema of the document, including formats."""
     whole = {**schema, "components": DOCUMENT["components"]}
     jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(value)
 
@@ -68,7 +68,7 @@ def test_every_error_code_is_in_the_readme() -> None:
     assert set(codes) <= set(re.findall(r"`(\w+)`", http))
 
 
-def test_every_error_code_is_told() -> None:
+def test_every_error_code_is_in_the_document() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
@@ -85,7 +85,7 @@ def test_example_fits_its_schema(path: str, method: str, status: str, name: str,
 
 
 @pytest.mark.parametrize("name", ["smallest", "full"])
-async def test_example_bodies_are_answered_as_shown(client: httpx.AsyncClient, name: str) -> None:
+async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClient, name: str) -> None:
     content = operation_of("/v1/request", "post")["requestBody"]["content"]["application/json"]
     body = content["examples"][name]["value"]
 
@@ -107,7 +107,7 @@ async def test_example_bodies_are_answered_as_shown(client: httpx.AsyncClient, n
         }
 
 
-async def test_example_of_the_questionnaire_is_how_it_begins(client: httpx.AsyncClient) -> None:
+async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/questionnaire/structure")
 
     shown = operation_of("/v1/questionnaire/structure", "get")["responses"]["200"]["content"]
@@ -117,14 +117,14 @@ async def test_example_of_the_questionnaire_is_how_it_begins(client: httpx.Async
 
 
 class Provocations:
-    """How to bring about what the examples of failures show."""
+    """Causes the failures that the examples show."""
 
     def __init__(self, client: httpx.AsyncClient, issuer: Issuer) -> None:
         self._client = client
         self._issuer = issuer
 
     async def provoke(self, path: str, method: str, name: str) -> httpx.Response:
-        """Call an operation so that it fails as the example says."""
+        """Call an operation so that it fails like the example with this name."""
         headers = {"Authorization": self._authorization(name)}
         if name == "bad_host":
             headers["Host"] = "a/b"
@@ -163,7 +163,7 @@ class Provocations:
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
-OUR_FAULTS = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
+OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_errors.py: it takes its time
@@ -172,9 +172,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(
     ("path", "method", "status", "name", "value"),
-    [failure for failure in FAILURES if failure[3] not in OUR_FAULTS | ELSEWHERE],
+    [failure for failure in FAILURES if failure[3] not in OF_THE_SERVICE | ELSEWHERE],
 )
-async def test_failures_are_answered_as_shown(
+async def test_failures_are_answered_as_documented(
     client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, status: str, name: str, value: Any
 ) -> None:
     response = await Provocations(client, issuer).provoke(path, method, name)
@@ -186,7 +186,7 @@ async def test_failures_are_answered_as_shown(
         assert (header in response.headers) or not described["required"]
 
 
-async def test_our_faults_are_answered_as_shown(
+async def test_failures_of_the_service_are_answered_as_documented(
     client: httpx.AsyncClient,
     service_settings: ServiceSettings,
     database: Connection,
@@ -208,15 +208,15 @@ async def test_our_faults_are_answered_as_shown(
             "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
         }
 
-    assert answers.keys() == OUR_FAULTS
+    assert answers.keys() == OF_THE_SERVICE
     for *_, status, name, value in FAILURES:
-        if name in OUR_FAULTS:
+        if name in OF_THE_SERVICE:
             assert answers[name].status_code == int(status)
             assert answers[name].json() | {"meta": None} == value | {"meta": None}
 
 
 class References(HTMLParser):
-    """Collects what a page loads, and what it runs."""
+    """Collects the files that a page loads."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class References(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, _: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note where an element's file comes from."""
+        """Note the URL of an element's file."""
         self.loaded += [value for name, value in attributes if name in {"src", "href"} and value]
 
 
@@ -245,5 +245,5 @@ async def test_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("name", ["index.html", "nothing.js", "..%2f__init__.py"])
-async def test_nothing_else_of_the_package_is_served(client: httpx.AsyncClient, name: str) -> None:
+async def test_other_files_of_the_package_are_not_served(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/schema/{name}")).status_code == 404
