@@ -44,7 +44,7 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
     checks: dict[str, Check] = {}
     probes = Probes(
-        checks,
+        checks=checks,
         registries=[REGISTRY, api_metrics.REGISTRY],
         otherwise=create_api(settings, checks),
         refuse=errors.answer_refusal,

@@ -1,4 +1,4 @@
-"""Settings come from environment variables only; a bad one stops the process and is named."""
+"""The settings of each process, read from environment variables only."""
 
 import os
 from collections.abc import Mapping
@@ -10,18 +10,19 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
-# What follows `scheme://` in the address of a server. Checked here, because the libraries that read it later
-# quote what they cannot read: of a password with a `/` in it they take a part for the port.
+# The part of a server's URL after `scheme://`. It is checked here because the libraries that parse it later
+# quote what they reject: they take part of a password that contains a `/` for the port.
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
-_POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"  # several hosts, or those of ?host=
+# Several hosts are allowed, and none: `?host=` may name them.
+_POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
 
 class InvalidSetting(Exception):
-    """An environment variable is missing or has a value that cannot be used."""
+    """An environment variable is missing or has an invalid value."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
@@ -42,12 +43,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
 
     @property
     def database_connections(self) -> int:
-        """How many connections the pool may open: beside those for work, one for the readiness probe."""
+        """The most connections of one process: those for work, and one for the readiness probe."""
         return self.database_pool_size + 1
 
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):
-    """What the API needs. It is given no broker address: it has no use for one."""
+    """What the API needs. It gets no broker address, because the outbox is its only way out."""
 
     port: Port = 8000
     http_head_seconds: Seconds = 10.0
@@ -59,13 +60,13 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     auth_jwks_refresh_seconds: Seconds = 300.0
     auth_jwks_timeout_seconds: Seconds = 5.0
-    auth_jwks_cooldown_seconds: Seconds = 10.0  # between fetches that failed or that a caller caused
-    api_key_use_seconds: Seconds = 60.0  # between writings of when keys were last used
+    auth_jwks_cooldown_seconds: Seconds = 10.0  # between fetches that failed or that an unknown key caused
+    api_key_use_seconds: Seconds = 60.0  # between writes of the times when keys were last used
     auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
-    """What a command needs that only talks to Postgres."""
+    """What a command needs that uses nothing but Postgres."""
 
     database_url: PostgresUrl
 
@@ -74,23 +75,22 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> AnyStruct:
-    """Read the settings of one process from *environment*; an empty variable counts as unset.
+    """Read the settings of one process from *environment*. An empty variable counts as unset.
 
-    Raises InvalidSetting, which names the variable but never its value: it may be a password.
+    Raises InvalidSetting, which names the variable but never shows its value: it may be a password.
     """
-    given = {name: value for name, value in environment.items() if value != ""}
-    try:
-        return msgspec.convert(given, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidSetting(_explain(str(error))) from None
+    settings, problems = examine(kind, environment)
+    for problem in problems.values():
+        raise InvalidSetting(problem)
+    return settings
 
 
 def examine(
     kind: type[AnyStruct], environment: Mapping[str, str] = os.environ
 ) -> tuple[AnyStruct, dict[str, str]]:
-    """Read what can be read, and say of every variable that is missing or bad what `load` would say of it.
+    """Read all valid settings, and return a problem for every variable that is missing or invalid.
 
-    In place of a bad one stands its default, or None: only who looks at the second part may use the first.
+    An invalid setting has its default, or None if it has none: check the problems before using the settings.
     """
     values: dict[str, Any] = {}
     problems = {}
@@ -103,17 +103,14 @@ def examine(
             elif field.required:
                 problems[name] = f"missing environment variable `{name}`"
         except msgspec.ValidationError as error:
-            problems[name] = _explain(f"{error} - at `$.{name}`")
+            problems[name] = f"{name}: {_reason(str(error))}"
     return kind(**values), problems
 
 
-def _explain(problem: str) -> str:
-    """Turn msgspec's `… - at `$.PORT`` into a sentence that begins with the variable."""
-    reason, _, path = problem.partition(" - at `$.")
-    if reason.startswith("Invalid enum value"):  # msgspec quotes the value
-        reason = "not one of the values allowed"
-    if "matching regex" in reason:
-        reason = "not of the form it must have; in a password, percent-encode `/`, `?` and `#`"
-    if path:
-        return f"{path.rstrip('`')}: {reason}"
-    return problem.replace("Object missing required field", "missing environment variable")
+def _reason(message: str) -> str:
+    """Return why a value is invalid, in msgspec's words unless they quote the value or a pattern."""
+    if message.startswith("Invalid enum value"):
+        return "not one of the allowed values"
+    if "matching regex" in message:
+        return "not in the required form; percent-encode `/`, `?` and `#` in a password"
+    return message

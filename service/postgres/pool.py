@@ -26,7 +26,8 @@ class Pool:
 
     With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
     asyncpg's own pool has no bound, and lends through a task, which takes as long as a statement. Sessions
-    are not reset between callers: nothing outlives its transaction.
+    are not reset between callers: nothing outlives its transaction. Where Postgres accepts fewer connections
+    than the pool may open, callers wait for one that is lent.
     """
 
     def __init__(

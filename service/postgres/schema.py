@@ -1,5 +1,8 @@
 """The database schema: applies its numbered versions, and checks that it is recent enough.
 
+Versions are applied while requests are stored: indexes are built concurrently, and a table's lock is given up
+after 200 ms and tried again. schema.sql is their sum.
+
 Not Alembic or yoyo: they bring SQLAlchemy or a second driver, and neither gives up waiting for a table's lock
 while callers queue behind it.
 """

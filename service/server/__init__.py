@@ -1,1 +1,1 @@
-"""Runs an ASGI application until SIGTERM, with probes and background work. Both processes use it."""
+"""Runs an ASGI application until SIGTERM, with probes and background work, for both processes."""

@@ -25,38 +25,14 @@ _BODY_ERROR = "body_error"  # key in a request's state: the exception with which
 
 
 class HttpConfig(uvicorn.Config):
-    """uvicorn's settings, and those that it lacks.
+    """uvicorn's settings, and those that it lacks."""
 
-    A caller has *head_seconds* to send the head of a request, and *body_seconds* more for its body. It is cut
-    off when it has read nothing of an answer for *body_seconds*.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        refuse: Refuse,
-        *,
-        head_seconds: float,
-        body_seconds: float,
-        shutdown_seconds: float,
-    ) -> None:
-        super().__init__(
-            _failing_on_body_errors(app),
-            interface="asgi3",
-            http=HttpProtocol,
-            ws="none",
-            proxy_headers=False,  # The client's address is not used.
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
-        )
-        self.refuse = refuse
-        self.head_seconds = head_seconds
-        self.body_seconds = body_seconds
+    refuse: Refuse  # answers what cannot be read as a request
+    head_seconds: float  # for a caller to send the head of a request
+    body_seconds: float  # to send its body, or to read some of an answer
 
 
-def _failing_on_body_errors(app: ASGIApp) -> ASGIApp:
+def failing_on_body_errors(app: ASGIApp) -> ASGIApp:
     """Wrap *app* so that reading a body raises the error that the connection has found in it."""
 
     def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -72,10 +48,6 @@ def _failing_on_body_errors(app: ASGIApp) -> ASGIApp:
         return app(scope, receive_or_fail, send)
 
     return call
-
-
-class _HeadTooLarge(Exception):
-    """The head of a request exceeds LARGEST_HEAD."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -95,11 +67,12 @@ class HttpProtocol(HttpToolsProtocol):
     _head_size = 0  # bytes of the head that the parser has reported
     _body_size = 0  # bytes of the body
     _unreported = 0  # bytes received that are neither: an incomplete header, or the framing of chunks
+    _unread = 0  # bytes of our answers that the caller has not read
+    _unread_since = 0.0  # when their number last changed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the head of a request."""
         super().connection_made(transport)
-        self._unread = _Unread()
         self._deadline = self.loop.time() + self.config.head_seconds
 
     def data_received(self, data: bytes) -> None:
@@ -145,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
 
     def on_message_begin(self) -> None:
-        """Begin a head. Within a body it is the one of `_repeat_head`, here and in the next callbacks."""
+        """Expect the rest of a head, unless `_repeat_head` is feeding one: then the body has begun."""
         if self._reading == "body":
             return
         self._reading = "head"
@@ -173,7 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._reading == "body":
             return
         if self._head_size > LARGEST_HEAD:
-            raise _HeadTooLarge  # which the parser raises as an HttpParserError
+            raise httptools.HttpParserError  # stops the parser
         super().on_headers_complete()
         self._reading = "body"
         self._deadline = self._read_at + self.config.body_seconds
@@ -213,7 +186,10 @@ class HttpProtocol(HttpToolsProtocol):
 
         A caller is not to blame while the server has paused reading.
         """
-        if self._unread.seconds(self.transport.get_write_buffer_size(), now) >= self.config.body_seconds:
+        unread = self.transport.get_write_buffer_size()
+        if unread == 0 or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        elif now - self._unread_since >= self.config.body_seconds:
             self.transport.abort()  # close() would wait until the caller has read everything.
             return
         if self._deadline is None or now < self._deadline or self.flow.read_paused:
@@ -227,7 +203,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Refuse what the caller is sending, after the answer to an earlier request; then close."""
-        latest = self._latest
+        latest: RequestResponseCycle | None = self.cycle  # None before the first, contrary to uvicorn's type
         if self.transport.is_closing():
             return
         if self._reading == "body":
@@ -254,22 +230,3 @@ class HttpProtocol(HttpToolsProtocol):
         self._reading = "nothing"
         self.parser = httptools.HttpRequestParser(self)
         self.parser.feed_data(b"GET / HTTP/1.0\r\n\r\n")
-
-    @property
-    def _latest(self) -> RequestResponseCycle | None:
-        """The latest request with a complete head. uvicorn's type leaves out that there is none at first."""
-        return self.cycle
-
-
-class _Unread:
-    """Measures for how long a caller has read none of its answers."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._since = 0.0
-
-    def seconds(self, size: int, now: float) -> float:
-        """Return for how long the number of unread bytes has been *size*; 0 if there are none."""
-        if size == 0 or size != self._size:
-            self._size, self._since = size, now
-        return now - self._since

@@ -1,4 +1,7 @@
-"""Serves an ASGI application on a socket until told to stop: the API, and the worker's probes."""
+"""Serves an ASGI application on a socket until told to stop: the API, and the worker's probes.
+
+One process, one event loop: running more of them is left to Kubernetes.
+"""
 
 import asyncio
 import os
@@ -10,7 +13,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 from service.server.asgi import ASGIApp
-from service.server.http_protocol import HttpConfig, HttpProtocol
+from service.server.http_protocol import HttpConfig, HttpProtocol, failing_on_body_errors
 from service.server.refusals import Refuse
 from service.settings import InvalidSetting
 
@@ -50,15 +53,20 @@ async def serve(
 ) -> None:
     """Serve until *stop*, then finish the current requests, in at most *shutdown_seconds*.
 
-    *refuse* answers what cannot be read as a request. For the other limits see HttpConfig.
+    For the other arguments see HttpConfig.
     """
     config = HttpConfig(
-        app,
-        refuse,
-        head_seconds=head_seconds,
-        body_seconds=body_seconds,
-        shutdown_seconds=shutdown_seconds,
+        failing_on_body_errors(app),
+        interface="asgi3",
+        http=HttpProtocol,
+        ws="none",
+        proxy_headers=False,  # The client's address is not used.
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
+    config.refuse, config.head_seconds, config.body_seconds = refuse, head_seconds, body_seconds
     server = _Server(config, stop)
     await server.serve(sockets=[listening])
     if not server.started:

@@ -26,12 +26,7 @@ PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 _ALLOW = (b"allow", b"GET, OPTIONS")
 _JSON = (b"content-type", b"application/json")
-_WRONG_METHOD = Refusal(
-    HTTPStatus.METHOD_NOT_ALLOWED,
-    "method_not_allowed",
-    f"{HTTPStatus.METHOD_NOT_ALLOWED.phrase}.",
-    (_ALLOW,),
-)
+_WRONG_METHOD = Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", "Method Not Allowed.", (_ALLOW,))
 
 _log = structlog.get_logger()
 
@@ -73,38 +68,29 @@ async def no_gauges() -> None:
     """Read the gauges of a process that has none to read."""
 
 
-class Probes:
+class Probes(msgspec.Struct, frozen=True, kw_only=True):
     """An ASGI application: answers the probes' paths, and passes everything else on to *otherwise*."""
 
-    def __init__(
-        self,
-        checks: Checks,
-        *,
-        registries: Sequence[CollectorRegistry],
-        read_gauges: ReadGauges = no_gauges,
-        otherwise: ASGIApp,
-        refuse: Refuse,
-    ) -> None:
-        self._checks = checks
-        self._registries = registries
-        self._read_gauges = read_gauges
-        self._otherwise = otherwise
-        self._refuse = refuse
+    checks: Checks
+    registries: Sequence[CollectorRegistry]
+    read_gauges: ReadGauges = no_gauges
+    otherwise: ASGIApp
+    refuse: Refuse
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one ASGI connection."""
         if scope["type"] == "http" and scope["path"] in PATHS:
             return self._serve(scope, receive, send)
-        return self._otherwise(scope, receive, send)
+        return self.otherwise(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if method not in {"GET", "OPTIONS"}:
-            await self._refuse(_WRONG_METHOD)(scope, receive, send)
+            await self.refuse(_WRONG_METHOD)(scope, receive, send)
             return
         scope["path_template"] = path  # for the access log
         if method == "OPTIONS":
-            response = Response(HTTPStatus.NO_CONTENT, b"", _ALLOW)
+            response = Response(HTTPStatus.NO_CONTENT, b"", [_ALLOW])
         elif path == "/livez":
             response = _in_json(HTTPStatus.OK, {"status": "alive"})
         elif path == "/readyz":
@@ -115,20 +101,20 @@ class Probes:
 
     async def _readiness(self) -> Response:
         """Run every check, and name the state of each."""
-        results = {name: await _result(name, check) for name, check in self._checks.items()}
+        results = {name: await _result(name, check) for name, check in self.checks.items()}
         is_ready = all(passed for passed, _ in results.values())
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return _in_json(status, {name: state for name, (_, state) in results.items()})
 
     async def _metrics(self) -> Response:
         """Show every metric; gauges whose values are stored elsewhere are read first, in bounded time."""
-        await self._read_gauges()
+        await self.read_gauges()
         content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
-        return Response(HTTPStatus.OK, metrics.exposition(self._registries), content_type)
+        return Response(HTTPStatus.OK, metrics.exposition(self.registries), [content_type])
 
 
 def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
-    return Response(status, msgspec.json.encode(body), _JSON)
+    return Response(status, msgspec.json.encode(body), [_JSON])
 
 
 async def _result(name: str, check: Check) -> tuple[bool, str]:
@@ -159,7 +145,7 @@ async def serve(
 ) -> None:
     """Serve the probes of a process without an API until *stop*."""
     probes = Probes(
-        checks,
+        checks=checks,
         registries=[REGISTRY],
         read_gauges=read_gauges,
         otherwise=_nothing_else,
@@ -171,4 +157,4 @@ async def serve(
 async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer 404. There is nothing to do at startup and shutdown, the scope "lifespan"."""
     if scope["type"] == "http":
-        await Response(HTTPStatus.NOT_FOUND, b"Not Found.", PLAIN_TEXT)(scope, receive, send)
+        await Response(HTTPStatus.NOT_FOUND, b"Not Found.", [PLAIN_TEXT])(scope, receive, send)

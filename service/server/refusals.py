@@ -45,4 +45,4 @@ class MalformedFraming(Exception):
 
 def refuse_in_plain_text(refusal: Refusal) -> ASGIApp:
     """Return the answer of a server without an API: plain text, neither logged nor counted."""
-    return Response(refusal.status, refusal.message.encode(), PLAIN_TEXT, *refusal.headers)
+    return Response(refusal.status, refusal.message.encode(), [PLAIN_TEXT, *refusal.headers])

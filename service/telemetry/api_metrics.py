@@ -1,6 +1,6 @@
 """The Prometheus metrics of the API alone. The values of every label are a bounded set.
 
-They have a registry of their own: the worker loads some of the same modules, and must not export these.
+They have a registry of their own, so that a process without an API does not export them.
 """
 
 import math

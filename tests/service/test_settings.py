@@ -1,4 +1,4 @@
-"""Settings and the key ring: a bad variable is named, its value never shown."""
+"""Settings and the key ring: an error names the variable and never shows its value."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_missing_variable_is_named(name: str) -> None:
         ("DATABASE_TIMEOUT_SECONDS", "-1"),
     ],
 )
-def test_bad_variable_is_named_and_its_value_not_shown(name: str, value: str) -> None:
+def test_invalid_variable_is_named_and_its_value_not_shown(name: str, value: str) -> None:
     with pytest.raises(InvalidSetting) as failure:
         load(ServiceSettings, {**ENVIRONMENT, name: value})
 
@@ -55,7 +55,7 @@ def test_bad_variable_is_named_and_its_value_not_shown(name: str, value: str) ->
     assert value not in str(failure.value)
 
 
-def test_examination_names_every_bad_variable_in_the_words_of_its_loading() -> None:
+def test_examination_names_every_invalid_variable_in_the_words_of_loading() -> None:
     bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
 
     settings, problems = examine(ServiceSettings, {**ENVIRONMENT, **bad, "AUTH_LEEWAY_SECONDS": "1.5"})
@@ -68,7 +68,7 @@ def test_examination_names_every_bad_variable_in_the_words_of_its_loading() -> N
     assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
 
 
-def test_examination_of_good_settings_is_their_loading() -> None:
+def test_examination_of_valid_settings_equals_loading() -> None:
     assert examine(ServiceSettings, ENVIRONMENT) == (load(ServiceSettings, ENVIRONMENT), {})
 
 
@@ -85,7 +85,7 @@ def test_examination_of_good_settings_is_their_loading() -> None:
         "id:A,",
     ],
 )
-def test_key_ring_that_cannot_be_read_is_refused_without_showing_a_key(text: str) -> None:
+def test_invalid_key_ring_is_rejected_without_showing_a_key(text: str) -> None:
     with pytest.raises(InvalidSetting, match="REQUEST_SECRET_KEYS") as failure:
         SecretKeyRing.parse(text)
 

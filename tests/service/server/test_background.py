@@ -1,4 +1,4 @@
-"""Work in the background: its failure is logged, ends nothing, and harms nothing else."""
+"""Background work: a failure is logged, and stops neither the work nor anything else."""
 
 import asyncio
 
@@ -18,14 +18,14 @@ from tests.metrics import rises, value
 
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the work begin again soon after a failure."""
+    """Restart the work soon after a failure."""
     monkeypatch.setattr(background, "PAUSE_SECONDS", 0.01)
 
 
-async def test_failure_in_the_background_is_logged_and_counted_and_the_work_goes_on() -> None:
+async def test_failed_work_is_logged_counted_and_restarted() -> None:
     begun = 0
 
-    async def fail_at_first() -> None:
+    async def fail_twice() -> None:
         nonlocal begun
         begun += 1
         if begun < 3:
@@ -33,7 +33,7 @@ async def test_failure_in_the_background_is_logged_and_counted_and_the_work_goes
         await asyncio.Event().wait()
 
     with capture_logs() as logs, rises("background_failures_total", by=2, work="test"):
-        async with in_background("test", fail_at_first):
+        async with in_background("test", fail_twice):
             await eventually(lambda: begun == 3)
 
     assert [(line["event"], line["work"], line["error"]) for line in logs] == [
@@ -42,7 +42,7 @@ async def test_failure_in_the_background_is_logged_and_counted_and_the_work_goes
     assert "a secret" not in str(logs)
 
 
-async def test_work_that_fails_as_it_ends_does_not_begin_again() -> None:
+async def test_work_that_fails_while_being_cancelled_is_not_restarted() -> None:
     begun = 0
 
     async def fail_at_the_end() -> None:
@@ -61,7 +61,7 @@ async def test_work_that_fails_as_it_ends_does_not_begin_again() -> None:
     assert logs[0]["error"] == "LookupError"
 
 
-async def test_cancellation_that_comes_while_the_work_ends_is_not_lost() -> None:
+async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends() -> None:
     ending, may_end = asyncio.Event(), asyncio.Event()
 
     async def end_slowly() -> None:
@@ -85,7 +85,7 @@ async def test_cancellation_that_comes_while_the_work_ends_is_not_lost() -> None
     assert using.cancelled()
 
 
-async def test_relay_is_woken_again_after_a_notify_that_failed(
+async def test_relay_is_woken_after_a_failed_notify(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
     woken, failures = asyncio.Event(), value("background_failures_total", work="relay_waker")
@@ -101,7 +101,7 @@ async def test_relay_is_woken_again_after_a_notify_that_failed(
             await asyncio.wait_for(woken.wait(), 15)
 
 
-async def test_use_of_an_api_key_is_recorded_after_a_writing_that_failed(
+async def test_use_of_an_api_key_is_recorded_after_a_failed_write(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
     failures = value("background_failures_total", work="api_key_uses")
@@ -118,7 +118,7 @@ async def test_use_of_an_api_key_is_recorded_after_a_writing_that_failed(
             )
 
 
-async def test_work_in_the_background_ends_with_the_block() -> None:
+async def test_background_work_ends_with_the_block() -> None:
     ended = asyncio.Event()
 
     async def work() -> None:

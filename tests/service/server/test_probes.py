@@ -1,14 +1,20 @@
-"""Readiness: what takes a process out of its Service, and what does not."""
+"""The probes: readiness, which decides whether a Service sends requests to the process, and metrics."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from yarl import URL
 
 from service.postgres.pool import Connection
+from service.server import probes
+from service.server.http_server import listen
+from service.server.probes import Checks, NotReady
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, Issuer, api_client, eventually
 from tests.metrics import rises
@@ -26,7 +32,7 @@ async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
 async def distant(
     service_settings: ServiceSettings, issuer: Issuer, link: Forwarder
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an API with that network."""
+    """A client of an API behind that network."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
     async with api_client(settings, issuer.token()) as connected:
         yield connected
@@ -34,7 +40,7 @@ async def distant(
 
 @pytest.fixture
 async def role(database: Connection) -> AsyncIterator[str]:
-    """A user of Postgres who may look at the version of the schema."""
+    """A Postgres user that may read the schema version."""
     name = f"reader_{uuid4().hex}"
     await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made-up'")
     await database.execute(f"GRANT SELECT ON schema_version TO {name}")
@@ -43,30 +49,30 @@ async def role(database: Connection) -> AsyncIterator[str]:
     await database.execute(f"DROP ROLE {name}")
 
 
-async def says_that_all_is_well(client: httpx.AsyncClient) -> bool:
+async def reports_postgres_ok(client: httpx.AsyncClient) -> bool:
     return bool((await client.get("/readyz")).json() == {"postgres": "ok"})
 
 
-async def test_api_that_has_seen_postgres_stays_ready_without_it_and_says_that_it_is_away(
+async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
     distant: httpx.AsyncClient, link: Forwarder
 ) -> None:
-    """Else no API were left in the Service, and callers got the answer of the ingress in place of ours."""
+    """Otherwise no API would be left in the Service, and callers would get the answer of the ingress."""
     before = await distant.get("/readyz")
     await link.refuse()
     with rises("postgres_unavailable_total"):
-        away = await distant.get("/readyz")
+        unreachable = await distant.get("/readyz")
     created = await distant.post("/v1/request", json=A_REQUEST)
     link.admit()
-    await eventually(lambda: says_that_all_is_well(distant))
+    await eventually(lambda: reports_postgres_ok(distant))
 
     assert before.json() == {"postgres": "ok"}
-    assert away.status_code == 200
-    assert "did not answer" in away.json()["postgres"]
+    assert unreachable.status_code == 200
+    assert "did not answer" in unreachable.json()["postgres"]
     assert created.status_code == 503
     assert created.json()["errors"][0]["code"] == "unavailable"
 
 
-async def test_api_that_has_not_seen_postgres_is_not_ready(
+async def test_api_that_never_reached_postgres_is_not_ready(
     distant: httpx.AsyncClient, link: Forwarder
 ) -> None:
     await link.refuse()
@@ -74,7 +80,7 @@ async def test_api_that_has_not_seen_postgres_is_not_ready(
     assert (await distant.get("/readyz")).status_code == 503
 
 
-async def test_api_whose_login_is_refused_is_not_ready_though_it_was(
+async def test_api_becomes_unready_when_its_login_is_rejected(
     service_settings: ServiceSettings, database: Connection, role: str
 ) -> None:
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
@@ -85,15 +91,15 @@ async def test_api_whose_login_is_refused_is_not_ready_though_it_was(
         before = await client.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
         await link.cut()
-        refused = await client.get("/readyz")
-        at_once = await client.get("/readyz")  # while Postgres is left alone
+        rejected = await client.get("/readyz")
+        at_once = await client.get("/readyz")  # during the pause between connection attempts
 
     assert before.status_code == 200
-    assert (refused.status_code, at_once.status_code) == (503, 503)
-    assert "rejects the login" in refused.json()["postgres"]
+    assert (rejected.status_code, at_once.status_code) == (503, 503)
+    assert "rejects the login" in rejected.json()["postgres"]
 
 
-async def test_api_is_not_ready_when_the_schema_became_older_than_it_needs(
+async def test_api_becomes_unready_when_the_schema_is_too_old(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     before = await client.get("/readyz")
@@ -101,3 +107,77 @@ async def test_api_is_not_ready_when_the_schema_became_older_than_it_needs(
 
     assert before.status_code == 200
     assert (await client.get("/readyz")).status_code == 503
+
+
+@pytest.mark.parametrize("path", sorted(probes.PATHS))
+async def test_other_methods_are_refused_in_the_envelope(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path)
+    options = await client.options(path)
+
+    assert response.status_code == 405
+    assert response.json()["errors"][0]["code"] == "method_not_allowed"
+    assert options.status_code == 204
+    for answer in (response, options):
+        assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+@asynccontextmanager
+async def probes_alone(checks: Checks) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the probes of a process without an API."""
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(probes.serve(checks, probes.no_gauges, listening, stop))
+        base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
+            yield client
+        stop.set()
+        await serving
+
+
+async def test_readiness_names_the_state_of_every_check() -> None:
+    async def passing() -> None:
+        pass
+
+    async def failing() -> None:
+        raise NotReady("No broker.")
+
+    async def broken() -> None:
+        raise LookupError("a secret")
+
+    with capture_logs() as logs:
+        async with probes_alone({"one": passing, "two": failing, "three": broken, "four": passing}) as client:
+            response = await client.get("/readyz")
+
+    assert response.status_code == 503
+    assert response.json() == {
+        "one": "ok",
+        "two": "No broker.",
+        "three": "The check failed. The error has been logged.",
+        "four": "ok",
+    }
+    assert [(line["event"], line["check"], line["error"]) for line in logs] == [
+        ("readiness_check_failed", "three", "LookupError")
+    ]
+    assert "a secret" not in str(logs)
+
+
+async def test_process_without_an_api_serves_the_probes_and_nothing_else() -> None:
+    async with probes_alone({}) as client:
+        paths = ("/livez", "/readyz", "/metrics", "/nonsense", "//metrics")
+        statuses = [(await client.get(client.base_url.copy_with(path=path))).status_code for path in paths]
+        refused = await client.post("/livez")
+
+    assert statuses == [200, 200, 200, 404, 404]
+    assert (refused.status_code, refused.headers["Allow"]) == (405, "GET, OPTIONS")
+
+
+async def test_process_without_an_api_refuses_what_is_not_http_in_plain_text() -> None:
+    async with probes_alone({}) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"nonsense\r\n\r\n")
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"The request is not valid HTTP.")

@@ -1,4 +1,4 @@
-"""Log lines: their form, their level, and what happens when they cannot be written."""
+"""Log lines: their format, their level, and failures to write them."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 def run(script: str, *, log_format: str = "json") -> "subprocess.CompletedProcess[str]":
-    """Log from a process of its own, since there is one configuration of a process."""
+    """Log from a separate process, because logging is configured once per process."""
     return subprocess.run(
         [sys.executable, "-c", _BEGIN.format(log_format=log_format) + script],
         capture_output=True,
@@ -28,7 +28,7 @@ def run(script: str, *, log_format: str = "json") -> "subprocess.CompletedProces
     )
 
 
-def test_lines_of_ours_and_of_libraries_are_json_of_one_form() -> None:
+def test_our_lines_and_those_of_libraries_have_one_json_format() -> None:
     written = run(
         "log.warning('ours', number=1)\nlogging.getLogger('library').warning('theirs %s', 2)"
     ).stdout
@@ -39,10 +39,10 @@ def test_lines_of_ours_and_of_libraries_are_json_of_one_form() -> None:
     assert ours.keys() - {"number"} == theirs.keys()
 
 
-def test_level_holds_for_ours_and_for_libraries() -> None:
-    written = run("log.debug('ours')\nlogging.getLogger('library').debug('theirs')\nlog.info('told')").stdout
+def test_level_applies_to_our_lines_and_those_of_libraries() -> None:
+    written = run("log.debug('ours')\nlogging.getLogger('library').debug('theirs')\nlog.info('shown')").stdout
 
-    assert [json.loads(line)["event"] for line in written.splitlines()] == ["told"]
+    assert [json.loads(line)["event"] for line in written.splitlines()] == ["shown"]
 
 
 def test_lone_surrogate_is_escaped() -> None:
@@ -52,7 +52,7 @@ def test_lone_surrogate_is_escaped() -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_line_that_cannot_be_written_stops_nothing(log_format: str) -> None:
+def test_line_that_cannot_be_written_does_not_stop_the_work(log_format: str) -> None:
     finished = run(
         "sys.stdout = open('/dev/full', 'w')\nlog.error('lost')\nos.write(2, b'went on')\nos._exit(0)",
         log_format=log_format,

@@ -1,4 +1,4 @@
-"""What the API tells Prometheus."""
+"""The metrics that the API exports."""
 
 import asyncio
 from typing import Any
@@ -40,14 +40,14 @@ async def test_requests_are_counted_by_template_and_status(
     assert response.status_code == status
 
 
-async def test_fault_of_ours_is_counted_as_500(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_internal_error_is_counted_as_500(client: httpx.AsyncClient, database: Connection) -> None:
     await database.execute("ALTER TABLE outbox ADD CHECK (false)")
 
     with rises(_REQUESTS, method="POST", route="/v1/request", status="500"):
         await client.post("/v1/request", json=A_REQUEST)
 
 
-async def test_request_under_way_is_told(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_request_in_progress_is_exported(client: httpx.AsyncClient, database: Connection) -> None:
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         posting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
@@ -57,23 +57,23 @@ async def test_request_under_way_is_told(client: httpx.AsyncClient, database: Co
     assert value("http_requests_in_progress") == 0
 
 
-async def test_metrics_need_no_token_and_tell_nothing_of_callers(
+async def test_metrics_need_no_token_and_reveal_nothing_about_callers(
     service_settings: ServiceSettings, issuer: Issuer, client: httpx.AsyncClient
 ) -> None:
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await client.get(f"/v1/request/{created['uuid']}")
     async with api_client(service_settings, None) as stranger:
         text = (await stranger.get("/metrics")).text
-        told = await scrape(stranger)
+        exported = await scrape(stranger)
 
-    assert told[series("postgres_pool_max_connections")] == service_settings.database_pool_size + 1
-    assert told[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
-    assert series("process_cpu_seconds_total") in told
+    assert exported[series("postgres_pool_max_connections")] == service_settings.database_pool_size + 1
+    assert exported[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
+    assert series("process_cpu_seconds_total") in exported
     for private in (CONVEYANCER, created["uuid"], created["secret"], "example.com", issuer.token()):
         assert private not in text
 
 
-async def test_connections_of_the_pool_are_told(client: httpx.AsyncClient) -> None:
+async def test_pool_connections_are_exported(client: httpx.AsyncClient) -> None:
     waits = value("postgres_pool_wait_seconds_count")
     await client.post("/v1/request", json=A_REQUEST)
     await eventually(lambda: value("postgres_pool_connections", state="used") == 0)
@@ -82,7 +82,7 @@ async def test_connections_of_the_pool_are_told(client: httpx.AsyncClient) -> No
     assert value("postgres_pool_connections", state="idle") >= 1
 
 
-async def test_looks_into_the_memory_of_tokens_are_counted(
+async def test_lookups_in_the_token_cache_are_counted(
     service_settings: ServiceSettings, issuer: Issuer
 ) -> None:
     async with api_client(service_settings, issuer.token(jti="another")) as caller:
@@ -94,7 +94,7 @@ async def test_looks_into_the_memory_of_tokens_are_counted(
                 await caller.get(_NOT_THERE)
 
 
-async def test_fetches_of_the_signing_keys_are_counted(issuer: Issuer) -> None:
+async def test_fetches_of_signing_keys_are_counted(issuer: Issuer) -> None:
     keys = SigningKeys(issuer.jwks.as_uri(), refresh_seconds=300, timeout_seconds=5, cooldown_seconds=0.1)
     with rises("jwks_refresh_total", result="ok"):
         await keys.find("local")
