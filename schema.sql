@@ -25,8 +25,8 @@ CREATE TABLE api_key (
     last_used_at   timestamptz     -- to within minutes: never written while a caller waits
 );
 
--- Requests for a calculation. No foreign key to conveyancer: the insert selects from it, and the key's lock on
--- that one row would be shared by all concurrent inserts of a firm.
+-- Requests for a calculation. No foreign key to conveyancer: the insert selects from it and nothing deletes one,
+-- and all concurrent inserts of a firm would share the key's lock on its row.
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
@@ -45,22 +45,22 @@ CREATE TABLE calculation_request (
     property_value                bigint,
     notes                         text,
     external_id                   text,
-    meta_data                     json,     -- not jsonb: its keys keep their order
+    meta_data                     json,     -- not jsonb: keeps the order of the keys
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
-    sequence                      integer NOT NULL DEFAULT 1, -- that of the latest event about this request
-    calculation_sequence          integer,  -- that of request.calculated; its time is updated_at
+    sequence                      integer NOT NULL DEFAULT 1, -- of the latest event about this request
+    calculation_sequence          integer,  -- of request.calculated, whose time is updated_at
     idempotency_key               text,     -- the Idempotency-Key that the request was sent with
     idempotency_sha256            bytea     -- of the body that was sent with it
 ) WITH (fillfactor = 90);
 
--- Lists a conveyancer's requests, newest first: read backwards, from the cursor.
+-- Lists a conveyancer's requests, newest first: it is read backwards from the cursor.
 CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id, id);
 
--- The same for the requests with one external_id.
+-- Lists a conveyancer's requests with one external_id.
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
 

@@ -12,7 +12,7 @@ from service import lines
 from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import Failure, InvalidSubmission, MalformedBody
 from service.calculation_requests import email_addresses, fee_waiver, fields
-from service.calculation_requests.fee_waiver import ReasonFault, WaiverRequest
+from service.calculation_requests.fee_waiver import ReasonFault, RequestedWaiver
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
 from service.calculation_requests.idempotency import Idempotency
 from service.calculation_requests.model import NewCalculationRequest, RequestType
@@ -76,6 +76,7 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
     return None
 
 
+# A type gives the JSON type and the length, and the function in it checks what msgspec cannot.
 Name = Annotated[
     str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE), lines.check_filled_line
 ]
@@ -90,11 +91,7 @@ MetaData = Annotated[dict[str, Any], _check_meta_data]
 
 
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a create request (interface, *Request, as sent on creation*).
-
-    The types say what a field is and how long; the function in a type checks what msgspec cannot. Null is the
-    same as left out, where null is allowed.
-    """
+    """The body of a create request (interface, *Request, as sent on creation*)."""
 
     customer_email: Annotated[EmailAddress, fields.CUSTOMER_EMAIL]
     customer_phone: Annotated[PhoneNumber | None, fields.CUSTOMER_PHONE] = None
@@ -130,14 +127,14 @@ _checks = {name: check for name, field in _fields.items() if (check := _check_in
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A body whose waiver has yet to be decided, for which the conveyancer must be known.
+    """A body as read. Whether its waiver applies is not known yet: that depends on the conveyancer.
 
-    *errors* has every failing field but the reason of the waiver.
+    *errors* has every failing field except the reason of the waiver.
     """
 
     values: Mapping[str, Any]
     errors: Sequence[FieldError]
-    waiver: WaiverRequest | None
+    waiver: RequestedWaiver | None
 
     def validated(self, *, waiver_applies: bool) -> NewCalculationRequest:
         """Return the request to be stored. Raises InvalidSubmission with every failing field."""
@@ -176,9 +173,10 @@ def parse(body: bytes) -> ParsedBody:
     """Read a body. Raises MalformedBody, and InvalidSubmission when it is not a JSON object."""
     values, errors = _read_at_once(body) or _read_field_by_field(_decode_plain(body))
     errors += _failing_fields(values)
-    asks_for_waiver = values.get("calculation_fee_exempt") is True
-    reason = values.get("calculation_fee_exempt_reason")
-    return ParsedBody(values, errors, fee_waiver.request_waiver(reason) if asks_for_waiver else None)
+    waiver = None
+    if values.get("calculation_fee_exempt") is True:
+        waiver = RequestedWaiver(fee_waiver.find_fault(values.get("calculation_fee_exempt_reason")))
+    return ParsedBody(values, errors, waiver)
 
 
 def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None:

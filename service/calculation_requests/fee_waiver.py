@@ -14,18 +14,14 @@ from service.postgres.pool import Connection
 ReasonFault = Literal["missing", "not_text", "too_long", "blank", "has_nul"]
 
 
-class WaiverRequest(msgspec.Struct, frozen=True):
-    """A waiver as a caller asks for it. A fault in its reason matters only if the waiver applies."""
+class RequestedWaiver(msgspec.Struct, frozen=True):
+    """A waiver that a caller asks for. A fault in its reason matters only if the waiver applies."""
 
     reason_fault: ReasonFault | None
 
 
-def request_waiver(reason: object) -> WaiverRequest:
-    """Return the waiver that is asked for with this reason, which may be any JSON value."""
-    return WaiverRequest(_reason_fault(reason))
-
-
-def _reason_fault(reason: object) -> ReasonFault | None:
+def find_fault(reason: object) -> ReasonFault | None:
+    """Return what is wrong with a reason, which may be any JSON value; None if it is acceptable."""
     if reason is None:
         return "missing"
     if not isinstance(reason, str):
@@ -38,12 +34,12 @@ def _reason_fault(reason: object) -> ReasonFault | None:
 
 
 async def applies(
-    connection: Connection, waiver: WaiverRequest, *, conveyancer_id: str, idempotency: Idempotency | None
+    connection: Connection, waiver: RequestedWaiver, *, conveyancer_id: str, idempotency: Idempotency | None
 ) -> bool:
-    """Whether a waiver applies: where the conveyancer charges no calculation fee, it is ignored.
+    """Whether a waiver applies: it is ignored if the conveyancer charges no calculation fee.
 
-    A repeat of a request whose waiver was ignored is not refused for its reason after the conveyancer has
-    begun to charge. Raises UnknownConveyancer.
+    If it was ignored once, a repeat with the same idempotency key is not refused for its reason after the
+    conveyancer has started to charge. Raises UnknownConveyancer.
     """
     if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
         return False

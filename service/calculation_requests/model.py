@@ -42,7 +42,7 @@ class NewCalculationRequest(msgspec.Struct, frozen=True):
 
 
 class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
-    """A row of calculation_request. Its fields are the columns that the statements name: see COLUMNS."""
+    """A row of calculation_request: what was asked for, and what the service adds. See columns.COLUMNS."""
 
     id: UUID
     conveyancer_id: str
@@ -96,24 +96,6 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
             "external_id": self.external_id,
             "sequence": sequence,
         }
-
-
-# The columns of a row, written once, as the fields of the struct: rows become structs by position. Not
-# `SELECT *`: a column that a migration adds would make prepared statements of open transactions fail.
-COLUMNS = CalculationRequest.__struct_fields__
-
-
-def with_columns(statement: str, *, values_after: int = 0) -> str:
-    """Fill the columns of a row into a statement, when its module is imported.
-
-    `{columns}` names them, `{request_columns}` names them of the alias `request`, and `{values}` has a
-    placeholder for each, numbered after the first *values_after*.
-    """
-    return statement.format(
-        columns=", ".join(COLUMNS),
-        request_columns=", ".join(f"request.{column}" for column in COLUMNS),
-        values=", ".join(f"${values_after + number}" for number in range(1, len(COLUMNS) + 1)),
-    )
 
 
 class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,10 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import conveyancers
+from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequest, RequestNotFound, with_columns
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.postgres.pool import Connection
 
 
@@ -16,8 +17,8 @@ async def find_first(
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
 
-    Raises IdempotencyKeyReused when it came with another body, IdempotencyKeyInFlight when there is none,
-    and UnknownConveyancer.
+    Raises IdempotencyKeyReused if its body was another one, IdempotencyKeyInFlight if there is none, and
+    UnknownConveyancer.
     """
     row = await connection.fetchrow(
         """

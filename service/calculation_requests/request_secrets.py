@@ -15,12 +15,11 @@ from service.telemetry import metrics
 SALT_BYTES = 16
 _KEY_BYTES = 32
 
-
 _log = structlog.get_logger()
 
 
 class SecretKeyMissing(Exception):
-    """The secret of this request cannot be made now: the key is missing that it was first made with."""
+    """The secret of this request is unavailable: its key is missing. Try again later."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(key_id)
@@ -28,14 +27,14 @@ class SecretKeyMissing(Exception):
 
 
 class SecretKeyRing(msgspec.Struct, frozen=True):
-    """Keys by id. New requests take the current one; older ones stay valid as long as their key is listed."""
+    """Keys by id. New requests use the current one. Others stay readable while their key is listed."""
 
     current_id: str
     keys: dict[str, bytes]
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
-        """Read `id:key,id:key,…`, current key first; a key is 32 bytes or more in URL-safe base64.
+        """Read `id:key,id:key,…`, the current key first; a key is 32 bytes or more in URL-safe base64.
 
         Raises InvalidSetting, without showing a key.
         """
@@ -50,7 +49,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
         """Derive the secret of one request: 43 URL-safe characters.
 
-        Raises SecretKeyMissing when the ring has lost the key the request was made with.
+        Raises SecretKeyMissing when the ring does not have the key that the request was made with.
         """
         if key_id not in self.keys:
             raise SecretKeyMissing(key_id)
@@ -59,7 +58,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
 
 def note_missing(key_ids: Iterable[str]) -> None:
-    """Log and count keys that a unit of work has missed."""
+    """Log and count the keys that a unit of work lacked."""
     for key_id in key_ids:
         metrics.secret_keys_missing.inc()
         _log.error("secret_key_missing", key_id=key_id)
@@ -71,7 +70,7 @@ def new_salt() -> bytes:
 
 
 def request_url(app_url: str, uuid: str, secret: str) -> str:
-    """Return the link for the customer, as the interface gives it; e-mail and API show the same."""
+    """Return the customer's link, as the interface specifies it. E-mail and API show the same one."""
     return f"{app_url.rstrip('/')}/calculator/request/{uuid}?secret={secret}"
 
 

@@ -8,10 +8,11 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests import fee_waiver, request_secrets
+from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.fee_waiver import WaiverRequest
+from service.calculation_requests.fee_waiver import RequestedWaiver
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight
-from service.calculation_requests.model import CalculationRequest, NewCalculationRequest, with_columns
+from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
 from service.calculation_requests.reading import find_first
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
@@ -47,7 +48,7 @@ class Storage:
         self,
         validated: Validation,
         *,
-        waiver: WaiverRequest | None,
+        waiver: RequestedWaiver | None,
         idempotency: Idempotency | None,
         conveyancer_id: str,
         traceparent: str | None,

@@ -7,7 +7,7 @@ import pytest
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 
 
-def test_uuid_is_read_back_as_the_id_it_stands_for() -> None:
+def test_uuid_is_parsed_back_to_its_id() -> None:
     ids = [new_request_id() for _ in range(100)]
 
     assert [parse_uuid(uuid_of(request_id)) for request_id in ids] == ids
@@ -27,6 +27,6 @@ def test_uuid_has_a_fixed_width(number: int) -> None:
     assert parse_uuid(uuid) == UUID(int=number)
 
 
-def test_number_beyond_128_bits_is_no_uuid() -> None:
+def test_number_of_more_than_128_bits_is_not_a_uuid() -> None:
     assert parse_uuid("req_7n42DGM5Tflk9n8mt7Fhc7") == UUID(int=2**128 - 1)
     assert parse_uuid("req_7n42DGM5Tflk9n8mt7Fhc8") is None

@@ -44,7 +44,7 @@ async def nothing_is_stored(database: Connection) -> bool:
     return counts is not None and counts["rows"] == 0
 
 
-async def test_created_request_is_returned_as_the_interface_says(client: httpx.AsyncClient) -> None:
+async def test_created_request_is_returned_as_the_interface_specifies(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/request", json={**A_REQUEST, **OPTIONAL})
 
     assert response.status_code == 200
@@ -65,7 +65,7 @@ async def test_created_request_is_returned_as_the_interface_says(client: httpx.A
     }
 
 
-async def test_fields_that_were_left_out_are_null(client: httpx.AsyncClient) -> None:
+async def test_omitted_fields_are_null(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/request", json=A_REQUEST)
 
     data = response.json()["data"]
@@ -116,7 +116,7 @@ async def test_request_and_event_are_stored_together(client: httpx.AsyncClient, 
     }
 
 
-async def test_event_holds_nothing_personal_and_no_secret(
+async def test_event_has_no_personal_data_and_no_secret(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     response = await client.post("/v1/request", json={**A_REQUEST, **OPTIONAL})
@@ -178,7 +178,7 @@ async def test_blank_field_is_refused(client: httpx.AsyncClient, database: Conne
     assert await nothing_is_stored(database)
 
 
-async def test_name_of_nothing_visible_is_blank(client: httpx.AsyncClient) -> None:
+async def test_name_without_a_visible_character_is_blank(client: httpx.AsyncClient) -> None:
     names = [name for name in A_REQUEST if not name.endswith("_email")]
     for invisible in (
         *("\u200b", "\u3164", "\u2800", "\u00ad", "\u2060", "\ufe0f", "\U000e0100", "\U000e0041"),
@@ -257,7 +257,7 @@ async def test_bad_value_is_refused(
     assert await nothing_is_stored(database)
 
 
-async def test_pointer_is_escaped_as_json_pointers_are(client: httpx.AsyncClient) -> None:
+async def test_pointer_is_escaped_as_rfc_6901_requires(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/request", json={**A_REQUEST, "a/b~c": 1})
 
     assert response.json()["errors"][0]["pointer"] == "/a~1b~0c"
@@ -280,7 +280,7 @@ async def test_pointer_is_escaped_as_json_pointers_are(client: httpx.AsyncClient
         ("customer_email", "ada@bücher.example.com"),
     ],
 )
-async def test_good_value_is_copied(client: httpx.AsyncClient, name: str, value: object) -> None:
+async def test_good_value_is_stored_unchanged(client: httpx.AsyncClient, name: str, value: object) -> None:
     response = await client.post("/v1/request", json={**A_REQUEST, name: value})
 
     assert response.status_code == 200, response.text
@@ -301,13 +301,13 @@ async def test_empty_optional_text_is_stored_as_null(client: httpx.AsyncClient, 
     assert payload["data"]["external_id"] is None
 
 
-async def test_what_is_invisible_may_stand_beside_what_is_not(client: httpx.AsyncClient) -> None:
+async def test_invisible_characters_are_accepted_beside_visible_ones(client: httpx.AsyncClient) -> None:
     names = {
-        "customer_first_name": "\u0646\u06cc\u200c\u0645\u0627",  # a joiner within Persian
-        "customer_last_name": "\u0dc1\u0dca\u200d\u0dbb\u0dd3",  # and within Sinhala
+        "customer_first_name": "\u0646\u06cc\u200c\u0645\u0627",  # Persian, with a joiner
+        "customer_last_name": "\u0dc1\u0dca\u200d\u0dbb\u0dd3",  # Sinhala, with a joiner
         "sender_first_name": "e\u0301",
-        "sender_last_name": "\u845b\U000e0100",  # the shape of a character, chosen
-        "sender_organization_name": "\ue000",  # of a private font
+        "sender_last_name": "\u845b\U000e0100",  # a variation selector
+        "sender_organization_name": "\ue000",  # private use
         "case_ref": "\U0001f3e0\ufe0f",
         "customer_phone": "ask Grace, 9 to 5",
         "external_id": "\u200b",
@@ -319,7 +319,7 @@ async def test_what_is_invisible_may_stand_beside_what_is_not(client: httpx.Asyn
     assert {name: response.json()["data"][name] for name in names} == names
 
 
-async def test_integral_number_is_an_integer_however_it_is_written(client: httpx.AsyncClient) -> None:
+async def test_integral_number_is_accepted_as_an_integer_in_any_notation(client: httpx.AsyncClient) -> None:
     numbers = b', "property_value": 3.0e5, "meta_data": {"a": 300000.0}}'
     body = msgspec.json.encode(A_REQUEST).removesuffix(b"}") + numbers
 
@@ -336,7 +336,7 @@ def nested(levels: int) -> dict[str, Any]:
     return value
 
 
-async def test_meta_data_of_sixteen_levels_is_the_deepest(client: httpx.AsyncClient) -> None:
+async def test_meta_data_may_have_at_most_sixteen_levels(client: httpx.AsyncClient) -> None:
     deepest = await client.post("/v1/request", json={**A_REQUEST, "meta_data": nested(16)})
     too_deep = await client.post("/v1/request", json={**A_REQUEST, "meta_data": nested(17)})
 
@@ -344,7 +344,9 @@ async def test_meta_data_of_sixteen_levels_is_the_deepest(client: httpx.AsyncCli
     assert reasons(too_deep) == {("meta_data", "too_deep")}
 
 
-async def test_every_failing_field_is_told_at_once(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_every_failing_field_is_reported_at_once(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
     response = await client.post(
         "/v1/request",
         json={
@@ -392,7 +394,7 @@ async def test_waiver_needs_a_reason(
     assert await nothing_is_stored(database)
 
 
-async def test_reason_of_five_hundred_characters_is_the_longest(client: httpx.AsyncClient) -> None:
+async def test_reason_may_have_five_hundred_characters(client: httpx.AsyncClient) -> None:
     response = await client.post(
         "/v1/request",
         json={**A_REQUEST, "calculation_fee_exempt": True, "calculation_fee_exempt_reason": "é" * 500},
@@ -450,7 +452,7 @@ async def test_malformed_body_is_refused(
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null", b"7"])
-async def test_body_that_is_no_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
     response = await client.post("/v1/request", content=body, headers=JSON)
 
     assert response.status_code == 422
@@ -465,7 +467,7 @@ async def test_body_that_is_not_json_is_refused(client: httpx.AsyncClient, media
     assert response.json()["errors"][0]["code"] == "unsupported_media_type"
 
 
-async def test_of_thousands_of_unknown_fields_the_first_are_told(client: httpx.AsyncClient) -> None:
+async def test_at_most_fifty_unknown_fields_are_reported(client: httpx.AsyncClient) -> None:
     response = await client.post(
         "/v1/request", json={f"unknown-{number}": 1 for number in range(2_000)} | {"case_ref": 7}
     )
@@ -475,7 +477,7 @@ async def test_of_thousands_of_unknown_fields_the_first_are_told(client: httpx.A
 
 
 def escaped(value: object) -> str:
-    """Return *value* as JSON in which every character of every text is escaped: it cannot be longer."""
+    """Return *value* as JSON with every character of every text escaped, which is its longest form."""
     match value:
         case str():
             units = value.encode("utf-16-be").hex()
@@ -485,7 +487,7 @@ def escaped(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def test_body_may_hold_the_longest_of_everything_however_it_is_escaped(
+async def test_body_with_every_field_at_its_limit_is_accepted_fully_escaped(
     client: httpx.AsyncClient,
 ) -> None:
     house = "\U0001f3e0"  # two UTF-16 units, so twelve characters when escaped
@@ -562,7 +564,7 @@ async def test_times_are_in_utc_and_recent(client: httpx.AsyncClient) -> None:
     assert abs((datetime.now(UTC) - created_at).total_seconds()) < 60
 
 
-async def test_everybody_who_comes_at_the_same_time_gets_an_own_answer(
+async def test_concurrent_creates_are_each_answered_for_their_own_request(
     client: httpx.AsyncClient, issuer: Issuer, database: Connection
 ) -> None:
     tenants = [CONVEYANCER, FREE_CONVEYANCER, "stranger"] * 10

@@ -1,4 +1,4 @@
-"""Idempotency-Key of POST /v1/request: the same key and body, the same request."""
+"""Idempotency-Key of POST /v1/request: a repeat with the same key and body returns the first request."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ async def post(
 
 
 def is_repeat(response: httpx.Response) -> bool:
-    """Whether an answer says that the request was there before."""
+    """Whether an answer says that the request was stored before."""
     assert response.status_code == 200, response.text
     said = response.headers.get("Idempotent-Replayed")
     assert said in (None, "true")
@@ -55,7 +55,7 @@ def is_repeat(response: httpx.Response) -> bool:
 
 
 async def stored(database: Connection) -> tuple[int, int]:
-    """Return the numbers of requests and of events."""
+    """Return how many requests and events are stored."""
     row = await database.fetchrow(
         """
         SELECT (SELECT count(*) FROM calculation_request) AS requests,
@@ -82,7 +82,7 @@ async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connec
 
 @asynccontextmanager
 async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIterator[Transaction]:
-    """Store *body* with *key* in a transaction that stays open until it is ended, or the block is left."""
+    """Store *body* with *key* in a transaction that stays open until the test or the block ends it."""
     parsed = request_body.parse(msgspec.json.encode(body))
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
@@ -101,7 +101,7 @@ async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIte
         await holder.close()
 
 
-async def test_same_key_and_body_are_the_same_request(
+async def test_same_key_and_body_return_the_same_request(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     first = await post(client, "case-17")
@@ -113,7 +113,7 @@ async def test_same_key_and_body_are_the_same_request(
     assert await stored(database) == (1, 1)
 
 
-async def test_without_a_key_every_request_is_another(
+async def test_without_a_key_every_create_stores_another_request(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     for _ in range(2):
@@ -122,16 +122,14 @@ async def test_without_a_key_every_request_is_another(
     assert await stored(database) == (2, 2)
 
 
-async def test_repeat_shows_what_has_become_of_the_request(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_repeat_shows_the_request_as_it_is_now(client: httpx.AsyncClient, database: Connection) -> None:
     await post(client, "k")
     await database.execute("UPDATE calculation_request SET calculation_id = 'calc-1'")
 
     assert (await post(client, "k")).json()["data"]["calculation_id"] == "calc-1"
 
 
-async def test_keys_of_two_conveyancers_have_nothing_to_do_with_each_other(
+async def test_keys_of_two_conveyancers_are_independent(
     client: httpx.AsyncClient, issuer: Issuer, database: Connection
 ) -> None:
     mine = await post(client, "k")
@@ -151,7 +149,7 @@ async def test_keys_of_two_conveyancers_have_nothing_to_do_with_each_other(
         A_REQUEST | {"calculation_fee_exempt_reason": "ignored"},
     ],
 )
-async def test_same_content_written_otherwise_is_the_same_body(
+async def test_same_content_in_another_notation_is_the_same_body(
     client: httpx.AsyncClient, again: dict[str, Any]
 ) -> None:
     first = await post(client, "k")
@@ -203,7 +201,7 @@ async def test_key_with_another_body_is_refused(
     assert await stored(database) == (1, 1)
 
 
-async def test_waived_request_is_repeated_whatever_has_become_of_the_fee(
+async def test_waived_request_is_repeated_after_the_conveyancer_stops_charging(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     first = await post(client, "k", A_REQUEST | WAIVER)
@@ -218,7 +216,7 @@ async def test_waived_request_is_repeated_whatever_has_become_of_the_fee(
 
 
 @pytest.mark.parametrize("reason", [None, "", "x" * 501, 7])
-async def test_waiver_that_was_ignored_is_repeated_after_the_conveyancer_has_begun_to_charge(
+async def test_request_with_an_ignored_waiver_is_repeated_after_the_conveyancer_starts_charging(
     client: httpx.AsyncClient, issuer: Issuer, database: Connection, reason: object
 ) -> None:
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
@@ -238,7 +236,7 @@ async def test_waiver_that_was_ignored_is_repeated_after_the_conveyancer_has_beg
     assert await stored(database) == (1, 1)
 
 
-async def test_fault_beside_a_bad_waiver_is_refused_without_a_look_at_the_key(
+async def test_bad_waiver_beside_another_failing_field_is_refused_without_reading_the_key(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     async with database.transaction():
@@ -310,7 +308,7 @@ async def test_malformed_key_is_refused(
     assert await stored(database) == (0, 0)
 
 
-def test_whitespace_around_a_key_does_not_belong_to_it() -> None:
+def test_whitespace_around_a_key_is_stripped() -> None:
     assert parse_key([" \t padded\t"]) == "padded"
 
 
@@ -332,7 +330,7 @@ async def test_conveyancer_that_is_not_registered_is_refused(
     assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
-async def test_many_at_once_with_one_key_store_one_request(
+async def test_many_concurrent_creates_with_one_key_store_one_request(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection
 ) -> None:
     settings = msgspec.structs.replace(
@@ -370,7 +368,7 @@ async def test_loser_stores_the_request_when_the_winner_fails(
     assert await stored(database) == (1, 1)
 
 
-async def test_loser_that_would_wait_too_long_is_told_to_come_again(
+async def test_loser_that_would_wait_too_long_gets_409(
     client: httpx.AsyncClient, issuer: Issuer, database_url: str, database: Connection
 ) -> None:
     async with holding(database_url, "k", A_REQUEST):
@@ -391,7 +389,7 @@ async def test_loser_that_would_wait_too_long_is_told_to_come_again(
     assert not is_repeat(await post(client, "k"))
 
 
-async def test_wait_for_a_key_leaves_no_setting_behind(database: Connection) -> None:
+async def test_lock_timeout_of_a_key_does_not_outlive_its_transaction(database: Connection) -> None:
     parsed = request_body.parse(msgspec.json.encode(A_REQUEST))
     before = await database.fetchval("SHOW lock_timeout")
 
@@ -408,7 +406,7 @@ async def test_wait_for_a_key_leaves_no_setting_behind(database: Connection) -> 
     assert await database.fetchval("SHOW lock_timeout") == before
 
 
-async def test_database_that_is_stuck_is_answered_with_503_with_a_key_too(
+async def test_blocked_database_is_answered_with_503_with_a_key_too(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     async with database.transaction():
@@ -419,7 +417,7 @@ async def test_database_that_is_stuck_is_answered_with_503_with_a_key_too(
     assert response.headers["Retry-After"] == "1"
 
 
-async def test_lock_timeout_of_the_database_itself_is_no_matter_of_keys(
+async def test_lock_timeout_of_the_database_itself_is_answered_with_503(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection
 ) -> None:
     await database.execute(
@@ -448,4 +446,4 @@ async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
         seconds = time.monotonic() - started_at
 
     assert response.status_code == 503
-    assert seconds < 1.5  # of 1.7 with a deadline for each statement, and 1.0 with one for both
+    assert seconds < 1.5  # 1.7 with a deadline for each statement, 1.0 with one for both

@@ -1,4 +1,4 @@
-"""GET /v1/request: a conveyancer's own requests, newest first, page by page, at a flat cost."""
+"""GET /v1/request: a conveyancer's own requests, newest first, in pages that cost the same at any depth."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ _NEWEST = UUID(int=2**128 - 1)
 
 
 async def create(client: httpx.AsyncClient, count: int, **fields: Any) -> list[dict[str, Any]]:
-    """Have requests stored one after another; returns their records, newest first."""
+    """Create requests one after another; return them as the API shows them, newest first."""
     responses = [await client.post("/v1/request", json=A_REQUEST | fields) for _ in range(count)]
     return [response.json()["data"] for response in reversed(responses)]
 
@@ -41,7 +41,7 @@ def errors(response: httpx.Response) -> list[tuple[str, str]]:
     return sorted((error["field"], error["code"]) for error in response.json()["errors"])
 
 
-async def test_requests_are_listed_newest_first_with_the_record_of_retrieve(
+async def test_requests_are_listed_newest_first_as_retrieve_shows_them(
     client: httpx.AsyncClient,
 ) -> None:
     created = await create(client, 3, meta_data={"z": 1, "a": None}, notes="é")
@@ -57,7 +57,7 @@ async def test_list_of_a_conveyancer_without_requests_is_empty(client: httpx.Asy
     assert await page(client) == {"requests": [], "next_cursor": None}
 
 
-async def test_page_has_twenty_requests_unless_told_otherwise(client: httpx.AsyncClient) -> None:
+async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) -> None:
     created = await create(client, 21)
 
     first = await page(client)
@@ -103,7 +103,9 @@ async def test_paging_neither_repeats_nor_skips_while_requests_come_in(client: h
     assert listed == created
 
 
-async def test_requests_of_others_are_not_listed(client: httpx.AsyncClient, issuer: Issuer) -> None:
+async def test_requests_of_other_conveyancers_are_not_listed(
+    client: httpx.AsyncClient, issuer: Issuer
+) -> None:
     created = await create(client, 2, external_id="shared")
     as_another = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     others = await client.post("/v1/request", json=A_REQUEST | {"external_id": "shared"}, headers=as_another)
@@ -162,27 +164,27 @@ async def test_requests_are_filtered_by_external_id(client: httpx.AsyncClient) -
         ),
     ],
 )
-async def test_every_failing_parameter_is_told(
+async def test_every_failing_parameter_is_reported(
     client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
 ) -> None:
     assert errors(await client.get(f"/v1/request?{query}")) == expected
 
 
-async def test_of_thousands_of_unknown_parameters_a_bounded_number_is_told(client: httpx.AsyncClient) -> None:
+async def test_at_most_fifty_unknown_parameters_are_reported(client: httpx.AsyncClient) -> None:
     query = "&".join(["limit=0", *(f"p{number}" for number in range(5_000))])
 
-    told = errors(await client.get(f"/v1/request?{query}"))
+    reported = errors(await client.get(f"/v1/request?{query}"))
 
-    assert len(told) == UNKNOWN_FIELDS_NAMED + 1
-    assert ("limit", "out_of_range") in told
+    assert len(reported) == UNKNOWN_FIELDS_NAMED + 1
+    assert ("limit", "out_of_range") in reported
 
 
-async def test_of_thousands_of_parameters_the_last_is_not_lost_behind_empty_ones(
+async def test_parameter_behind_thousands_of_empty_ones_is_read(
     client: httpx.AsyncClient,
 ) -> None:
-    told = errors(await client.get(f"/v1/request?{'&' * 5_000}limit=0"))
+    reported = errors(await client.get(f"/v1/request?{'&' * 5_000}limit=0"))
 
-    assert told == [("limit", "out_of_range")]
+    assert reported == [("limit", "out_of_range")]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ async def test_conveyancer_that_is_not_registered_is_refused(
         assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
-async def test_scope_to_read_is_needed(client: httpx.AsyncClient, issuer: Issuer) -> None:
+async def test_read_scope_is_required(client: httpx.AsyncClient, issuer: Issuer) -> None:
     for scope, status in (("request:write", 403), ("request:read", 200)):
         token = issuer.token(scope=scope)
         response = await client.get("/v1/request", headers={"Authorization": f"Bearer {token}"})
@@ -214,7 +216,7 @@ async def test_scope_to_read_is_needed(client: httpx.AsyncClient, issuer: Issuer
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """How Postgres has carried out a statement."""
+    """How Postgres executed a statement."""
 
     nodes: list[str]
     index: str
@@ -223,7 +225,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 async def scan(database: Connection, conveyancer_id: str, external_id: str | None, before: UUID) -> Scan:
-    """List a page with the service's own prepared statement, and tell how."""
+    """List a page with the service's own prepared statement, and return how Postgres executed it."""
     await reading.list_newest(
         database, conveyancer_id=conveyancer_id, external_id=external_id, before=before, limit=21
     )
@@ -254,7 +256,7 @@ async def scan(database: Connection, conveyancer_id: str, external_id: str | Non
 
 
 @pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
-async def test_any_page_reads_its_own_rows_by_an_index_and_sorts_nothing(
+async def test_any_page_reads_only_its_own_rows_by_an_index_without_sorting(
     database: Connection, plan: str
 ) -> None:
     await fill(database, rows=40_000)
@@ -268,7 +270,7 @@ async def test_any_page_reads_its_own_rows_by_an_index_and_sorts_nothing(
         (None, "calculation_request_listing"),
         ("case-7", "calculation_request_external_id"),
     ):
-        for _ in range(7):  # from the sixth on Postgres may use a generic plan
+        for _ in range(7):  # Postgres may use a generic plan from the sixth execution on.
             first = await scan(database, CONVEYANCER, external_id, _NEWEST)
             deep = await scan(database, CONVEYANCER, external_id, UUID(middle))
 
@@ -280,7 +282,7 @@ async def test_any_page_reads_its_own_rows_by_an_index_and_sorts_nothing(
 
 @pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("external_id", [None, "case-7"])
-async def test_conveyancer_whose_requests_are_all_old_is_not_searched_for_among_the_newer(
+async def test_old_requests_are_listed_without_reading_the_newer_ones_of_other_conveyancers(
     database: Connection, plan: str, external_id: str | None
 ) -> None:
     await fill(database, rows=40_000)

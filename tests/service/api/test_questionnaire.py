@@ -126,7 +126,7 @@ def test_questions_are_those_of_the_interface_in_its_order() -> None:
     assert table == INTERFACE
 
 
-def test_every_text_says_something_without_space_around_it() -> None:
+def test_no_text_is_empty_or_has_surrounding_space() -> None:
     questions = load().questionnaire
     options = [option for question in questions for option in question.response_options or ()]
     texts = [text for question in questions for text in (question.question, question.info)]
@@ -242,12 +242,12 @@ def test_badly_written_file_is_refused(written: str, broken: str, complaint: str
         parse(WELL_WRITTEN.replace(written, broken))
 
 
-def test_tag_changes_with_the_questions_and_with_nothing_else() -> None:
+def test_etag_changes_only_with_the_questions() -> None:
     assert entity_tag(parse(WELL_WRITTEN)) == entity_tag(parse(WELL_WRITTEN))
     assert entity_tag(parse(WELL_WRITTEN)) != entity_tag(parse(WELL_WRITTEN.replace("tenants", "a tenant")))
 
 
-async def test_questions_that_the_caller_has_are_not_sent_again(client: httpx.AsyncClient) -> None:
+async def test_questions_that_the_caller_already_has_are_not_sent_again(client: httpx.AsyncClient) -> None:
     first = await client.get(STRUCTURE)
     again = await client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
 
@@ -278,14 +278,14 @@ async def test_questions_that_the_caller_has_are_not_sent_again(client: httpx.As
         ("{bare}", 200),
     ],
 )
-async def test_tags_are_compared_weakly(client: httpx.AsyncClient, if_none_match: str, status: int) -> None:
+async def test_etags_are_compared_weakly(client: httpx.AsyncClient, if_none_match: str, status: int) -> None:
     tag = (await client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
     sent = if_none_match.format(tag=tag, bare=tag.strip('"'))
 
     assert (await client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
 
 
-async def test_tags_in_several_headers_are_one_list(client: httpx.AsyncClient) -> None:
+async def test_etags_in_several_headers_are_one_list(client: httpx.AsyncClient) -> None:
     tag = (await client.get(STRUCTURE)).headers["ETag"]
 
     response = await client.get(STRUCTURE, headers=[("If-None-Match", '"other"'), ("If-None-Match", tag)])
@@ -293,7 +293,7 @@ async def test_tags_in_several_headers_are_one_list(client: httpx.AsyncClient) -
     assert response.status_code == 304
 
 
-async def test_tag_opens_no_door(client: httpx.AsyncClient) -> None:
+async def test_etag_does_not_replace_a_token(client: httpx.AsyncClient) -> None:
     tag = (await client.get(STRUCTURE)).headers["ETag"]
 
     response = await client.get(STRUCTURE, headers={"If-None-Match": tag, "Authorization": "Bearer nonsense"})

@@ -44,14 +44,14 @@ async def test_unknown_uuid_is_not_found(client: httpx.AsyncClient) -> None:
         "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12",
     ],
 )
-async def test_anything_but_a_uuid_is_not_found(client: httpx.AsyncClient, path: str) -> None:
+async def test_malformed_uuid_is_not_found(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(f"/v1/request/{path}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
 
 
-async def test_request_of_another_conveyancer_looks_like_none(
+async def test_request_of_another_conveyancer_is_answered_like_an_unknown_one(
     client: httpx.AsyncClient, issuer: Issuer
 ) -> None:
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
@@ -76,7 +76,7 @@ async def test_conveyancer_that_is_not_registered_is_refused(
     assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
-async def test_secret_survives_a_new_current_key(
+async def test_secret_stays_the_same_under_a_new_current_key(
     client: httpx.AsyncClient, service_settings: ServiceSettings, issuer: Issuer
 ) -> None:
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]

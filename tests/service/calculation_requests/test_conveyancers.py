@@ -7,7 +7,7 @@ from service.calculation_requests.conveyancers import InvalidConveyancer
 from service.postgres.pool import Connection
 
 
-async def test_conveyancer_whose_id_or_name_nobody_could_read_is_refused(database: Connection) -> None:
+async def test_conveyancer_with_an_unreadable_id_or_name_is_refused(database: Connection) -> None:
     before = await conveyancers.list_all(database)
 
     for text in ("", " ", "\u200b", "\u3164", "firm\u202e", "fi\nrm", "fi\0rm", "fi\udcffrm", "x" * 256):
@@ -18,7 +18,7 @@ async def test_conveyancer_whose_id_or_name_nobody_could_read_is_refused(databas
     assert await conveyancers.list_all(database) == before
 
 
-async def test_longest_id_and_name_are_taken(database: Connection) -> None:
+async def test_id_and_name_of_255_characters_are_accepted(database: Connection) -> None:
     await conveyancers.add(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
 
     assert ("x" * 255, "é" * 255, False) in await conveyancers.list_all(database)

@@ -1,4 +1,4 @@
-"""A key that has left REQUEST_SECRET_KEYS: what can still be read of the requests that were made with it."""
+"""Requests whose key was removed from REQUEST_SECRET_KEYS: what can still be read of them."""
 
 import httpx
 import msgspec
@@ -16,14 +16,14 @@ KEY = {"Idempotency-Key": "closing"}
 
 @pytest.fixture
 async def without_key(database: Connection, client: httpx.AsyncClient) -> str:
-    """Return the uuid of the older of two requests, made with a key that the ring no longer has."""
+    """Return the uuid of the older of two requests, whose key the ring no longer has."""
     uuid: str = (await client.post("/v1/request", json=A_REQUEST, headers=KEY)).json()["data"]["uuid"]
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
     assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
     return uuid
 
 
-async def test_request_whose_key_is_lost_is_unavailable_for_now(
+async def test_request_without_its_key_is_answered_with_503(
     client: httpx.AsyncClient, without_key: str
 ) -> None:
     before = value(MISSING)
@@ -38,12 +38,12 @@ async def test_request_whose_key_is_lost_is_unavailable_for_now(
         assert answer.headers["Retry-After"] == "60"
         assert [error["code"] for error in answer.json()["errors"]] == ["secret_unavailable"]
         assert "lost" not in answer.text
-    told = [log for log in logs if log["event"] == "secret_key_missing"]
-    assert [(log["log_level"], log["key_id"]) for log in told] == [("error", "lost")] * 2
+    reported = [log for log in logs if log["event"] == "secret_key_missing"]
+    assert [(log["log_level"], log["key_id"]) for log in reported] == [("error", "lost")] * 2
     assert value(MISSING) == before + 2
 
 
-async def test_list_shows_the_others_and_of_this_one_all_but_the_secret(
+async def test_list_shows_the_request_without_its_secret_and_the_others_in_full(
     client: httpx.AsyncClient, without_key: str
 ) -> None:
     with capture_logs() as logs:
@@ -57,7 +57,7 @@ async def test_list_shows_the_others_and_of_this_one_all_but_the_secret(
     assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
 
 
-async def test_key_that_is_put_back_opens_everything_again(
+async def test_restored_key_makes_the_request_readable_again(
     client: httpx.AsyncClient,
     service_settings: ServiceSettings,
     issuer: Issuer,

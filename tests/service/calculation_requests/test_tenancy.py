@@ -26,7 +26,7 @@ OTHERS_KEY, OTHERS_CASE = "the-others-key", "the-others-case"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """What a call can name."""
+    """What a call can refer to."""
 
     uuid: str
     idempotency_key: str
@@ -54,14 +54,14 @@ CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/v1/request"): list_by_external_id,
     ("GET", "/v1/request/{uuid:str}"): retrieve,
 }
-THE_SAME_FOR_EVERYBODY = {
+THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema"),
     ("GET", "/schema/{asset:str}"),
 }
 # The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.
-FOR_EVERYBODY = {"read", "lock", "announce", "sample_secret_keys"}
+FOR_EVERY_CONVEYANCER = {"read", "lock", "announce", "sample_secret_keys"}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[h
 
 @pytest.fixture
 async def others(client: httpx.AsyncClient) -> Named:
-    """What is the other conveyancer's."""
+    """A request of the other conveyancer."""
     response = await client.post(
         "/v1/request",
         json=A_REQUEST | {"external_id": OTHERS_CASE},
@@ -83,12 +83,12 @@ async def others(client: httpx.AsyncClient) -> Named:
     return Named(response.json()["data"]["uuid"], OTHERS_KEY, OTHERS_CASE)
 
 
-def nobodys() -> Named:
-    """Return what does not exist."""
-    return Named(uuid_of(new_request_id()), "nobodys-key", "nobodys-case")
+def nothing() -> Named:
+    """Return names of data that does not exist."""
+    return Named(uuid_of(new_request_id()), "unused-key", "unused-case")
 
 
-def test_every_route_is_looked_at(service_settings: ServiceSettings) -> None:
+def test_every_route_is_covered(service_settings: ServiceSettings) -> None:
     routes = {
         (method, route.path)
         for route in create_api(service_settings, {}).routes
@@ -96,14 +96,14 @@ def test_every_route_is_looked_at(service_settings: ServiceSettings) -> None:
         if method != "OPTIONS"
     }
 
-    assert routes - CALLS.keys() - THE_SAME_FOR_EVERYBODY == set()
+    assert routes - CALLS.keys() - THE_SAME_FOR_EVERY_CALLER == set()
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=[" ".join(route) for route in CALLS])
-async def test_what_is_anothers_looks_like_what_is_nobodys(
+async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_exist(
     stranger: httpx.AsyncClient, others: Named, call: Call
 ) -> None:
-    answers = [await call(stranger, named) for named in (others, nobodys())]
+    answers = [await call(stranger, named) for named in (others, nothing())]
 
     assert answers[0].status_code == answers[1].status_code
     assert comparable_headers(answers[0]) == comparable_headers(answers[1])
@@ -111,12 +111,12 @@ async def test_what_is_anothers_looks_like_what_is_nobodys(
     assert others.uuid not in answers[0].text
 
 
-async def test_what_is_ones_own_is_found(client: httpx.AsyncClient, others: Named) -> None:
+async def test_own_request_is_found(client: httpx.AsyncClient, others: Named) -> None:
     """Or the comparison above would compare two failures."""
     assert (await retrieve(client, others)).status_code == 200
 
 
-async def test_questionnaire_is_the_same_for_everybody(
+async def test_questionnaire_is_the_same_for_every_conveyancer(
     client: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     own, strangers = [await each.get("/v1/questionnaire/structure") for each in (client, stranger)]
@@ -128,9 +128,9 @@ async def test_questionnaire_is_the_same_for_everybody(
 def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
     statements = statements_by_function(reading) | statements_by_function(storing)
 
-    assert statements.keys() >= FOR_EVERYBODY
-    assert {"insert", "find", "find_first", "list_newest"} <= statements.keys() - FOR_EVERYBODY
-    for name in statements.keys() - FOR_EVERYBODY:
+    assert statements.keys() >= FOR_EVERY_CONVEYANCER
+    assert {"insert", "find", "find_first", "list_newest"} <= statements.keys() - FOR_EVERY_CONVEYANCER
+    for name in statements.keys() - FOR_EVERY_CONVEYANCER:
         for statement in statements[name]:
             assert names_its_conveyancer(statement), f"{name}: {statement}"
 
@@ -141,11 +141,13 @@ def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
 
     assert used["handlers"] >= {"find", "read_page", "Storage"}
     assert used["fee_waiver"] >= {"find_first"}
-    assert {name: names & FOR_EVERYBODY for name, names in used.items() if names & FOR_EVERYBODY} == {}
+    assert {
+        name: names & FOR_EVERY_CONVEYANCER for name, names in used.items() if names & FOR_EVERY_CONVEYANCER
+    } == {}
 
 
 def names_its_conveyancer(statement: str) -> bool:
-    """Whether a statement is for one conveyancer alone: by name, or between two bounds that both name it."""
+    """Whether a statement is limited to one conveyancer: by its id, or by two bounds that both have it."""
     by_name = re.search(r"\bconveyancer(_id|\.id) = ", statement)
     from_bound = re.search(r"\(?conveyancer_id(, external_id)?\)? >= \(?\$1\b", statement)
     to_bound = re.search(r"\(conveyancer_id, (external_id, )?id\) < \(\$1, ", statement)
@@ -162,13 +164,13 @@ def test_statements_on_requests_have_one_home() -> None:
     assert homes == {"calculation_requests/reading", "calculation_requests/storing"}
 
 
-async def test_what_is_anothers_takes_as_long_as_what_is_nobodys(
+async def test_data_of_another_conveyancer_takes_as_long_as_data_that_does_not_exist(
     service_settings: ServiceSettings, issuer: Issuer, others: Named
 ) -> None:
-    """A bound that a busy machine keeps; `python -m tests.benchmarks.rejections` has the figures."""
+    """The bound holds on a busy machine; `python -m tests.benchmarks.rejections` prints the figures."""
     settings = msgspec.structs.replace(service_settings, log_level="WARNING")
     async with api_client(settings, issuer.token(FREE_CONVEYANCER)) as stranger:
-        for _ in range(3):  # A pause of the machine's may spoil one measurement, hardly three.
+        for _ in range(3):  # A pause of the machine may spoil one measurement, hardly three.
             medians = await interleaved_medians(stranger, others, samples=150)
             if abs(medians[0] - medians[1]) < 0.2 * min(medians):
                 return
@@ -178,10 +180,10 @@ async def test_what_is_anothers_takes_as_long_as_what_is_nobodys(
 async def interleaved_medians(
     stranger: httpx.AsyncClient, others: Named, *, samples: int
 ) -> tuple[float, float]:
-    """Return the median seconds of retrieving what is another's, and what is nobody's."""
+    """Return the median seconds of retrieving another conveyancer's request, and one that does not exist."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(2 * samples):
-        named = nobodys() if number % 2 else others
+        named = nothing() if number % 2 else others
         started_at = time.perf_counter()
         response = await retrieve(stranger, named)
         seconds[number % 2].append(time.perf_counter() - started_at)
@@ -195,14 +197,14 @@ def package_path(package: ModuleType) -> Path:
 
 
 def package_of(package: ModuleType) -> list[Path]:
-    """Return the files of a package and of those in it."""
+    """Return the files of a package and of its subpackages."""
     return sorted(package_path(package).rglob("*.py"))
 
 
 def statements_by_function(module: ModuleType) -> dict[str, list[str]]:
-    """Return the SQL on calculation_request of each function, that in the constants which it names included.
+    """Return the SQL on calculation_request of each function, including the constants that it uses.
 
-    A statement in a constant that no function names is listed under the constant.
+    A constant that no function uses is listed under its own name.
     """
     tree = ast.parse(Path(str(module.__file__)).read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)]
@@ -224,7 +226,7 @@ def statements_by_function(module: ModuleType) -> dict[str, list[str]]:
 
 
 def statements_in(node: ast.AST) -> list[str]:
-    """Return the SQL on calculation_request anywhere below a node."""
+    """Return the SQL on calculation_request below a node."""
     constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
     return [constant for constant in constants if isinstance(constant, str) and is_statement(constant)]
 
@@ -247,7 +249,7 @@ def names_used(path: Path, *, modules: Collection[str]) -> set[str]:
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a body without what differs each time."""
+    """Return a body without the values that differ each time."""
     data = body["data"]
     if isinstance(data, dict):
         differs = {"uuid", "created_at", "updated_at", "secret", "request_url"}
@@ -256,5 +258,5 @@ def comparable(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable_headers(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return the headers, in order, without what differs each time."""
+    """Return the headers, in order, without those that differ each time."""
     return [(name, value) for name, value in response.headers.items() if name not in {"date", "x-request-id"}]
