@@ -58,7 +58,7 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
 
     Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read.
     """
-    key_ring = SecretKeyRing.parse(settings.request_secret_keys)
+    secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
             show_methods,  # First, or Litestar answers OPTIONS itself.
@@ -68,7 +68,7 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
             questionnaire_structure,
             *page.handlers,
         ],
-        lifespan=[partial(_lifespan, settings=settings, key_ring=key_ring, checks=checks)],
+        lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys, checks=checks)],
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
@@ -79,9 +79,9 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
 
 @asynccontextmanager
 async def _lifespan(
-    app: Litestar, *, settings: ServiceSettings, key_ring: SecretKeyRing, checks: dict[str, Check]
+    app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing, checks: dict[str, Check]
 ) -> AsyncIterator[None]:
-    async with open_resources(settings, key_ring) as resources:
+    async with open_resources(settings, secret_keys) as resources:
         seconds = settings.database_timeout_seconds
         checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds))
         app.state.resources = resources
@@ -89,7 +89,7 @@ async def _lifespan(
 
 
 @asynccontextmanager
-async def open_resources(settings: ServiceSettings, key_ring: SecretKeyRing) -> AsyncIterator[Resources]:
+async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) -> AsyncIterator[Resources]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     questions = questionnaire.load()
@@ -107,8 +107,8 @@ async def open_resources(settings: ServiceSettings, key_ring: SecretKeyRing) -> 
             settings=settings,
             admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
-            storage=Storage(pool, key_ring, timeout_seconds=seconds),
-            keys=key_ring,
+            storage=Storage(pool, secret_keys, timeout_seconds=seconds),
+            secret_keys=secret_keys,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
             questionnaire_etag=questionnaire.entity_tag(questions),

@@ -46,7 +46,7 @@ class Resources(msgspec.Struct, frozen=True):
     admission: Admission
     pool: Pool
     storage: Storage
-    keys: SecretKeyRing
+    secret_keys: SecretKeyRing
     relay: RelayWaker
     questionnaire: msgspec.Raw  # encoded once
     questionnaire_etag: str
@@ -57,7 +57,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
-        return stored.view(self.keys, self.settings.app_url)
+        return stored.view(self.secret_keys, self.settings.app_url)
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[ListedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
