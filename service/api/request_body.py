@@ -76,7 +76,8 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
     return None
 
 
-# A type gives the JSON type and the length, and the function in it checks what msgspec cannot.
+# A type gives the JSON type and the length, and the function in it checks what msgspec cannot. Where null is
+# allowed, it means the same as leaving the field out.
 Name = Annotated[
     str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE), lines.check_filled_line
 ]
@@ -108,7 +109,8 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     external_id: Annotated[ExternalId | None, fields.EXTERNAL_ID] = None
     meta_data: Annotated[MetaData | None, fields.META_DATA] = None
     calculation_fee_exempt: Annotated[bool, fields.CALCULATION_FEE_EXEMPT] = False
-    # Any JSON value: the interface ignores it unless a waiver applies. Then fee_waiver checks it.
+    # Any JSON value: the interface ignores it unless a waiver applies. Then fee_waiver checks it; it may have
+    # several lines.
     calculation_fee_exempt_reason: Annotated[Any, fields.CALCULATION_FEE_EXEMPT_REASON] = None
 
 
@@ -141,11 +143,11 @@ class ParsedBody(msgspec.Struct, frozen=True):
         fault = self.waiver.reason_fault if self.waiver and waiver_applies else None
         if self.errors or fault:
             raise InvalidSubmission([*self.errors, *([_reason_error(fault)] if fault else [])])
-        stored: dict[str, Any] = {name: None if value == "" else value for name, value in self.values.items()}
+        stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
+        if "" in stored.values():  # Rare, and quicker to detect than to copy value by value.
+            stored = {name: None if value == "" else value for name, value in stored.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()
-        if not waiver_applies:
-            stored |= _NO_WAIVER
         return NewCalculationRequest(**stored)
 
     def idempotency(self, key: str | None, *, wait_seconds: float) -> Idempotency | None:
@@ -236,7 +238,10 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
 
 
 def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return 300000.0 as 300000: in JSON Schema, and so in the OpenAPI document, both are integers."""
+    """Return 300000.0 as 300000: in JSON Schema, and so in the OpenAPI document, both are integers.
+
+    Not applied inside meta_data, whose numbers are returned as they were sent.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

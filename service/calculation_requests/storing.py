@@ -53,11 +53,11 @@ class Storage:
         conveyancer_id: str,
         traceparent: str | None,
     ) -> tuple[CalculationRequest, bool]:
-        """Store what *validated* returns; return it, and whether it was there before, as `insert` does.
+        """Store what *validated* returns; return it, and whether it is a repeat, as `insert` does.
 
-        With an idempotency key a create may have to wait for another one, and with a waiver it reads the
-        conveyancer's fee setting first. Both are stored alone: in a group they would keep the others waiting.
-        Raises what *validated* and `insert` raise, and PostgresUnavailable.
+        With an idempotency key a create may have to wait for another one; with a waiver it reads the
+        conveyancer's fee setting first. Both are stored alone: in a group they would delay the others. Raises
+        what *validated* and `insert` raise, and PostgresUnavailable.
         """
         if waiver is None and idempotency is None:
             request = _new(validated(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
@@ -94,7 +94,7 @@ async def insert(
 ) -> tuple[CalculationRequest, bool]:
     """Store a request and its request.created event in one statement.
 
-    Returns it, and whether it was there before: then it is the one that was stored with this idempotency key.
+    Returns it, and whether it is a repeat: then it is the request stored with this key, as it is now.
     Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
     """
     request = _new(new, conveyancer_id=conveyancer_id, keys=keys)
