@@ -13,7 +13,7 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What decides on requests before their body is read."""
+    """Decides on a request before its body is read."""
 
     authenticator: Authenticator
     pool: Pool

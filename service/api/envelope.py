@@ -58,7 +58,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """What is wrong with one field, or, without `field`, with the request as a whole.
+    """An error of one field or, if `field` is null, of the request as a whole.
 
     `pointer` is a JSON pointer (RFC 6901) into the body.
     """

@@ -28,7 +28,7 @@ from service.server.asgi import Header
 from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
 
-Failure = tuple[ErrorCode, str]  # of a field, with a sentence for the caller
+Failure = tuple[ErrorCode, str]  # why a field is refused: the code, and the message for the caller
 
 _RETRY_SECONDS = 1
 _REPAIR_SECONDS = 60  # where an operator has to act first
@@ -68,8 +68,9 @@ class ErrorKind(msgspec.Struct, frozen=True):
     challenge: Literal["", "invalid_request", "invalid_token", "insufficient_scope"] | None = None
 
 
+# An exception counts as the closest of its base classes in this table.
 _KINDS: dict[type[Exception], ErrorKind] = {
-    # What Litestar's router and body reader raise. They have subclasses; the closest class here counts.
+    # Raised by Litestar's router and body reader.
     ClientException: ErrorKind(
         HTTPStatus.BAD_REQUEST,
         "malformed_request",
@@ -209,7 +210,7 @@ def answer_refusal(refusal: Refusal, *headers: Header) -> Answer:
 
 def _headers(error: Exception, kind: ErrorKind, message: str) -> list[Header]:
     headers = []
-    if isinstance(error, HTTPException):  # The router's Allow.
+    if isinstance(error, HTTPException):  # Allow, from the router.
         headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     if kind.retry_after_seconds is not None:
         headers.append((b"retry-after", b"%d" % kind.retry_after_seconds))

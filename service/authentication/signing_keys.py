@@ -81,7 +81,7 @@ class SigningKeys:
             return self._by_id[key_id]
         if self._is_current and not self._is_fetching:
             raise UnknownSigningKey
-        # Not "unknown": a caller with a good token, signed with a new key, would throw it away.
+        # Not UnknownSigningKey, which is a 401: it makes callers discard a token that may be valid.
         raise SigningKeysUnavailable from self._failure
 
     async def refresh(self) -> None:
@@ -109,7 +109,7 @@ class SigningKeys:
         return self._is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
 
     def _fetch(self) -> asyncio.Task[None]:
-        """Return the running fetch, or start one: all who wait share one fetch."""
+        """Return the running fetch, or start one: concurrent callers share it."""
         if self._fetching is None or self._fetching.done():
             self._last_attempt = time.monotonic()
             self._fetching = asyncio.create_task(self._replace())

@@ -225,7 +225,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _narrow(schema: dict[str, Any], event_type: str) -> None:
-    """Add to the schema of an envelope that we send what always holds. The type says only what we accept."""
+    """Narrow the schema of an envelope that we send. The type alone describes what we accept."""
     text = {"type": "string"}
     schema["properties"] |= {
         "specversion": {"const": events.SPECVERSION},

@@ -1,7 +1,7 @@
 """The OpenAPI document, made from the handlers, types and errors themselves.
 
-Litestar's own generator leaves out `additionalProperties`, most headers, and all errors that the router does
-not know. Here the examples of failures are what those errors are answered with.
+Litestar's own generator leaves out `additionalProperties`, headers, and everything else that the router does
+not know. The examples of failures are the actual answers to those errors.
 """
 
 import inspect

@@ -162,7 +162,7 @@ def _link(name: str, *, to: str, **parameters: str) -> Mapping[str, Any]:
 
 
 def _refusal(check: Callable[[], object]) -> InvalidSubmission:
-    """Return what *check* refuses."""
+    """Return the refusal that *check* raises."""
     try:
         check()
     except InvalidSubmission as error:

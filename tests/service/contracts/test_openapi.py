@@ -72,8 +72,8 @@ def test_every_error_code_is_in_the_document() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
-    told = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
-    assert set(codes) <= shown | set(told)
+    named = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
+    assert set(codes) <= shown | set(named)
 
 
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
