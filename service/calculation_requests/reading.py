@@ -172,43 +172,42 @@ _LOCK = f"{_READ} FOR NO KEY UPDATE"
 
 
 async def sample_secret_keys(connection: Connection) -> dict[str, int]:
-    """Return the ids of the keys of stored secrets, and how many requests of a sample have each.
-
-    The sample is the oldest and the newest thousand requests, and ten thousand spread evenly over the time
-    between: 500 times twenty. It is read in a second, by the primary key, which is the order in time.
-    """
-    rows = await connection.fetch(
-        """
-        WITH ends AS (
-            SELECT (SELECT id FROM calculation_request ORDER BY id LIMIT 1) AS oldest,
-                   (SELECT id FROM calculation_request ORDER BY id DESC LIMIT 1) AS newest
-        ),
-        times AS (
-            SELECT ('x0000' || left(replace(oldest::text, '-', ''), 12))::bit(64)::bigint AS began,
-                   ('x0000' || left(replace(newest::text, '-', ''), 12))::bit(64)::bigint AS ended
-              FROM ends
-             WHERE oldest IS NOT NULL
-        ),
-        looks AS (
-            SELECT rpad(lpad(to_hex(began + (ended - began) * number / 500), 12, '0'), 32, '0')::uuid AS since
-              FROM times, generate_series(0, 499) AS number
-        ),
-        sampled AS (
-            (SELECT id, secret_key_id FROM calculation_request ORDER BY id LIMIT 1000)
-            UNION
-            (SELECT id, secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000)
-            UNION
-            SELECT near.id, near.secret_key_id
-              FROM looks,
-                   LATERAL (SELECT id, secret_key_id
-                              FROM calculation_request
-                             WHERE id >= since
-                             ORDER BY id
-                             LIMIT 20) AS near
-        )
-        SELECT secret_key_id, count(*) AS requests
-          FROM sampled
-         GROUP BY secret_key_id
-        """
-    )
+    """Return the ids of the keys of stored secrets, and how many requests of a sample have each."""
+    rows = await connection.fetch(_SAMPLE_KEY_IDS)
     return {row["secret_key_id"]: row["requests"] for row in rows}
+
+
+# The sample is the oldest and the newest thousand requests, and ten thousand spread evenly over the time
+# between: 500 times twenty. It is read within a second, by the primary key, which is the order in time.
+_SAMPLE_KEY_IDS = """
+    WITH ends AS (
+        SELECT (SELECT id FROM calculation_request ORDER BY id LIMIT 1) AS oldest,
+               (SELECT id FROM calculation_request ORDER BY id DESC LIMIT 1) AS newest
+    ),
+    times AS (
+        SELECT ('x0000' || left(replace(oldest::text, '-', ''), 12))::bit(64)::bigint AS began,
+               ('x0000' || left(replace(newest::text, '-', ''), 12))::bit(64)::bigint AS ended
+          FROM ends
+         WHERE oldest IS NOT NULL
+    ),
+    looks AS (
+        SELECT rpad(lpad(to_hex(began + (ended - began) * number / 500), 12, '0'), 32, '0')::uuid AS since
+          FROM times, generate_series(0, 499) AS number
+    ),
+    sampled AS (
+        (SELECT id, secret_key_id FROM calculation_request ORDER BY id LIMIT 1000)
+        UNION
+        (SELECT id, secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000)
+        UNION
+        SELECT near.id, near.secret_key_id
+          FROM looks,
+               LATERAL (SELECT id, secret_key_id
+                          FROM calculation_request
+                         WHERE id >= since
+                         ORDER BY id
+                         LIMIT 20) AS near
+    )
+    SELECT secret_key_id, count(*) AS requests
+      FROM sampled
+     GROUP BY secret_key_id
+"""
