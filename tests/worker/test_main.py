@@ -240,7 +240,7 @@ async def test_worker_waits_for_the_schema(
         process.send_signal(signal.SIGTERM)
         status, _, errors = await finish(process)
 
-    assert answer["postgres"].startswith("The database has an older schema")
+    assert answer["postgres"].startswith("The database schema is older")
     assert (status, errors) == (0, "")
 
 
