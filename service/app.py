@@ -9,9 +9,9 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service.api import questionnaire
+from service.api import errors, questionnaire
 from service.api.access_log import AccessLog
-from service.api.envelope import Answer, as_envelope
+from service.api.admission import Admission
 from service.api.exact_paths import ExactPaths
 from service.api.handlers import (
     ApiRequest,
@@ -41,21 +41,24 @@ LARGEST_BODY = 256 * 1024
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
-    """Return the ASGI application. Raises InvalidSetting when the key ring cannot be read."""
-    checks: dict[str, Check] = {}  # The lifespan of the API fills it, before the first request.
+    """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
+    checks: dict[str, Check] = {}
     probes = Probes(
         checks=checks,
         registries=[REGISTRY, api_metrics.REGISTRY],
         otherwise=create_api(settings, checks),
-        refuse=Answer.refusing,
+        refuse=errors.answer_refusal,
     )
-    logged = AccessLog(ExactPaths(probes))
-    return TracedRequests(logged) if tracing.is_on() else logged
+    app = AccessLog(ExactPaths(probes))
+    return TracedRequests(app) if tracing.is_on() else app
 
 
 def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
-    """Return the routes and what they work with, without the layers around them."""
-    keys = SecretKeyRing.parse(settings.request_secret_keys)
+    """Return the routes, without the layers around them. At startup they add to the readiness *checks*.
+
+    Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read.
+    """
+    secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
             show_methods,  # First, or Litestar answers OPTIONS itself.
@@ -65,41 +68,48 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
             questionnaire_structure,
             *page.handlers,
         ],
-        lifespan=[partial(open_resources, settings=settings, keys=keys, checks=checks)],
-        exception_handlers={Exception: as_envelope},
+        lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys, checks=checks)],
+        exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=None,  # service.openapi says more than Litestar could know.
-        logging_config=None,  # telemetry.configure() has the last word on logging.
+        openapi_config=None,  # contracts/openapi.py makes the document.
+        logging_config=None,  # telemetry/logs.py configures logging.
     )
 
 
 @asynccontextmanager
-async def open_resources(
-    app: Litestar, *, settings: ServiceSettings, keys: SecretKeyRing, checks: dict[str, Check]
+async def _lifespan(
+    app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing, checks: dict[str, Check]
 ) -> AsyncIterator[None]:
+    async with open_resources(settings, secret_keys) as resources:
+        seconds = settings.database_timeout_seconds
+        checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds))
+        app.state.resources = resources
+        yield
+
+
+@asynccontextmanager
+async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) -> AsyncIterator[Resources]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     questions = questionnaire.load()
-    signing_keys = open_signing_keys(settings)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
+        signing_keys = open_signing_keys(settings)
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
-        await stack.enter_async_context(in_background("relay_waker", relay.run))
         api_key_uses = ApiKeyUses(
             pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
         )
+        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
+        await stack.enter_async_context(in_background("relay_waker", relay.run))
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
-        checks["postgres"] = lasting(schema.readiness(pool, seconds=seconds))
-        app.state.authenticator = Authenticator(settings, signing_keys, pool, api_key_uses)
-        app.state.resources = Resources(
+        yield Resources(
             settings=settings,
+            admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
-            storage=Storage(pool, keys, timeout_seconds=seconds),
-            keys=keys,
+            storage=Storage(pool, secret_keys, timeout_seconds=seconds),
+            secret_keys=secret_keys,
             relay=relay,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
             questionnaire_etag=questionnaire.entity_tag(questions),
         )
-        yield

@@ -1,27 +1,23 @@
-"""The outermost layer of the API: X-Request-Id on every response, HEAD, each request logged and counted."""
+"""The outermost layer of the API: logs and counts each request, completes its headers, and serves HEAD."""
 
 import asyncio
-import re
 import time
 
 import structlog
-import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
-from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.envelope import Answer
+from service.api import errors, response_headers
+from service.api.errors import ShutDown
 from service.server import probes
 from service.server.refusals import Refusal
 from service.telemetry import api_metrics
-
-_WELL_FORMED = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-PROBES = probes.PATHS
 
 _log = structlog.get_logger()
 
 
 class AccessLog:
-    """Wraps the application, router and all: Litestar's own middleware never sees its 404 and 405."""
+    """Wraps the application and its router: Litestar's own middleware never sees the router's 404 and 405."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,33 +28,34 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         method = scope["method"]
-        asked = scope
+        routed = scope
         if method == HttpMethod.HEAD:
-            # The same as GET. The server leaves out the body: it goes by the scope that it has made.
-            asked = {**scope, "method": HttpMethod.GET}
+            # Served as GET. The server drops the body, because its own scope still says HEAD.
+            routed = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
-        request_id = _inbound_id(scope) or new_request_id()
+        request_id = response_headers.x_request_id(scope)
         status = 0
 
-        async def send_with_id(message: Message) -> None:
+        async def send_completed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = _with_headers(message, request_id)
+                message = response_headers.complete(message, request_id)
             await send(message)
 
         bound = structlog.contextvars.bind_contextvars(request_id=request_id.decode())
         api_metrics.requests_in_progress.inc()
         try:
-            await self._app(asked, receive, send_with_id)
+            await self._app(routed, receive, send_completed)
         except asyncio.CancelledError:
             if status:
                 raise
-            # Only the server cancels, last of all, and its task ends here: the exception has nowhere to go.
-            await Answer.cut_off()(asked, receive, send_with_id)
+            # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
+            # is nothing to pass the exception on to.
+            await errors.answer(ShutDown())(routed, receive, send_completed)
         finally:
             duration = time.perf_counter() - started_at
-            if route := asked.get("path_template"):
+            if route := routed.get("path_template"):
                 scope["path_template"] = route  # for the span
             api_metrics.requests_in_progress.dec()
             try:
@@ -67,37 +64,12 @@ class AccessLog:
                 structlog.contextvars.reset_contextvars(**bound)
 
 
-def _inbound_id(scope: Scope) -> bytes | None:
-    """Return the caller's X-Request-Id when it is harmless to repeat."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _WELL_FORMED.fullmatch(value):
-            return value
-    return None
-
-
-def new_request_id() -> bytes:
-    """Return the X-Request-Id of a request that came without."""
-    return uuid_utils.uuid4().hex.encode()
-
-
-def _with_headers(message: HTTPResponseStartEvent, request_id: bytes) -> HTTPResponseStartEvent:
-    """Add X-Request-Id, HEAD to the methods allowed, and no-store unless something else is said."""
-    headers = [
-        (name, value + b", HEAD" if name.lower() == b"allow" and b"GET" in value else value)
-        for name, value in message["headers"]
-    ]
-    headers.append((b"x-request-id", request_id))
-    if not any(name.lower() == b"cache-control" for name, _ in headers):
-        headers.append((b"cache-control", b"no-store"))
-    return {**message, "headers": headers}
-
-
 def refuse(refusal: Refusal) -> ASGIApp:
-    """Return the answer to a request that the server could not read; it is logged and counted like others."""
+    """Return the answer to input that the server cannot read as a request. It is logged and counted too."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
-        await Answer.refusing(refusal, (b"x-request-id", request_id))(scope, receive, send)
+        request_id = response_headers.new_x_request_id()
+        await errors.answer_refusal(refusal, (b"x-request-id", request_id))(scope, receive, send)
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
             record(None, None, int(refusal.status), 0.0)
 
@@ -105,14 +77,13 @@ def refuse(refusal: Refusal) -> ASGIApp:
 
 
 def record(method: str | None, route: str | None, status: int, duration: float) -> None:
-    """Count and log a request by its route's template.
+    """Count and log a request under its route's template, "unmatched" where the router itself answered.
 
-    Never by the path or query as sent: both may hold what nobody should read. What the router answers itself,
-    with 404 or 405, has no route.
+    The path and the query are not logged: both may hold personal data or secrets.
     """
     route = route or "unmatched"
     api_metrics.observe_request(method=str(method), route=route, status=status, seconds=duration)
-    log = _log.debug if route in PROBES and status < 500 else _log.info
+    log = _log.debug if route in probes.PATHS and status < 500 else _log.info
     log(
         "request_served",
         method=method,

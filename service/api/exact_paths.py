@@ -1,16 +1,16 @@
-"""One spelling for each path: the router alone would serve `//metrics` and `/%6detrics` as `/metrics`."""
+"""Serves each path under one spelling: the router also takes `//metrics` and `/%6detrics` for `/metrics`."""
 
 from collections.abc import Awaitable
-from http import HTTPStatus
 
 from litestar.enums import ScopeType
+from litestar.exceptions import NotFoundException
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from service.api.envelope import Answer
+from service.api import errors
 
 
 class ExactPaths:
-    """Wraps the router, so that no other spelling passes a gateway's rules for a path."""
+    """Wraps the router, so that no other spelling of a path gets around a gateway's rules for it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -21,8 +21,7 @@ class ExactPaths:
             return self._app(scope, receive, send)
         path = scope["raw_path"]
         if b"//" in path or (path.endswith(b"/") and path != b"/"):
-            missing = HTTPStatus.NOT_FOUND
-            return Answer.failed(missing, "not_found", f"{missing.phrase}.")(scope, receive, send)
+            return errors.answer(NotFoundException())(scope, receive, send)
         if b"%" in path:
-            scope["path"] = path.decode("ascii")  # as it was sent: no path of ours needs an encoding
+            scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.
         return self._app(scope, receive, send)

@@ -11,11 +11,12 @@ from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service.api import idempotency_key, list_query, request_body
-from service.api.envelope import Answer, UnsupportedMediaType
+from service.api import admission, idempotency_key, list_query, request_body
+from service.api.admission import Admission
+from service.api.envelope import Answer
+from service.api.errors import UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
-from service.authentication import authenticator
-from service.authentication.authenticator import Caller
+from service.authentication.authenticator import READ, WRITE, Caller
 from service.calculation_requests import reading, request_secrets
 from service.calculation_requests.model import (
     CalculationRequest,
@@ -42,9 +43,10 @@ class Resources(msgspec.Struct, frozen=True):
     """What the handlers work with; the lifespan opens it."""
 
     settings: ServiceSettings
+    admission: Admission
     pool: Pool
     storage: Storage
-    keys: SecretKeyRing
+    secret_keys: SecretKeyRing
     relay: RelayWaker
     questionnaire: msgspec.Raw  # encoded once
     questionnaire_etag: str
@@ -55,7 +57,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
-        return stored.view(self.keys, self.settings.app_url)
+        return stored.view(self.secret_keys, self.settings.app_url)
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[ListedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
@@ -81,7 +83,7 @@ class ApiRequest(Request[Caller, Any, State]):
         return resources
 
 
-@post("/v1/request", status_code=200, before_request=authenticator.requires(authenticator.WRITE))
+@post("/v1/request", status_code=200, before_request=admission.requires(WRITE))
 async def create_request(request: ApiRequest) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
@@ -101,7 +103,7 @@ async def create_request(request: ApiRequest) -> Answer:
     return Answer.ok(resources.view(stored), *headers)
 
 
-@get("/v1/request", before_request=authenticator.requires(authenticator.READ))
+@get("/v1/request", before_request=admission.requires(READ))
 async def list_requests(request: ApiRequest) -> Answer:
     """List the caller's requests, newest first."""
     resources = request.resources
@@ -118,7 +120,7 @@ async def show_methods() -> Response[None]:
     return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 
-@get("/v1/request/{uuid:str}", before_request=authenticator.requires(authenticator.READ))
+@get("/v1/request/{uuid:str}", before_request=admission.requires(READ))
 async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     """Read a request back."""
     resources = request.resources
@@ -130,7 +132,7 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     return Answer.ok(resources.view(stored))
 
 
-@get("/v1/questionnaire/structure", before_request=authenticator.requires_api_key_or_token)
+@get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
 async def questionnaire_structure(request: ApiRequest) -> Answer:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources

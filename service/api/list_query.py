@@ -10,7 +10,8 @@ from uuid import UUID
 import msgspec
 
 from service import lines
-from service.api.errors import Failure, FieldError, InvalidSubmission
+from service.api.envelope import FieldError
+from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
 from service.calculation_requests.model import ListedCalculationRequest
 from service.calculation_requests.reading import Listing

@@ -9,7 +9,8 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from service import lines
-from service.api.errors import ErrorCode, Failure, FieldError, InvalidSubmission, MalformedBody
+from service.api.envelope import ErrorCode, FieldError
+from service.api.errors import Failure, InvalidSubmission, MalformedBody
 from service.calculation_requests import email_addresses, fee_waiver, fields
 from service.calculation_requests.fee_waiver import ReasonFault, RequestedWaiver
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS

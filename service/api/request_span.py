@@ -1,24 +1,24 @@
-"""The span of an HTTP request, around everything else: put there only when requests are traced."""
+"""The span of an HTTP request: the layer around all others, used only when traces are exported."""
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import access_log
+from service.server import probes
 from service.telemetry import api_metrics, trace_context, tracing
 
 
 class TracedRequests:
-    """Wraps the application, router and all. Probes are not traced."""
+    """Wraps the application and its router. Probes are not traced."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != ScopeType.HTTP or scope["path"] in access_log.PROBES:
+        if scope["type"] != ScopeType.HTTP or scope["path"] in probes.PATHS:
             await self._app(scope, receive, send)
             return
-        status = 500  # what the server answers when the application does not
+        status = 500  # which the server sends when the application sends nothing
 
         async def send_noting_status(message: Message) -> None:
             nonlocal status
@@ -27,11 +27,12 @@ class TracedRequests:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        known = scope["method"] in api_metrics.METHODS
-        method, name = (scope["method"],) * 2 if known else ("_OTHER", "HTTP")
+        is_standard = scope["method"] in api_metrics.METHODS
+        method, name = (scope["method"],) * 2 if is_standard else ("_OTHER", "HTTP")
         with tracing.span(
             name,
             "server",
+            # No `url.path`, which the conventions ask for: a path may hold anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
             parent=trace_context.traceparent(headers),
         ) as span:

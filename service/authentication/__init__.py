@@ -1,1 +1,1 @@
-"""From an Authorization header to the caller. Knows no web framework."""
+"""Turns an Authorization header into a caller. Independent of the web framework."""

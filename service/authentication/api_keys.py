@@ -1,4 +1,4 @@
-"""The API keys of law firms, and when each was last used."""
+"""The API keys of law firms, and the time of their last use."""
 
 import asyncio
 import hashlib
@@ -19,15 +19,15 @@ from service.postgres.pool import Connection, Pool
 _API_KEY = re.compile(r"cr_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", re.ASCII)
 
 
-def looks_like_one(token: str) -> bool:
-    """Whether *token* has the form of our API keys, so that it cannot be an access token."""
+def looks_like_api_key(token: str) -> bool:
+    """Whether *token* has the form of an API key, which no access token has."""
     return _API_KEY.fullmatch(token) is not None
 
 
 async def create(connection: Connection, conveyancer_id: str) -> str:
-    """Return a new API key, `cr_<prefix>_<secret>`. It cannot be shown again: only its hash is stored."""
+    """Return a new API key, `cr_<prefix>_<secret>`. Only its hash is stored, so it cannot be shown again."""
     prefix = secrets.token_hex(6)
-    key = f"cr_{prefix}_{secrets.token_urlsafe(32)}"
+    api_key = f"cr_{prefix}_{secrets.token_urlsafe(32)}"
     try:
         await connection.execute(
             """
@@ -35,16 +35,16 @@ async def create(connection: Connection, conveyancer_id: str) -> str:
             VALUES ($1, $2, $3)
             """,
             prefix,
-            _sha256(key),
+            _sha256(api_key),
             conveyancer_id,
         )
     except asyncpg.ForeignKeyViolationError:
         raise UnknownConveyancer from None
-    return key
+    return api_key
 
 
 async def revoke(connection: Connection, prefix: str) -> bool:
-    """Revoke the key with this prefix. False when there is none that is still valid."""
+    """Revoke the API key with this prefix. Returns False when no valid one has it."""
     result = await connection.fetchval(
         """
         UPDATE api_key
@@ -59,7 +59,7 @@ async def revoke(connection: Connection, prefix: str) -> bool:
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """What is known of an API key; the key itself is not."""
+    """What is stored about an API key, except for its hash."""
 
     prefix: str
     conveyancer_id: str
@@ -69,7 +69,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 async def list_all(connection: Connection) -> list[ApiKey]:
-    """Return every API key, the revoked ones included, by conveyancer and age."""
+    """Return every API key, revoked ones included, by conveyancer and age."""
     rows = await connection.fetch(
         """
         SELECT prefix, conveyancer_id, created_at, last_used_at, revoked_at
@@ -80,8 +80,8 @@ async def list_all(connection: Connection) -> list[ApiKey]:
     return [ApiKey(**row) for row in rows]
 
 
-async def find(connection: Connection, key: str) -> str | None:
-    """Return the prefix of this API key, or None when it is not valid."""
+async def find(connection: Connection, api_key: str) -> str | None:
+    """Return the prefix of an API key, or None when it is not valid."""
     prefix: str | None = await connection.fetchval(
         """
         SELECT prefix
@@ -89,13 +89,13 @@ async def find(connection: Connection, key: str) -> str | None:
          WHERE key_sha256 = $1
            AND revoked_at IS NULL
         """,
-        _sha256(key),
+        _sha256(api_key),
     )
     return prefix
 
 
 async def record_uses(connection: Connection, prefixes: Collection[str]) -> None:
-    """Record that the keys with these prefixes have just been used, at most once in five minutes each."""
+    """Record that the API keys with these prefixes were just used, each at most once in five minutes."""
     await connection.execute(
         """
         UPDATE api_key
@@ -108,9 +108,9 @@ async def record_uses(connection: Connection, prefixes: Collection[str]) -> None
 
 
 class ApiKeyUses:
-    """The prefixes of the keys used since the last writing. A crash forgets them: nobody relies on them.
+    """Collects the prefixes of used API keys in memory and writes them at intervals, so no caller waits.
 
-    Noted in memory and written now and then, never while a caller waits.
+    A crash loses what was collected since the last write. Nothing depends on it.
     """
 
     def __init__(self, pool: Pool, *, interval_seconds: float, timeout_seconds: float) -> None:
@@ -120,11 +120,11 @@ class ApiKeyUses:
         self._used: set[str] = set()
 
     def note(self, prefix: str) -> None:
-        """Say that this valid key was used; returns at once."""
+        """Note that the API key with this prefix was used."""
         self._used.add(prefix)
 
     async def run(self) -> None:
-        """Write at every interval, and once more when cancelled."""
+        """Write at each interval, and once more when cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._interval_seconds)
@@ -133,7 +133,7 @@ class ApiKeyUses:
             await self._write()
 
     async def _write(self) -> None:
-        """Write all uses in one statement. What Postgres does not take now, it is given next time."""
+        """Write all uses in one statement. They are kept for the next write if Postgres is unavailable."""
         used = frozenset(self._used)
         if not used:
             return
@@ -143,5 +143,5 @@ class ApiKeyUses:
             self._used -= used
 
 
-def _sha256(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _sha256(api_key: str) -> bytes:
+    return hashlib.sha256(api_key.encode()).digest()

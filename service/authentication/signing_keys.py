@@ -1,4 +1,4 @@
-"""The keys that access tokens are signed with: the issuer's JWKS, cached and kept fresh (RFC 7517)."""
+"""The issuer's signing keys: its JWK set (RFC 7517), cached and refreshed."""
 
 import asyncio
 import ssl
@@ -21,39 +21,39 @@ _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_REDIRECTS = 3
-_PATIENCE_SECONDS = 1.0  # how long a caller waits for a key that we have not: as long as for Postgres
+_CALLER_WAIT_SECONDS = 1.0  # for a key that is not cached; as long as for Postgres by default
 
 _log = structlog.get_logger()
 
 
 class SigningKeysUnavailable(Exception):
-    """The issuer's keys cannot be had just now, so nobody can tell whether the token is good."""
+    """The issuer's keys cannot be fetched now, so the token can be neither accepted nor refused."""
 
 
 class UnknownSigningKey(Exception):
-    """The token was signed with a key that the issuer does not publish."""
+    """The token is signed with a key that the issuer does not publish."""
 
 
 class UnusableDocument(Exception):
-    """What the issuer sent is no JWK set, too large, or came over plain HTTP."""
+    """The issuer's document is not a JWK set, has no usable key, is too large, or came over plain HTTP."""
 
 
-class KeySet(msgspec.Struct):
+class JwkSet(msgspec.Struct):
     """A JWK set (RFC 7517, section 5)."""
 
     keys: list[dict[str, Any]]
 
 
 class SigningKey(msgspec.Struct, frozen=True):
-    """A public key of the issuer, and the algorithms that it may verify: of its own type only."""
+    """A public key of the issuer, and the algorithms it may verify. They all suit the type of the key."""
 
     key_id: str
-    key: AllowedPublicKeys
+    public_key: AllowedPublicKeys
     algorithms: tuple[str, ...]
 
 
 class SigningKeys:
-    """The issuer's public keys by key id. Those once fetched are used for as long as the issuer is down."""
+    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use."""
 
     def __init__(
         self, url: str, *, refresh_seconds: float, timeout_seconds: float, cooldown_seconds: float
@@ -62,38 +62,39 @@ class SigningKeys:
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
         self._cooldown_seconds = cooldown_seconds
-        self._trusted = ssl.create_default_context()
-        self._keys: dict[str, SigningKey] = {}
+        self._tls = ssl.create_default_context()
+        self._by_id: dict[str, SigningKey] = {}
         self._is_current = False  # whether the last fetch succeeded
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
         self._failure: Exception | None = None  # of the last fetch
 
     async def find(self, key_id: str) -> SigningKey:
-        """Return a key. Raises UnknownSigningKey or SigningKeysUnavailable.
+        """Return the key with this id. Raises UnknownSigningKey or SigningKeysUnavailable.
 
-        An unknown key id may be that of a new key, so it causes a fetch; but one in a while, or anybody could
-        have us ask the issuer at will.
+        An unknown id may belong to a new key, so it causes a fetch: at most one per cooldown, because
+        anybody can send tokens with made-up ids.
         """
-        if key_id not in self._keys and self._may_ask():
-            await asyncio.wait([self._fetch()], timeout=_PATIENCE_SECONDS)
-        if key_id in self._keys:
-            return self._keys[key_id]
+        if key_id not in self._by_id and self._may_fetch():
+            await asyncio.wait([self._fetch()], timeout=_CALLER_WAIT_SECONDS)
+        if key_id in self._by_id:
+            return self._by_id[key_id]
         if self._is_current and not self._is_fetching:
             raise UnknownSigningKey
+        # Not UnknownSigningKey, which is a 401: it makes callers discard a token that may be valid.
         raise SigningKeysUnavailable from self._failure
 
     async def refresh(self) -> None:
-        """Fetch the keys, however long the issuer takes. Raises SigningKeysUnavailable when that fails."""
+        """Fetch the keys and wait for the end of the fetch. Raises SigningKeysUnavailable if it fails."""
         await asyncio.wait([self._fetch()])
         if not self._is_current:
             raise SigningKeysUnavailable from self._failure
 
     async def run(self) -> None:
-        """Fetch the keys now, and again and again until cancelled."""
+        """Fetch the keys now, and then at intervals until cancelled."""
         try:
             while True:
-                with suppress(SigningKeysUnavailable):  # It is in the log.
+                with suppress(SigningKeysUnavailable):  # The failure was logged.
                     await self.refresh()
                 await asyncio.sleep(self._refresh_seconds if self._is_current else self._cooldown_seconds)
         finally:
@@ -104,38 +105,42 @@ class SigningKeys:
     def _is_fetching(self) -> bool:
         return self._fetching is not None and not self._fetching.done()
 
-    def _may_ask(self) -> bool:
+    def _may_fetch(self) -> bool:
         return self._is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
 
     def _fetch(self) -> asyncio.Task[None]:
-        """Begin a fetch unless one is under way: there is one at a time, however many wait for it."""
+        """Return the running fetch, or start one: concurrent callers share it."""
         if self._fetching is None or self._fetching.done():
             self._last_attempt = time.monotonic()
-            self._fetching = asyncio.create_task(self._replace_keys())
+            self._fetching = asyncio.create_task(self._replace())
         return self._fetching
 
-    async def _replace_keys(self) -> None:
+    async def _replace(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 document = await self._download()
-            self._keys = _read_key_set(document)
-        except Exception as error:  # noqa: BLE001 - whatever a fetch ends with, the keys we have are used
+            self._by_id = _read_jwk_set(document)
+        except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._is_current = False
             self._failure = error
             api_metrics.jwks_not_refreshed.inc()
-            _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._keys))
+            _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
         else:
             self._is_current = True
             api_metrics.note_keys_fetched()
-            _log.debug("signing_keys_fetched", keys=len(self._keys))
+            _log.debug("signing_keys_fetched", keys=len(self._by_id))
 
     async def _download(self) -> bytes:
-        """Return the document at an https or file URL; settings admit no other scheme."""
+        """Return the document at an https or file URL. The settings allow no other scheme.
+
+        With httpx, because a thread with the standard library's client cannot be stopped while an issuer
+        sends one byte at a time. Litestar depends on httpx anyway.
+        """
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
         client = httpx.AsyncClient(
-            verify=self._trusted,
+            verify=self._tls,
             timeout=self._timeout_seconds,
             follow_redirects=True,
             max_redirects=_MOST_REDIRECTS,
@@ -163,37 +168,37 @@ def open_signing_keys(settings: ServiceSettings) -> SigningKeys:
 
 
 async def _refuse_plain_http(request: httpx.Request) -> None:
-    """Go nowhere, redirects included, where anybody on the way could put in keys of their own."""
+    """Refuse plain HTTP, in redirects too: anybody on the network could replace the keys."""
     if request.url.scheme != "https":
         raise UnusableDocument
 
 
-def _read_key_set(document: bytes) -> dict[str, SigningKey]:
-    """Return the usable signing keys of a JWK set. Raises UnusableDocument when there is none."""
+def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
+    """Return the usable signing keys of a JWK set by id. Raises UnusableDocument if there is none."""
     try:
-        entries = msgspec.json.decode(document, type=KeySet).keys
+        entries = msgspec.json.decode(document, type=JwkSet).keys
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UnusableDocument from None
-    keys = {key.key_id: key for entry in entries if (key := _read_key(entry)) is not None}
-    if not keys:
+    usable = [key for entry in entries if (key := _read_jwk(entry)) is not None]
+    if not usable:
         raise UnusableDocument
-    return keys
+    return {key.key_id: key for key in usable}
 
 
-def _read_key(entry: dict[str, Any]) -> SigningKey | None:
-    """Return a key that tokens may be signed with; None for any other, which takes nothing from the rest."""
+def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
+    """Return the key of one entry, or None if tokens cannot be verified with it."""
     key_id = entry.get("kid")
-    is_to_verify = entry.get("use") in (None, "sig") and entry.get("alg") in (None, "", *ALGORITHMS)
-    is_public = "d" not in entry  # With the private half published anybody can sign.
-    if not isinstance(key_id, str) or not is_to_verify or not is_public:
+    is_for_signatures = entry.get("use") in (None, "sig") and entry.get("alg") in (None, "", *ALGORITHMS)
+    is_public = "d" not in entry  # Anybody can sign with a key whose private half is published.
+    if not isinstance(key_id, str) or not is_for_signatures or not is_public:
         return None
     try:
         jwk = jwt.PyJWK.from_dict(entry)
-    except Exception as error:  # noqa: BLE001 - odd members raise errors of every kind in PyJWT and cryptography
+    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise errors of all kinds on odd members
         _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
         return None
     if jwk.algorithm_name not in ALGORITHMS:
         return None
-    # Without `alg` PyJWT takes an RSA key for one of RS256; other types have one algorithm for each curve.
-    any_of_rsa = jwk.key_type == "RSA" and not entry.get("alg")
-    return SigningKey(key_id, jwk.key, _RSA_ALGORITHMS if any_of_rsa else (jwk.algorithm_name,))
+    # For an RSA key without `alg` PyJWT assumes RS256. Keys of other types have one algorithm per curve.
+    takes_any_rsa = jwk.key_type == "RSA" and not entry.get("alg")
+    return SigningKey(key_id, jwk.key, _RSA_ALGORITHMS if takes_any_rsa else (jwk.algorithm_name,))

@@ -1,1 +1,1 @@
-"""What outsiders build on, made from the types the code itself uses."""
+"""The documents that callers and consumers build on, made from the types of the code."""

@@ -1,4 +1,4 @@
-"""The AsyncAPI document: the events and where they travel, from the types that the code uses."""
+"""The AsyncAPI document: the events, exchanges and queues, made from the types that the code uses."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,11 +21,11 @@ VERSION = "1"
 BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
 
 _ABOUT = """\
-What happens to requests for Stamp Duty Land Tax calculations, and how a calculation is announced to us.
+What happens to requests for Stamp Duty Land Tax calculations, and how to announce a calculation.
 
-Delivery is at least once, and in order within a request: know an event by its `id`, and what is missing by
-`sequence`. Bind a queue of your own to the exchange. Events carry nothing personal; who needs more asks the
-API. New fields may be added: ignore those you do not know. What breaks consumers comes as a new type."""
+Delivery is at least once, and in order within a request. Deduplicate events by `id`, and detect missing ones
+by `sequence`. Bind a queue of your own to the exchange. Events carry no personal data: for more, call the
+API. New fields may be added: ignore fields that you do not know. Breaking changes come as new event types."""
 
 _AMQP = {"bindingVersion": "0.3.0"}
 _SCHEMAS = "#/components/schemas/"
@@ -73,7 +73,7 @@ _TYPES = (
 
 
 def document() -> dict[str, Any]:
-    """Return the document: AsyncAPI 3.0, told from our side, so that others receive what we send."""
+    """Return the AsyncAPI 3.0 document. Its "send" is what this service sends."""
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
@@ -83,7 +83,7 @@ def document() -> dict[str, Any]:
                 "host": "{host}",
                 "protocol": "amqp",
                 "protocolVersion": "0.9.1",
-                "description": "The broker that AMQP_URL leads to.",
+                "description": "The broker at AMQP_URL.",
                 "variables": {"host": {"default": "127.0.0.1:5672"}},
                 "security": [{"$ref": "#/components/securitySchemes/account"}],
             }
@@ -118,7 +118,7 @@ def _routed(routing_key: str, exchange: str, *messages: str) -> dict[str, Any]:
 
 def _queued(queue: str, *messages: str) -> dict[str, Any]:
     described = {"name": queue, "durable": True, "exclusive": False, "autoDelete": False}
-    about = f"A queue of ours. What it cannot take goes to `{queue}.dead-letters`, with `x-reason`."
+    about = f"This service's own queue. Rejected messages go to `{queue}.dead-letters`, with `x-reason`."
     binding = {"is": "queue", "queue": described, "x-queue-type": "quorum"}
     return {**_channel(queue, binding, messages), "description": about}
 
@@ -172,7 +172,7 @@ def _sent_message(example: RequestEvent) -> dict[str, Any]:
 
 
 def _received_message(name: str) -> dict[str, Any]:
-    """Return what we accept; no header is needed."""
+    """Describe a message that the service accepts. It needs no headers."""
     example = RECEIVED_EXAMPLES[name]
     is_bare = isinstance(example, CalculationCreated)
     return {
@@ -220,12 +220,12 @@ def _schemas() -> dict[str, Any]:
     received = schemas["CloudEvent_CalculationCreated_"]["properties"]
     received["type"] = {"const": CalculationCreated.type}
     calculation_id = schemas["CalculationCreated"]["properties"]["calculation_id"]
-    calculation_id["pattern"] = _in_ecma(calculation_id["pattern"])
+    calculation_id["pattern"] = _ecma_pattern(calculation_id["pattern"])
     return schemas
 
 
 def _narrow(schema: dict[str, Any], event_type: str) -> None:
-    """Say of an envelope that we write what is always so; the type alone says what we read."""
+    """Narrow the schema of an envelope that we send. The type alone describes what we accept."""
     text = {"type": "string"}
     schema["properties"] |= {
         "specversion": {"const": events.SPECVERSION},
@@ -239,6 +239,6 @@ def _narrow(schema: dict[str, Any], event_type: str) -> None:
     schema["required"] = [name for name in schema["properties"] if name != "traceparent"]
 
 
-def _in_ecma(pattern: str) -> str:
-    r"""Return a pattern of Python's in the language of JSON Schema, which has no `\A` and `\Z`."""
+def _ecma_pattern(pattern: str) -> str:
+    r"""Translate a pattern from Python to JSON Schema, which has no `\A` and `\Z`."""
     return pattern.replace(r"\A", "^").replace(r"\Z", "$")

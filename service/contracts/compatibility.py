@@ -1,8 +1,9 @@
-"""Whether a change of the AsyncAPI document breaks those who built on the one before.
+"""Finds changes of the AsyncAPI document that break consumers or senders built on the committed one.
 
-What we send must be readable to who knows the old document; what the old one let others send must be readable
-to us. Both are one question: is everything that a sender may write something that the reader takes? And in
-both directions no field may go away: what one side relied on would be lost in silence.
+Everything that a sender may write must be acceptable to its reader: what we send, to consumers that know the
+old document; and what others send by the old document, to us. So making a field optional is safe in messages
+that we receive, and breaking in messages that we send. In both directions no field may disappear, because
+the other side would lose it silently. A change that cannot be judged, such as another pattern, is breaking.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,12 @@ _UPPER_BOUNDS = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxPro
 _COMPARED = {
     "anyOf", "type", "const", "enum", "properties", "required", "items", *_LOWER_BOUNDS, *_UPPER_BOUNDS
 }  # fmt: skip
-_EXPLANATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 _TYPES_OF_VALUES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 def breaks(old: Schema, new: Schema) -> list[str]:
-    """Return a line for everything in the document *new* that breaks who built on *old*."""
+    """Return a line for each change from *old* to *new* that breaks consumers or senders built on *old*."""
     return [*_channel_breaks(old, new), *_operation_breaks(old, new)]
 
 
@@ -32,21 +33,21 @@ def _channel_breaks(old: Schema, new: Schema) -> Iterator[str]:
         else:
             for fact in ("address", "bindings"):
                 if now[fact] != channel[fact]:
-                    yield f"channel {name}: other {fact}"
+                    yield f"channel {name}: {fact} changed"
 
 
 def _operation_breaks(old: Schema, new: Schema) -> Iterator[str]:
     for name, operation in old["operations"].items():
         now = new["operations"].get(name)
         if now is None or any(now[fact] != operation[fact] for fact in ("action", "channel")):
-            yield f"{name}: removed, or turned into another operation"
+            yield f"{name}: removed, or moved to another action or channel"
             continue
         is_sent = operation["action"] == "send"
         before, after = _messages(old, operation), _messages(new, now)
         for message in before.keys() - after.keys():
             yield f"{name}: {message} removed"
         for message in after.keys() - before.keys() if is_sent else ():
-            yield f"{name}: {message} is new to who reads this channel"
+            yield f"{name}: {message} added, which existing readers of this channel do not know"
         for message in before.keys() & after.keys():
             sent, read = (after, before) if is_sent else (before, after)
             yield from unreadable(sent[message], read[message], at=f"{name}: {message}")
@@ -55,7 +56,7 @@ def _operation_breaks(old: Schema, new: Schema) -> Iterator[str]:
 
 
 def _messages(document: Schema, operation: Schema) -> dict[str, Schema]:
-    """Return what an operation carries, by name: a schema of each whole message, without references."""
+    """Return a schema of each message of an operation, by name: content type, headers and payload."""
     names = [reference["$ref"].rpartition("/")[2] for reference in operation["messages"]]
     return {name: _whole(document, document["components"]["messages"][name]) for name in names}
 
@@ -71,21 +72,22 @@ def _whole(document: Schema, message: Schema) -> Schema:
 
 
 def _inlined(document: Schema, part: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return a part of the document with every reference replaced by its target."""
     match part:
         case {"$ref": str(reference)}:
             target = document
             for step in reference.removeprefix("#/").split("/"):
                 target = target[step]
-            return _inlined(document, {**target, **{key: part[key] for key in part if key != "$ref"}})
+            return _inlined(document, {**target, **{name: part[name] for name in part if name != "$ref"}})
         case dict():
-            return {key: _inlined(document, value) for key, value in part.items()}
+            return {name: _inlined(document, value) for name, value in part.items()}
         case list():
             return [_inlined(document, value) for value in part]
     return part
 
 
 def unreadable(sent: Schema, read: Schema, *, at: str) -> Iterator[str]:
-    """Yield a line for everything that *sent* allows and *read* does not; where in doubt, also a line."""
+    """Yield a line for everything that *sent* allows and *read* does not, and for what cannot be judged."""
     for alternative in _alternatives(sent):
         refusals = [list(_refusals(alternative, choice, at)) for choice in _alternatives(read)]
         if all(refusals):
@@ -93,7 +95,7 @@ def unreadable(sent: Schema, read: Schema, *, at: str) -> Iterator[str]:
 
 
 def _alternatives(schema: Schema) -> list[Schema]:
-    shared = {key: value for key, value in schema.items() if key != "anyOf"}
+    shared = {keyword: value for keyword, value in schema.items() if keyword != "anyOf"}
     return [{**shared, **choice} for choice in schema.get("anyOf", [{}])]
 
 
@@ -101,13 +103,13 @@ def _refusals(sent: Schema, read: Schema, at: str) -> Iterator[str]:
     yield from _refused_values(sent, read, at)
     for bound in _LOWER_BOUNDS:
         if bound in read and sent.get(bound, float("-inf")) < read[bound]:
-            yield f"{at}: {bound} {read[bound]} not kept"
+            yield f"{at}: may violate {bound} {read[bound]}"
     for bound in _UPPER_BOUNDS:
         if bound in read and sent.get(bound, float("inf")) > read[bound]:
-            yield f"{at}: {bound} {read[bound]} not kept"
-    for keyword in read.keys() - _COMPARED - _EXPLANATIONS:  # such as pattern and format
+            yield f"{at}: may violate {bound} {read[bound]}"
+    for keyword in read.keys() - _COMPARED - _ANNOTATIONS:  # such as pattern and format
         if sent.get(keyword) != read[keyword]:
-            yield f"{at}: {keyword} {read[keyword]!r} not kept"
+            yield f"{at}: may violate {keyword} {read[keyword]!r}"
     if "items" in read:
         yield from unreadable(sent.get("items", {}), read["items"], at=f"{at}[]")
     yield from _refused_fields(sent, read, at)
@@ -118,16 +120,16 @@ def _refused_values(sent: Schema, read: Schema, at: str) -> Iterator[str]:
     if readable is not None:
         added = ["any"] if values is None else [value for value in values if value not in readable]
         if added:
-            yield f"{at}: other values than {readable}: {added}"
+            yield f"{at}: may be {added}, not only {readable}"
     elif "type" in read:
         readable_types = _types(read) | ({"integer"} if "number" in _types(read) else set())
         added = sorted(_types(sent) - readable_types)
         if added:
-            yield f"{at}: {' or '.join(added)} in place of {read['type']}"
+            yield f"{at}: {' or '.join(added)} instead of {read['type']}"
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """Return all values that a schema allows, or None when it does not list them."""
+    """Return the values that a schema allows, or None if it does not list them."""
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
@@ -149,7 +151,7 @@ def _refused_fields(sent: Schema, read: Schema, at: str) -> Iterator[str]:
             yield f"{at}.{name}: may be missing"
     if read.get("additionalProperties") is False:
         for name in written.keys() - known.keys():
-            yield f"{at}.{name}: not known"
+            yield f"{at}.{name}: unknown to the reader"
     for name in written.keys() & known.keys():
         yield from unreadable(written[name], known[name], at=f"{at}.{name}")
 

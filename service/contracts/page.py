@@ -1,4 +1,8 @@
-"""The OpenAPI document over HTTP, and Swagger UI to read it with, which asks nothing but this service."""
+"""The OpenAPI document over HTTP, and Swagger UI to read it, which loads nothing from elsewhere.
+
+Swagger UI comes from `openapi-ui-bundles` (5.17, no dependencies): packages with newer versions depend on
+Django or FastAPI.
+"""
 
 import base64
 import hashlib
@@ -24,7 +28,7 @@ _ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",
     "favicon-32x32.png": "image/png",
 }
-# validatorUrl: else the page would show the document to a validator on the internet.
+# validatorUrl: otherwise the page would send the document to a validator on the internet.
 _START = 'SwaggerUIBundle({url: "/schema/openapi.json", dom_id: "#page", validatorUrl: null})'
 _PAGE = f"""<!DOCTYPE html>
 <html lang="en">
@@ -42,6 +46,7 @@ _PAGE = f"""<!DOCTYPE html>
 </html>
 """
 _START_HASH = base64.b64encode(hashlib.sha256(_START.encode()).digest()).decode()
+# The policy keeps the browser from contacting any other server.
 _PAGE_HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'self' 'sha256-{_START_HASH}'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
@@ -52,13 +57,13 @@ _PAGE_HEADERS = {
 
 @get("/schema", sync_to_thread=False)
 def openapi_page() -> Response[str]:
-    """Return a page for people."""
+    """Return the page."""
     return Response(_PAGE, media_type=MediaType.HTML, headers=_PAGE_HEADERS)
 
 
 @get("/schema/{asset:str}", sync_to_thread=False)
 def openapi_asset(asset: FromPath[str]) -> File:
-    """Return a file that the page needs, out of the package that carries Swagger UI."""
+    """Return a file of Swagger UI."""
     if asset not in _ASSETS:
         raise NotFoundException
     folder = resources.files("openapi_ui_bundles.swagger_ui") / "vendor"

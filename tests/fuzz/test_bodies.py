@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from service.api import request_body
-from service.api.envelope import ErrorEnvelope, answer
-from service.api.errors import InvalidSubmission, MalformedBody
+from service.api.envelope import ErrorEnvelope
+from service.api.errors import InvalidSubmission, MalformedBody, answer
 from service.app import LARGEST_BODY
 from service.contracts import openapi
 from tests.conftest import Issuer
@@ -66,7 +66,7 @@ def _judge(body: bytes) -> list[Any]:
         parsed = request_body.parse(body)
         parsed.validated(waiver_applies=parsed.waiver is not None)
     except (MalformedBody, InvalidSubmission) as error:
-        told = msgspec.json.decode(msgspec.json.encode(answer(error).content), type=ErrorEnvelope)
+        told = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
         assert told.errors
         _check_pointers(body, told)
         return told.errors

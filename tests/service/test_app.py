@@ -1,4 +1,4 @@
-"""What holds for every route: envelope, request ids, probes, outages."""
+"""Behaviour of every route: envelope, request ids, probes, outages."""
 
 import json
 
@@ -74,7 +74,7 @@ async def test_path_has_one_spelling(client: httpx.AsyncClient, alias: str) -> N
     assert [line["route"] for line in served] == ["unmatched"]
 
 
-async def test_percent_encoded_uuid_is_another_uuid(client: httpx.AsyncClient) -> None:
+async def test_uuid_in_another_spelling_is_not_found(client: httpx.AsyncClient) -> None:
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
 
     for alias in (f"%72{uuid[1:]}", f"{uuid}/", f"/{uuid}", f"{uuid}%2f", f"{uuid}%00"):
@@ -113,7 +113,7 @@ async def test_process_is_not_ready_on_an_older_schema(
         assert "schema apply" in response.json()["postgres"]
 
 
-async def test_without_postgres_it_lives_and_answers_503(
+async def test_api_without_postgres_is_alive_and_answers_503(
     service_settings: ServiceSettings, issuer: Issuer, unused_tcp_port: int
 ) -> None:
     settings = msgspec.structs.replace(
@@ -129,7 +129,7 @@ async def test_without_postgres_it_lives_and_answers_503(
     assert response.json()["data"] is None
 
 
-async def test_without_the_issuers_keys_tokens_are_answered_503(
+async def test_access_token_is_answered_503_without_the_issuers_keys(
     service_settings: ServiceSettings, issuer: Issuer
 ) -> None:
     settings = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
@@ -139,7 +139,7 @@ async def test_without_the_issuers_keys_tokens_are_answered_503(
     assert response.status_code == 503
 
 
-async def test_unforeseen_failure_is_logged_and_told_to_nobody(
+async def test_unforeseen_failure_is_logged_and_not_shown_to_the_caller(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     await database.execute("ALTER TABLE calculation_request ADD CHECK (customer_first_name <> 'Ada')")

@@ -1,4 +1,4 @@
-"""What the endpoints ask of Postgres: counts, which are the same on every machine."""
+"""What the endpoints cost Postgres, in counts that are the same on every machine."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ _MOST_WAL_BYTES = 1_350  # 1,306 measured: a request in a table and three indexe
 
 @pytest.fixture
 def statements() -> StatementLog:
-    """What the API asks of Postgres."""
+    """The statements that the API sends to Postgres."""
     return StatementLog()
 
 
 @pytest.fixture
 async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[Forwarder]:
-    """What stands between the API and Postgres."""
+    """The TCP proxy between the API and Postgres."""
     async with Forwarder(service_settings.database_url, statements.watch) as forwarder:
         yield forwarder
 
@@ -37,7 +37,7 @@ async def link(service_settings: ServiceSettings, statements: StatementLog) -> A
 async def watched_client(
     service_settings: ServiceSettings, issuer: Issuer, link: Forwarder
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an API whose one connection to Postgres is watched, and has prepared what it needs."""
+    """A client of an API with one connection to Postgres, whose statements are recorded."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, database_timeout_seconds=10.0
     )
@@ -46,7 +46,7 @@ async def watched_client(
 
 
 def of_requests(statements: StatementLog) -> list[str]:
-    """Return what was executed for requests: waking the relay is shared by all of some milliseconds."""
+    """Return the statements executed for requests, without NOTIFY, which requests of a few ms share."""
     return [statement for statement in statements.executed if "pg_notify" not in statement]
 
 
@@ -54,7 +54,7 @@ async def test_create_is_one_statement_in_one_round_trip(
     watched_client: httpx.AsyncClient, statements: StatementLog
 ) -> None:
     await watched_client.post("/v1/request", json=A_REQUEST)
-    await eventually(lambda: len(statements.executed) == 2)  # the relay has been woken, too
+    await eventually(lambda: len(statements.executed) == 2)  # with the NOTIFY to the relay
     statements.clear()
 
     for _ in range(_CALLS):
@@ -117,7 +117,7 @@ async def test_questionnaire_asks_postgres_nothing_with_an_access_token(
 async def test_create_writes_little_wal(database: Connection) -> None:
     written = [await _wal_bytes(database) for _ in range(_CALLS)]
 
-    # The least: now and then a page is split, or written in full after a checkpoint.
+    # The minimum: sometimes a page is split, or written in full after a checkpoint.
     assert min(written) <= _MOST_WAL_BYTES
 
 

@@ -1,4 +1,4 @@
-"""Errors of the server itself: all have the envelope and X-Request-Id, and each is one line in the log."""
+"""Errors of the server itself: each has the envelope and X-Request-Id, and one line in the log."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ END_OTHER_SESSIONS = """
 
 
 class Answer(msgspec.Struct):
-    """An answer as it came over the wire."""
+    """An answer as received."""
 
     status: int
     headers: dict[str, str]  # names in lower case
@@ -45,7 +45,7 @@ class Answer(msgspec.Struct):
 
 
 class RawConnection:
-    """A connection on which anything can be sent."""
+    """A connection that can send any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -56,7 +56,7 @@ class RawConnection:
         self._writer.write(data)
 
     def hang_up(self) -> None:
-        """Go without a word."""
+        """Drop the connection without closing it properly."""
         self._writer.transport.abort()
 
     async def answer(self) -> Answer:
@@ -68,22 +68,22 @@ class RawConnection:
         return Answer(int(head[0].split(" ")[1]), headers, body)
 
     async def is_closed(self) -> bool:
-        """Whether the server has nothing more to say, and has hung up."""
+        """Whether the server has closed the connection without sending more."""
         async with asyncio.timeout(10):
             return await self._reader.read() == b""
 
     def is_cut_off(self) -> bool:
-        """Whether the server takes nothing any more; nothing is read."""
+        """Whether the server has dropped the connection. Nothing is read."""
         self.send(b"\r\n")
         return self._writer.is_closing()
 
     async def trickle(self, piece: bytes) -> None:
-        """Send *piece* again and again until the server has hung up."""
+        """Send *piece* repeatedly until the server closes the connection."""
         closed = asyncio.create_task(self.is_closed())
         while not closed.done():
             self.send(piece)
             await asyncio.wait([closed], timeout=0.02)
-        with suppress(ConnectionError):  # What we sent last came too late, and may have cost the answer.
+        with suppress(ConnectionError):  # The last piece came too late, and may have reset the connection.
             await closed
 
 
@@ -174,7 +174,7 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     ],
 )
-async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sent: bytes) -> None:
+async def test_input_that_is_not_http_is_refused_in_the_envelope(connect: Connect, sent: bytes) -> None:
     connection = await connect()
     with capture_logs() as logs:
         connection.send(sent)
@@ -189,7 +189,9 @@ async def test_what_is_not_http_is_refused_in_the_envelope(connect: Connect, sen
 
 
 @pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
-async def test_host_that_is_none_is_no_fault_of_a_body(connect: Connect, host: bytes) -> None:
+async def test_invalid_host_is_a_malformed_request_not_a_malformed_body(
+    connect: Connect, host: bytes
+) -> None:
     connection = await connect()
     with capture_logs() as logs:
         connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
@@ -213,7 +215,7 @@ async def test_head_without_end_is_refused(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
-async def test_large_head_is_refused_however_it_arrives(connect: Connect, line: str) -> None:
+async def test_large_head_is_refused_in_one_piece_and_in_many(connect: Connect, line: str) -> None:
     large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
     at_once, in_pieces = await connect(), await connect()
     at_once.send(large)
@@ -227,10 +229,10 @@ async def test_large_head_is_refused_however_it_arrives(connect: Connect, line: 
 
 
 @pytest.mark.parametrize("rest", [b"", b"X-Long: " + b"x" * (LARGEST_HEAD + 1)])
-async def test_head_after_a_large_body_costs_nobody_an_answer(
+async def test_head_after_a_large_body_does_not_prevent_an_answer(
     client: httpx.AsyncClient, connect: Connect, rest: bytes
 ) -> None:
-    """As on a pipelined connection, where one read has the end of a body and the begin of a head."""
+    """On a pipelined connection one read can contain the end of a body and the start of a head."""
     body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
     connection = await connect()
     connection.send(head(client, f"Content-Length: {len(body)}") + body)
@@ -262,7 +264,7 @@ async def test_large_head_in_one_read_with_a_body_is_refused_or_closes_the_conne
 
 @pytest.fixture
 async def impatient(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an API that waits for nobody."""
+    """A client of an API with short timeouts."""
     settings = msgspec.structs.replace(
         service_settings, http_head_seconds=0.2, http_body_seconds=0.3, database_timeout_seconds=20.0
     )
@@ -282,9 +284,7 @@ async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None
 
 
 @pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
-async def test_head_that_does_not_come_is_answered_408(
-    impatient: httpx.AsyncClient, beginning: bytes
-) -> None:
+async def test_incomplete_head_is_answered_408(impatient: httpx.AsyncClient, beginning: bytes) -> None:
     connection = await connect_to(impatient)
     with capture_logs() as logs:
         connection.send(beginning)
@@ -296,7 +296,7 @@ async def test_head_that_does_not_come_is_answered_408(
     assert [line["status"] for line in served(logs)] == [408]
 
 
-async def test_trickled_head_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+async def test_trickled_head_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
     connection = await connect_to(impatient)
     with capture_logs() as logs:
         connection.send(b"GET /livez HTTP/1.1\r\n")
@@ -305,7 +305,7 @@ async def test_trickled_head_is_not_waited_for(impatient: httpx.AsyncClient) -> 
     assert [line["status"] for line in served(logs)] == [408]
 
 
-async def test_trickled_line_breaks_keep_no_connection_open(impatient: httpx.AsyncClient) -> None:
+async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient: httpx.AsyncClient) -> None:
     connection = await connect_to(impatient)
     connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
     assert (await connection.answer()).status == 200
@@ -314,7 +314,7 @@ async def test_trickled_line_breaks_keep_no_connection_open(impatient: httpx.Asy
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
-async def test_body_that_does_not_come_is_answered_408(
+async def test_missing_body_is_answered_408(
     impatient: httpx.AsyncClient, database: Connection, framing: str
 ) -> None:
     connection = await connect_to(impatient)
@@ -331,7 +331,7 @@ async def test_body_that_does_not_come_is_answered_408(
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_trickled_body_is_not_waited_for(impatient: httpx.AsyncClient) -> None:
+async def test_trickled_body_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
     connection = await connect_to(impatient)
     with capture_logs() as logs:
         connection.send(head(impatient, "Content-Length: 60000"))
@@ -349,7 +349,7 @@ async def test_trickled_body_is_not_waited_for(impatient: httpx.AsyncClient) -> 
         (["Transfer-Encoding: chunked"], 415),
     ],
 )
-async def test_body_that_nobody_wants_keeps_no_connection_open(
+async def test_body_of_a_refused_request_does_not_keep_a_connection_open(
     impatient: httpx.AsyncClient, headers: list[str], status: int
 ) -> None:
     connection = await connect_to(impatient)
@@ -360,7 +360,7 @@ async def test_body_that_nobody_wants_keeps_no_connection_open(
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
 
 
-async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_served(
+async def test_error_in_a_pipelined_request_is_answered_after_the_request_before_it(
     impatient: httpx.AsyncClient, database: Connection
 ) -> None:
     body = json.dumps(A_REQUEST).encode()
@@ -380,7 +380,7 @@ async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_se
     assert await connection.is_closed()
 
 
-async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx.AsyncClient) -> None:
+async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient: httpx.AsyncClient) -> None:
     connection = await connect_to(impatient)
     connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
 
@@ -389,14 +389,14 @@ async def test_caller_that_does_not_read_its_answers_is_cut_off(impatient: httpx
     connection.hang_up()
 
 
-async def test_time_that_we_take_is_not_the_callers(
+async def test_time_of_the_service_does_not_count_against_the_caller(
     impatient: httpx.AsyncClient, database: Connection
 ) -> None:
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(impatient.post("/v1/request", json=A_REQUEST))
         await eventually(lambda: someone_waits(database))
-        await asyncio.sleep(0.7)  # longer than head and body may take together
+        await asyncio.sleep(0.7)  # longer than the timeouts of head and body together
 
     assert (await waiting).status_code == 200
 
@@ -429,7 +429,7 @@ async def test_small_chunks_are_accepted(client: httpx.AsyncClient, connect: Con
         assert (await connection.answer()).status == 200
 
 
-async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
+async def test_large_body_does_not_count_as_a_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
     body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
     connection = await connect()
     for _ in range(3):  # on one connection, in small pieces
@@ -442,10 +442,10 @@ async def test_large_body_is_no_large_head(client: httpx.AsyncClient, connect: C
 
 @pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_caller_that_offers_another_protocol_is_served_in_this_one(
+async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(
     client: httpx.AsyncClient, connect: Connect, framing: str, size: int
 ) -> None:
-    """As Java's HttpClient does, which offers HTTP/2 with each request."""
+    """Java's HttpClient offers HTTP/2 with each request."""
     body = json.dumps(A_REQUEST).encode()
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
     if framing == "Content-Length":
@@ -467,10 +467,10 @@ async def test_caller_that_offers_another_protocol_is_served_in_this_one(
     assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
 
 
-async def test_body_of_a_caller_that_offers_another_protocol_is_no_request(
+async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     client: httpx.AsyncClient, connect: Connect
 ) -> None:
-    """Or a gateway would take its answer for that of the next caller."""
+    """Otherwise a gateway would send the extra answer to the next caller."""
     body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
     connection = await connect()
     connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
@@ -483,8 +483,8 @@ async def test_body_of_a_caller_that_offers_another_protocol_is_no_request(
     assert await connection.is_closed()
 
 
-async def test_what_follows_a_body_is_no_header(client: httpx.AsyncClient, connect: Connect) -> None:
-    """As a gateway may have looked at the headers only."""
+async def test_trailers_are_not_headers(client: httpx.AsyncClient, connect: Connect) -> None:
+    """A gateway may have checked the headers only."""
     body = json.dumps(A_REQUEST).encode()
     chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
         len(body),
@@ -496,10 +496,8 @@ async def test_what_follows_a_body_is_no_header(client: httpx.AsyncClient, conne
     assert (await connection.answer()).status == 200
 
 
-async def test_nonsense_after_a_request_does_not_cost_its_answer(
-    client: httpx.AsyncClient, connect: Connect
-) -> None:
-    """As when the body is longer than its announced length."""
+async def test_request_followed_by_nonsense_is_answered(client: httpx.AsyncClient, connect: Connect) -> None:
+    """For example, the body may be longer than its Content-Length."""
     body = json.dumps(A_REQUEST).encode()
     connection = await connect()
     connection.send(head(client, f"Content-Length: {len(body)}") + body + b'{"more": "of it"}')
@@ -519,13 +517,15 @@ async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, conn
     assert await connection.is_closed()
 
 
-async def test_length_that_is_too_much_is_refused_before_the_body_is_sent(
+async def test_too_large_content_length_is_refused_before_the_body_is_sent(
     client: httpx.AsyncClient, connect: Connect
 ) -> None:
     connection = await connect()
     connection.send(head(client, f"Content-Length: {LARGEST_BODY + 1}", "Expect: 100-continue"))
 
-    assert (await connection.answer()).status == 413
+    answer = await connection.answer()
+    assert answer.status == 413
+    assert f"{LARGEST_BODY // 1024} KiB" in json.loads(answer.body)["errors"][0]["message"]
 
 
 async def test_chunks_without_end_are_refused(client: httpx.AsyncClient, connect: Connect) -> None:
@@ -537,7 +537,7 @@ async def test_chunks_without_end_are_refused(client: httpx.AsyncClient, connect
     assert (await connection.answer()).status == 413
 
 
-async def test_caller_that_asks_first_is_told_to_go_on_or_not(
+async def test_caller_that_expects_100_continue_gets_it_or_a_refusal(
     client: httpx.AsyncClient, connect: Connect
 ) -> None:
     body = json.dumps(A_REQUEST).encode()
@@ -545,11 +545,11 @@ async def test_caller_that_asks_first_is_told_to_go_on_or_not(
     welcome, unwelcome = await connect(), await connect()
 
     welcome.send(head(client, *expectation))
-    told = await welcome.answer()
+    interim = await welcome.answer()
     welcome.send(body)
     unwelcome.send(head(client, *expectation).replace(b"application/json", b"text/plain"))
 
-    assert told.status == 100
+    assert interim.status == 100
     assert (await welcome.answer()).status == 200
     assert (await unwelcome.answer()).status == 415
 
@@ -585,7 +585,7 @@ async def test_head_is_get_without_its_body(client: httpx.AsyncClient, path: str
     assert served(logs)[0]["method"] == "HEAD"
 
 
-async def test_methods_are_told(client: httpx.AsyncClient) -> None:
+async def test_options_and_405_list_the_methods(client: httpx.AsyncClient) -> None:
     for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}"):
         asked = await client.options(path)
         refused = await client.delete(path)
@@ -595,7 +595,7 @@ async def test_methods_are_told(client: httpx.AsyncClient) -> None:
             assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
-async def test_what_needs_a_token_is_kept_by_no_cache(client: httpx.AsyncClient) -> None:
+async def test_answers_that_need_a_token_are_not_cached(client: httpx.AsyncClient) -> None:
     created = await client.post("/v1/request", json=A_REQUEST)
     retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
 
@@ -603,7 +603,7 @@ async def test_what_needs_a_token_is_kept_by_no_cache(client: httpx.AsyncClient)
         assert response.headers["Cache-Control"] == "no-store"
 
 
-async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
+async def test_busy_process_sheds_load_at_once_and_stays_ready(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection
 ) -> None:
     settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_queue_size=0)
@@ -645,7 +645,7 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
         assert (await waiting).status_code == 503
 
 
-async def test_request_that_is_cut_off_at_the_end_is_answered_and_counted_as_503(
+async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(
     service_settings: ServiceSettings, issuer: Issuer
 ) -> None:
     stop = asyncio.Event()
@@ -685,7 +685,7 @@ async def test_cause_of_a_503_is_logged(client: httpx.AsyncClient, database: Con
     assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
 
 
-async def test_api_recovers_by_itself_when_postgres_takes_writes_again(
+async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     name = await database.fetchval("SELECT current_database()")
@@ -698,14 +698,14 @@ async def test_api_recovers_by_itself_when_postgres_takes_writes_again(
     await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
     await database.execute(END_OTHER_SESSIONS)
     await eventually(lambda: until(statuses, (503, 200)))
-    assert await statuses() == (503, 200), "callers get our 503, not that of the ingress"
+    assert await statuses() == (503, 200), "callers get the 503 of the API, not that of the ingress"
     await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
 
     await eventually(lambda: until(statuses, (200, 200)))
 
 
 async def until(look: Callable[[], Awaitable[object]], expected: object) -> bool:
-    """Whether *look* returns what is expected by now."""
+    """Whether *look* returns *expected*."""
     return await look() == expected
 
 

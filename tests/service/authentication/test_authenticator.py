@@ -1,4 +1,4 @@
-"""Who gets in: access tokens and API keys."""
+"""Access tokens and API keys: which are accepted, and why others are refused."""
 
 import hmac
 import re
@@ -32,7 +32,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def _with_header(token: str, **changes: str) -> str:
-    """Return what is to be signed when the header of *token* is another."""
+    """Return the header and payload of *token*, with changes to the header, ready to be signed."""
     header = msgspec.json.encode(jwt.get_unverified_header(token) | changes)
     return f"{base64url_encode(header).decode()}.{token.split('.')[1]}"
 
@@ -121,8 +121,8 @@ async def test_algorithms_that_anyone_could_sign_with_are_refused(
         assert "algorithm" in response.headers["WWW-Authenticate"]
 
 
-async def test_public_key_is_no_secret_to_sign_with(client: httpx.AsyncClient, issuer: Issuer) -> None:
-    """The classic confusion: HMAC with the bytes of the public key, which everybody can have."""
+async def test_hmac_with_the_public_key_is_refused(client: httpx.AsyncClient, issuer: Issuer) -> None:
+    """Algorithm confusion: the public key, which everybody knows, used as the secret of an HMAC."""
     public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signed = _with_header(issuer.token(), alg="HS256")
     forged = f"{signed}.{base64url_encode(hmac.digest(public, signed.encode(), 'sha256')).decode()}"
@@ -133,7 +133,7 @@ async def test_public_key_is_no_secret_to_sign_with(client: httpx.AsyncClient, i
 
 
 async def test_key_verifies_only_its_own_algorithm(client: httpx.AsyncClient, issuer: Issuer) -> None:
-    """The header names another algorithm that we accept; the signature is good, by the issuer's key."""
+    """The header names another accepted algorithm. The signature is valid, made with the issuer's key."""
     signed = _with_header(issuer.token(), alg="EdDSA")
     signature = ECAlgorithm(ECAlgorithm.SHA256).sign(signed.encode(), issuer.key)
     forged = f"{signed}.{base64url_encode(signature).decode()}"
@@ -186,13 +186,13 @@ async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_
         + "..AAAA",
     ],
 )
-async def test_header_that_no_issuer_writes_is_refused(client: httpx.AsyncClient, token: str) -> None:
+async def test_malformed_token_header_is_refused(client: httpx.AsyncClient, token: str) -> None:
     for response in await ask(client, bearer(token)):
         assert response.status_code == 401
         assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
 
 
-async def test_every_reason_is_told_in_other_words(client: httpx.AsyncClient, issuer: Issuer) -> None:
+async def test_every_reason_has_its_own_description(client: httpx.AsyncClient, issuer: Issuer) -> None:
     refusals = [
         issuer.token(exp=1),
         issuer.token(aud="another-service"),
@@ -215,7 +215,7 @@ async def test_every_reason_is_told_in_other_words(client: httpx.AsyncClient, is
 
 
 @pytest.mark.parametrize("token", ["nonsense", "a.b.c", "ey.ey.ey", "é"])
-async def test_token_that_is_none_is_refused(client: httpx.AsyncClient, token: str) -> None:
+async def test_malformed_token_is_refused(client: httpx.AsyncClient, token: str) -> None:
     client.headers.pop("Authorization")
     response = await client.get(STRUCTURE, headers=[(b"Authorization", b"Bearer " + token.encode("latin-1"))])
 
@@ -290,7 +290,7 @@ async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClien
     assert response.status_code == 401
 
 
-async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits(
+async def test_last_use_of_an_api_key_is_written_once_and_delays_no_caller(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
     used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
@@ -309,7 +309,7 @@ async def test_last_use_of_an_api_key_is_written_once_and_not_while_anyone_waits
     assert await _last_use(database, unused) is None
 
 
-async def test_use_of_an_api_key_just_before_the_end_is_written(
+async def test_use_of_an_api_key_just_before_shutdown_is_written(
     client: httpx.AsyncClient, service_settings: ServiceSettings, database: Connection
 ) -> None:
     key = await api_keys.create(database, CONVEYANCER)

@@ -1,4 +1,4 @@
-"""The issuer's keys over real HTTPS: rotated, away, back again, slow, and every kind of wrong."""
+"""The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ TIMEOUT = 0.5
 
 @pytest.fixture
 async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[HttpsIssuer]:
-    """The issuer's key server: up, and trusted as in production, by OpenSSL's own variable."""
+    """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
     https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
     async with https.up():
@@ -44,7 +44,7 @@ async def test_keys_are_fetched(server: HttpsIssuer) -> None:
     assert (await signing_keys(server.url).find("local")).key_id == "local"
 
 
-async def test_server_of_an_unknown_authority_is_not_believed(
+async def test_certificate_of_an_unknown_authority_is_not_trusted(
     server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
@@ -53,7 +53,7 @@ async def test_server_of_an_unknown_authority_is_not_believed(
         await signing_keys(server.url).find("local")
 
 
-async def test_new_key_is_found_when_first_met(server: HttpsIssuer, own_issuer: Issuer) -> None:
+async def test_new_key_is_fetched_on_first_use(server: HttpsIssuer, own_issuer: Issuer) -> None:
     keys = signing_keys(server.url, cooldown_seconds=0.01)
     await keys.find("local")
     own_issuer.publish("next")
@@ -64,7 +64,7 @@ async def test_new_key_is_found_when_first_met(server: HttpsIssuer, own_issuer: 
     assert not await is_found(keys, "local")
 
 
-async def test_all_who_wait_share_one_fetch(server: HttpsIssuer) -> None:
+async def test_concurrent_callers_share_one_fetch(server: HttpsIssuer) -> None:
     server.answer = after(0.1, server.answer)
     keys = signing_keys(server.url)
 
@@ -74,7 +74,7 @@ async def test_all_who_wait_share_one_fetch(server: HttpsIssuer) -> None:
     assert server.requests == 1
 
 
-async def test_unknown_keys_make_us_ask_once_in_a_while(server: HttpsIssuer) -> None:
+async def test_unknown_keys_cause_one_fetch_per_cooldown(server: HttpsIssuer) -> None:
     keys = signing_keys(server.url, cooldown_seconds=0.3)
     await keys.find("local")
     started_at = time.monotonic()
@@ -87,7 +87,7 @@ async def test_unknown_keys_make_us_ask_once_in_a_while(server: HttpsIssuer) -> 
     assert 2 <= server.requests <= 4
 
 
-async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
+async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
     server: HttpsIssuer, own_issuer: Issuer, authority: Authority
 ) -> None:
     https = HttpsIssuer(authority)
@@ -100,7 +100,7 @@ async def test_keys_outlive_the_issuer_and_are_renewed_when_it_comes_back(
         async with in_background("signing_keys", keys.run):
             await eventually(lambda: len(failures(logs)) >= 3)
             assert await is_found(keys, "local")
-            with pytest.raises(SigningKeysUnavailable):  # It may be a new one: nobody can say.
+            with pytest.raises(SigningKeysUnavailable):  # It may be a new key.
                 await keys.find("next")
             own_issuer.publish("next")
             https.answer = status(200, own_issuer.jwks.read_bytes())
@@ -129,7 +129,7 @@ WRONG: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_wrong_answer_costs_neither_the_keys_we_have_nor_much_time(
+async def test_wrong_answer_keeps_the_cached_keys_and_takes_little_time(
     server: HttpsIssuer, answer: Answer
 ) -> None:
     keys = signing_keys(server.url, cooldown_seconds=0.01)
@@ -148,7 +148,7 @@ async def test_wrong_answer_costs_neither_the_keys_we_have_nor_much_time(
     assert seconds < TIMEOUT + 1
 
 
-async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(server: HttpsIssuer) -> None:
+async def test_slow_issuer_delays_a_caller_no_longer_than_postgres_may(server: HttpsIssuer) -> None:
     server.answer = drip
     keys = signing_keys(server.url, timeout_seconds=30.0)
     started_at = time.monotonic()
@@ -157,11 +157,11 @@ async def test_issuer_that_is_slow_makes_nobody_wait_longer_than_postgres_may(se
         await keys.find("local")
 
     assert 0.9 < time.monotonic() - started_at < 3
-    async with in_background("signing_keys", keys.run):  # which ends the fetch
+    async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
         await asyncio.sleep(0)
 
 
-async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(server: HttpsIssuer) -> None:
+async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(server: HttpsIssuer) -> None:
     keys = signing_keys(server.url, timeout_seconds=30.0, cooldown_seconds=0.01)
     await keys.find("local")
     server.answer = drip
@@ -171,7 +171,7 @@ async def test_new_key_is_not_called_unknown_while_the_issuer_has_yet_to_answer(
         await keys.find("next")
 
     assert await is_found(keys, "local")
-    async with in_background("signing_keys", keys.run):  # which ends the fetch
+    async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
         await asyncio.sleep(0)
 
 

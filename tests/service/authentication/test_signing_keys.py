@@ -1,4 +1,4 @@
-"""The issuer's keys: fetched, kept while it is down, replaced when it rotates them."""
+"""The issuer's keys: fetched, kept while the issuer is down, replaced when they are rotated."""
 
 import json
 
@@ -53,7 +53,9 @@ async def test_keys_are_kept_while_the_issuer_is_down(own_issuer: Issuer) -> Non
     "document",
     [b"", b"not json", b"[]", b'{"keys": []}', b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'],
 )
-async def test_document_without_a_usable_key_is_no_answer(own_issuer: Issuer, document: bytes) -> None:
+async def test_document_without_a_usable_key_counts_as_a_failed_fetch(
+    own_issuer: Issuer, document: bytes
+) -> None:
     own_issuer.jwks.write_bytes(document)
 
     with pytest.raises(SigningKeysUnavailable):
@@ -74,7 +76,7 @@ async def test_document_without_a_usable_key_is_no_answer(own_issuer: Issuer, do
         {"kty": "OKP", "crv": "X25519", "x": "AA", "kid": "odd"},
     ],
 )
-async def test_odd_key_takes_nothing_from_the_others(own_issuer: Issuer, odd: dict[str, object]) -> None:
+async def test_malformed_key_does_not_affect_the_others(own_issuer: Issuer, odd: dict[str, object]) -> None:
     (good,) = json.loads(own_issuer.jwks.read_text())["keys"]
     own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [odd, good]}))
     keys = signing_keys(own_issuer)
@@ -84,7 +86,7 @@ async def test_odd_key_takes_nothing_from_the_others(own_issuer: Issuer, odd: di
         await keys.find("odd")
 
 
-async def test_fetch_that_fails_in_no_foreseen_way_is_in_the_log() -> None:
+async def test_unforeseen_failure_of_a_fetch_is_logged() -> None:
     keys = SigningKeys("file:///a%00b", refresh_seconds=1.0, timeout_seconds=5.0, cooldown_seconds=10.0)
 
     with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
@@ -102,7 +104,7 @@ async def test_key_published_with_its_private_half_is_not_used(own_issuer: Issue
         await signing_keys(own_issuer).find("private")
 
 
-async def test_unusable_keys_take_nothing_from_the_others(own_issuer: Issuer) -> None:
+async def test_unusable_keys_do_not_affect_the_others(own_issuer: Issuer) -> None:
     published = json.loads(own_issuer.jwks.read_text())
     others = [{"kty": "nonsense"}, {"kty": "oct", "k": "AAAA", "kid": "shared"}, {}]
     encryption = {**published["keys"][0], "kid": "encryption", "use": "enc"}

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the page to read it on."""
+"""The OpenAPI document, and the page that shows it."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from service.api import handlers
 from service.authentication import api_keys
-from service.contracts import openapi
+from service.contracts import openapi, operations
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
@@ -37,7 +37,7 @@ def operation_of(path: str, method: str) -> dict[str, Any]:
 
 
 def check(schema: dict[str, Any], value: Any) -> None:
-    """Check *value* against a schema of the document, formats included."""
+    """Check *value* against a schema of the document, including formats."""
     whole = {**schema, "components": DOCUMENT["components"]}
     jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(value)
 
@@ -58,9 +58,7 @@ def test_document_is_valid() -> None:
 def test_every_endpoint_is_documented() -> None:
     endpoints = [value for value in vars(handlers).values() if isinstance(value, HTTPRouteHandler)]
 
-    assert {operation.handler for operation in openapi.operations()} == set(endpoints) - {
-        handlers.show_methods
-    }
+    assert {each.handler for each in operations.operations()} == set(endpoints) - {handlers.show_methods}
 
 
 def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
@@ -71,12 +69,12 @@ def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == set(codes)
 
 
-def test_every_error_code_is_told() -> None:
+def test_every_error_code_is_in_the_document() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
-    told = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
-    assert set(codes) <= shown | set(told)
+    named = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
+    assert set(codes) <= shown | set(named)
 
 
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
@@ -88,7 +86,7 @@ def test_example_fits_its_schema(path: str, method: str, status: str, name: str,
 
 
 @pytest.mark.parametrize("name", ["smallest", "full"])
-async def test_example_bodies_are_answered_as_shown(client: httpx.AsyncClient, name: str) -> None:
+async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClient, name: str) -> None:
     content = operation_of("/v1/request", "post")["requestBody"]["content"]["application/json"]
     body = content["examples"][name]["value"]
 
@@ -110,7 +108,7 @@ async def test_example_bodies_are_answered_as_shown(client: httpx.AsyncClient, n
         }
 
 
-async def test_example_of_the_questionnaire_is_how_it_begins(client: httpx.AsyncClient) -> None:
+async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/questionnaire/structure")
 
     shown = operation_of("/v1/questionnaire/structure", "get")["responses"]["200"]["content"]
@@ -120,14 +118,14 @@ async def test_example_of_the_questionnaire_is_how_it_begins(client: httpx.Async
 
 
 class Provocations:
-    """How to bring about what the examples of failures show."""
+    """Causes the failures that the examples show."""
 
     def __init__(self, client: httpx.AsyncClient, issuer: Issuer) -> None:
         self._client = client
         self._issuer = issuer
 
     async def provoke(self, path: str, method: str, name: str) -> httpx.Response:
-        """Call an operation so that it fails as the example says."""
+        """Call an operation so that it fails like the example with this name."""
         headers = {"Authorization": self._authorization(name)}
         if name == "bad_host":
             headers["Host"] = "a/b"
@@ -135,20 +133,20 @@ class Provocations:
             headers["authorization"] = headers["Authorization"]  # httpx sends both
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
-            query = openapi.REFUSED_QUERY if name == "refused_parameters" else ""
+            query = operations.REFUSED_QUERY if name == "refused_parameters" else ""
             return await self._client.get(f"{url}?{query}", headers=headers)
         match name:
             case "malformed_key":
                 headers["Idempotency-Key"] = "not one token"
             case "key_reused":
                 headers["Idempotency-Key"] = "closing"
-                first = await self._client.post(url, json=openapi.FULL_REQUEST, headers=headers)
+                first = await self._client.post(url, json=operations.FULL_REQUEST, headers=headers)
                 assert first.status_code == 200
         content = {
             "malformed": b'{"customer_email": ',
             "too_large": b" " * (256 * 1024 + 1),
-            "refused_fields": openapi.REFUSED_REQUEST.encode(),
-        }.get(name, msgspec.json.encode(openapi.SMALLEST_REQUEST))
+            "refused_fields": operations.REFUSED_REQUEST.encode(),
+        }.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
         media_type = "text/plain" if name == "not_json" else "application/json"
         return await self._client.post(url, content=content, headers=headers | {"Content-Type": media_type})
 
@@ -166,7 +164,7 @@ class Provocations:
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
-OUR_FAULTS = {"unforeseen", "database_away", "keys_away", "secret_key_missing"}
+OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_errors.py: it takes its time
@@ -175,9 +173,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(
     ("path", "method", "status", "name", "value"),
-    [failure for failure in FAILURES if failure[3] not in OUR_FAULTS | ELSEWHERE],
+    [failure for failure in FAILURES if failure[3] not in OF_THE_SERVICE | ELSEWHERE],
 )
-async def test_failures_are_answered_as_shown(
+async def test_failures_are_answered_as_documented(
     client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, status: str, name: str, value: Any
 ) -> None:
     response = await Provocations(client, issuer).provoke(path, method, name)
@@ -189,7 +187,7 @@ async def test_failures_are_answered_as_shown(
         assert (header in response.headers) or not described["required"]
 
 
-async def test_our_faults_are_answered_as_shown(
+async def test_failures_of_the_service_are_answered_as_documented(
     client: httpx.AsyncClient,
     service_settings: ServiceSettings,
     database: Connection,
@@ -200,26 +198,26 @@ async def test_our_faults_are_answered_as_shown(
     nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    stored = await client.post("/v1/request", json=openapi.SMALLEST_REQUEST)
+    stored = await client.post("/v1/request", json=operations.SMALLEST_REQUEST)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
     await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
         answers = {
-            "unforeseen": await client.post("/v1/request", json=openapi.SMALLEST_REQUEST),
-            "database_away": await adrift.get("/v1/questionnaire/structure"),
-            "keys_away": await locked.get("/v1/questionnaire/structure"),
+            "unforeseen": await client.post("/v1/request", json=operations.SMALLEST_REQUEST),
+            "database_unavailable": await adrift.get("/v1/questionnaire/structure"),
+            "signing_keys_unavailable": await locked.get("/v1/questionnaire/structure"),
             "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),
         }
 
-    assert answers.keys() == OUR_FAULTS
+    assert answers.keys() == OF_THE_SERVICE
     for *_, status, name, value in FAILURES:
-        if name in OUR_FAULTS:
+        if name in OF_THE_SERVICE:
             assert answers[name].status_code == int(status)
             assert answers[name].json() | {"meta": None} == value | {"meta": None}
 
 
 class References(HTMLParser):
-    """Collects what a page loads, and what it runs."""
+    """Collects the files that a page loads."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -227,7 +225,7 @@ class References(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, _: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note where an element's file comes from."""
+        """Note the URL of an element's file."""
         self.loaded += [value for name, value in attributes if name in {"src", "href"} and value]
 
 
@@ -248,5 +246,5 @@ async def test_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("name", ["index.html", "nothing.js", "..%2f__init__.py"])
-async def test_nothing_else_of_the_package_is_served(client: httpx.AsyncClient, name: str) -> None:
+async def test_other_files_of_the_package_are_not_served(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/schema/{name}")).status_code == 404

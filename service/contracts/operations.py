@@ -1,0 +1,170 @@
+"""The endpoints as the OpenAPI document shows them: examples, failures and headers beside each handler."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from litestar.exceptions import ClientException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.handlers import HTTPRouteHandler
+
+from service.api import handlers, idempotency_key, list_query, questionnaire
+from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
+from service.api.idempotency_key import MalformedIdempotencyKey
+from service.api.list_query import CalculationRequestPage
+from service.api.questionnaire import Questionnaire
+from service.api.request_body import CreateBody, parse
+from service.authentication.authenticator import (
+    READ,
+    WRITE,
+    InsufficientScope,
+    InvalidCredentials,
+    MissingCredentials,
+    RepeatedCredentials,
+)
+from service.authentication.signing_keys import SigningKeysUnavailable
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
+from service.calculation_requests.model import CalculationRequestView, RequestNotFound
+from service.calculation_requests.request_secrets import SecretKeyMissing
+from service.postgres.outages import PostgresUnavailable
+from service.server.refusals import BodyOverdue
+
+_BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
+# The examples of the fields.
+FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
+SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
+REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+REFUSED_QUERY = "limit=0&cursor=next&sort=name"
+RECORD = CalculationRequestView(
+    **FULL_REQUEST,
+    uuid="req_01a9ZkW3mT6qPxB8vNcR4d",
+    created_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
+    updated_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
+    calculation_id=None,
+    secret="3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE",  # noqa: S106 - an example
+    request_url="https://app.example.com/calculator/request/req_01a9ZkW3mT6qPxB8vNcR4d"
+    "?secret=3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE",
+)
+
+# Failures of every operation, by the name of their example.
+ANY_FAILURE: Mapping[str, Exception] = {
+    "bad_host": ClientException(),
+    "two_tokens": RepeatedCredentials(),
+    "no_token": MissingCredentials(),
+    "expired_token": InvalidCredentials("The access token has expired: request a new one."),
+    "unforeseen": Exception(),
+    "database_unavailable": PostgresUnavailable(),
+    "signing_keys_unavailable": SigningKeysUnavailable(),
+}
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the document says of an endpoint beyond its handler."""
+
+    handler: HTTPRouteHandler
+    tag: str
+    security: list[dict[str, list[str]]]
+    example: msgspec.Struct  # the payload; its type is that of the answer
+    failures: Mapping[str, Exception]  # by the name of their example, beside ANY_FAILURE
+    parameters: tuple[str, ...] = ()  # names in openapi.PARAMETERS
+    headers: Mapping[str, bool] = {}  # names in openapi.HEADERS, of a success; True for those always sent
+    bare: tuple[HTTPStatus, ...] = ()  # statuses that are answered without a body
+    body: type[msgspec.Struct] | None = None
+    body_examples: Mapping[str, Any] = {}
+    links: Mapping[str, Any] = {}
+
+
+def operations() -> list[Operation]:
+    """Return every operation of the API."""
+    return [_create(), _list(), _retrieve(), _questionnaire()]
+
+
+def _create() -> Operation:
+    return Operation(
+        handler=handlers.create_request,
+        tag="requests",
+        security=[{"access_token": [WRITE]}],
+        parameters=("Idempotency-Key",),
+        headers={idempotency_key.REPLAYED: False},
+        body=CreateBody,
+        body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
+        example=RECORD,
+        links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid"),
+        failures={
+            "malformed": MalformedBody(),
+            "malformed_key": MalformedIdempotencyKey(),
+            "insufficient_scope": InsufficientScope(WRITE),
+            "unknown_conveyancer": UnknownConveyancer(),
+            "too_slow": BodyOverdue(),
+            "too_large": RequestEntityTooLarge(),
+            "not_json": UnsupportedMediaType(),
+            "key_in_flight": IdempotencyKeyInFlight(),
+            "key_reused": IdempotencyKeyReused(),
+            "secret_key_missing": SecretKeyMissing("older"),
+            "refused_fields": _refusal(
+                lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
+            ),
+        },
+    )
+
+
+def _list() -> Operation:
+    return Operation(
+        handler=handlers.list_requests,
+        tag="requests",
+        security=[{"access_token": [READ]}],
+        parameters=("external_id", "limit", "cursor"),
+        example=CalculationRequestPage([RECORD], RECORD.uuid),
+        links=_link("next_page", to="list_requests", cursor="$response.body#/data/next_cursor"),
+        failures={
+            "insufficient_scope": InsufficientScope(READ),
+            "unknown_conveyancer": UnknownConveyancer(),
+            "refused_parameters": _refusal(lambda: list_query.parse_listing(REFUSED_QUERY.encode())),
+        },
+    )
+
+
+def _retrieve() -> Operation:
+    return Operation(
+        handler=handlers.retrieve_request,
+        tag="requests",
+        security=[{"access_token": [READ]}],
+        parameters=("uuid",),
+        example=RECORD,
+        failures={
+            "insufficient_scope": InsufficientScope(READ),
+            "unknown_conveyancer": UnknownConveyancer(),
+            "unknown_uuid": RequestNotFound(),
+            "secret_key_missing": SecretKeyMissing("older"),
+        },
+    )
+
+
+def _questionnaire() -> Operation:
+    return Operation(
+        handler=handlers.questionnaire_structure,
+        tag="questionnaire",
+        security=[{"api_key": []}, {"access_token": []}],
+        parameters=("If-None-Match",),
+        headers={"ETag": True, "Cache-Control": True},
+        bare=(HTTPStatus.NOT_MODIFIED,),
+        example=Questionnaire(questionnaire.load().questionnaire[:4]),
+        failures={},
+    )
+
+
+def _link(name: str, *, to: str, **parameters: str) -> Mapping[str, Any]:
+    """Return a link to another operation, whose parameters are taken from the answer."""
+    return {name: {"operationId": to, "parameters": parameters}}
+
+
+def _refusal(check: Callable[[], object]) -> InvalidSubmission:
+    """Return the refusal that *check* raises."""
+    try:
+        check()
+    except InvalidSubmission as error:
+        return error
+    raise ValueError(check)
