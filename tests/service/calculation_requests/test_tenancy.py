@@ -1,6 +1,7 @@
 """No route and no statement shows a conveyancer anything of another one, not even that it exists."""
 
 import ast
+import importlib
 import re
 import statistics
 import time
@@ -16,7 +17,6 @@ import pytest
 import service
 from service import api, calculation_requests
 from service.app import create_api
-from service.calculation_requests import reading, storing
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
@@ -61,7 +61,14 @@ THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/schema/{asset:str}"),
 }
 # The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.
-FOR_EVERY_CONVEYANCER = {"read", "lock", "announce", "sample_secret_keys"}
+FOR_EVERY_CONVEYANCER = {
+    "reading.read",
+    "reading.lock",
+    "reading.sample_secret_keys",
+    "storing.announce",
+    "event_history.read",
+    "event_history.read_page",
+}
 
 
 @pytest.fixture
@@ -126,24 +133,25 @@ async def test_questionnaire_is_the_same_for_every_conveyancer(
 
 
 def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
-    statements = statements_by_function(reading) | statements_by_function(storing)
+    statements: dict[str, list[str]] = {}
+    for path in package_of(calculation_requests):
+        statements |= statements_by_function(path.stem)
 
-    assert statements.keys() >= FOR_EVERY_CONVEYANCER
-    assert {"insert", "find", "find_first", "list_newest"} <= statements.keys() - FOR_EVERY_CONVEYANCER
-    for name in statements.keys() - FOR_EVERY_CONVEYANCER:
+    of_the_api = statements.keys() - FOR_EVERY_CONVEYANCER
+    assert of_the_api >= {"storing.insert", "reading.find", "reading.find_first", "reading.list_newest"}
+    for name in of_the_api:
         for statement in statements[name]:
             assert names_its_conveyancer(statement), f"{name}: {statement}"
 
 
 def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
+    modules = {name.partition(".")[0] for name in FOR_EVERY_CONVEYANCER}
     users = [*package_of(api), *package_of(calculation_requests)]
-    used = {path.stem: names_used(path, modules={"reading", "storing"}) for path in users}
+    used = {path.stem: names_used(path, modules=modules) for path in users}
 
-    assert used["handlers"] >= {"find", "read_page", "Storage"}
-    assert used["fee_waiver"] >= {"find_first"}
-    assert {
-        name: names & FOR_EVERY_CONVEYANCER for name, names in used.items() if names & FOR_EVERY_CONVEYANCER
-    } == {}
+    assert used["handlers"] >= {"reading.find", "reading.read_page", "storing.Storage"}
+    assert used["fee_waiver"] >= {"reading.find_first"}
+    assert [name for name in used if used[name] & FOR_EVERY_CONVEYANCER] == []
 
 
 def names_its_conveyancer(statement: str) -> bool:
@@ -156,12 +164,12 @@ def names_its_conveyancer(statement: str) -> bool:
 
 def test_statements_on_requests_have_one_home() -> None:
     homes = {
-        path.relative_to(package_path(service)).with_suffix("").as_posix()
+        path.relative_to(package_path(service)).parent.as_posix()
         for path in package_of(service)
         if statements_in(ast.parse(path.read_text()))
     }
 
-    assert homes == {"calculation_requests/reading", "calculation_requests/storing"}
+    assert homes == {"calculation_requests"}
 
 
 async def test_data_of_another_conveyancer_takes_as_long_as_data_that_does_not_exist(
@@ -201,28 +209,28 @@ def package_of(package: ModuleType) -> list[Path]:
     return sorted(package_path(package).rglob("*.py"))
 
 
-def statements_by_function(module: ModuleType) -> dict[str, list[str]]:
-    """Return the SQL on calculation_request of each function, including the constants that it uses.
+def statements_by_function(name: str) -> dict[str, list[str]]:
+    """Return the SQL on calculation_request of each function of a module, with the constants that it uses.
 
     A constant that no function uses is listed under its own name.
     """
+    module = importlib.import_module(f"{calculation_requests.__name__}.{name}")
     tree = ast.parse(Path(str(module.__file__)).read_text())
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)]
     constants = {
-        node.targets[0].id: str(getattr(module, node.targets[0].id))
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and is_statement(str(getattr(module, node.targets[0].id)))
+        constant: value
+        for constant, value in vars(module).items()
+        if isinstance(value, str) and not constant.startswith("__") and is_statement(value)
     }
     found: dict[str, list[str]] = {}
-    for function in functions:
-        named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & constants.keys()
-        statements = statements_in(function) + [constants[name] for name in named]
-        if statements:
-            found[function.name] = found.get(function.name, []) + statements
-    used = {statement for statements in found.values() for statement in statements}
-    return found | {name: [text] for name, text in constants.items() if text not in used}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.AsyncFunctionDef | ast.FunctionDef):
+            used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & constants.keys()
+            if statements := statements_in(function) + [constants[constant] for constant in used]:
+                found.setdefault(f"{name}.{function.name}", []).extend(statements)
+    used_anywhere = {statement for statements in found.values() for statement in statements}
+    return found | {
+        f"{name}.{constant}": [value] for constant, value in constants.items() if value not in used_anywhere
+    }
 
 
 def statements_in(node: ast.AST) -> list[str]:
@@ -237,14 +245,14 @@ def is_statement(text: str) -> bool:
 
 
 def names_used(path: Path, *, modules: Collection[str]) -> set[str]:
-    """Return what a file uses of these modules: `module.name`, and what it imports from them."""
+    """Return what a file uses of these modules, as `module.name`, whether by module or imported."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.Attribute(value=ast.Name(id=module), attr=name) if module in modules:
-                found.add(name)
-            case ast.ImportFrom(module=str(module), names=names) if module.rpartition(".")[2] in modules:
-                found |= {alias.name for alias in names}
+                found.add(f"{module}.{name}")
+            case ast.ImportFrom(module=str(source), names=names) if source.rpartition(".")[2] in modules:
+                found |= {f"{source.rpartition('.')[2]}.{alias.name}" for alias in names}
     return found
 
 
