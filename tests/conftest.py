@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from litestar.types import ASGIApp
 
-from deploy.local import servers
+from deploy.local.servers import lookup as servers
 from service.app import create_app
 from service.calculation_requests import conveyancers
 from service.postgres import pool as postgres

@@ -19,7 +19,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.example import a_request
-from deploy.local.waiting import Stopping
+from deploy.local.machine.waiting import Stopping
 
 _STEP_SECONDS = 30.0
 _POLL_SECONDS = 0.002

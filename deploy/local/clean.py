@@ -3,8 +3,8 @@
 import shutil
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, claimed
-from deploy.local.processes import end_leftovers
+from deploy.local.machine.folders import LOCAL, Claimed, claimed
+from deploy.local.machine.processes import end_leftovers
 from deploy.local.terminal import Terminal
 
 
@@ -30,7 +30,7 @@ def _check_nothing_runs() -> None:
 
 def _remove_volumes() -> None:
     try:
-        from deploy.local.containers import remove_volumes  # noqa: PLC0415 - see below
+        from deploy.local.servers.containers import remove_volumes  # noqa: PLC0415 - see below
     except ImportError:
         return  # Nothing is installed, so no container can have run.
     remove_volumes()

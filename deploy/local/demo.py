@@ -9,8 +9,8 @@ import httpx
 from deploy.local import environment
 from deploy.local.chain import follow_one_request
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, Place, claimed
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import LOCAL, Claimed, Place, claimed
+from deploy.local.machine.ports import free_port
 from deploy.local.stack import running_stack
 from deploy.local.terminal import Terminal
 

@@ -4,8 +4,8 @@ import time
 
 from deploy.local import environment, example
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, Place, claimed
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import LOCAL, Claimed, Place, claimed
+from deploy.local.machine.ports import free_port
 from deploy.local.stack import running_stack
 from deploy.local.terminal import Terminal, port_from
 

@@ -14,12 +14,12 @@ import httpx
 from deploy.local import environment, keys
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place
-from deploy.local.ports import accepts, is_free
-from deploy.local.processes import Process, Program, end_leftovers, run_command, running
-from deploy.local.server import Server
-from deploy.local.servers import both
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.ports import accepts, is_free
+from deploy.local.machine.processes import Process, Program, end_leftovers, run_command, running
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.lookup import both
+from deploy.local.servers.server import Server
 
 _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0

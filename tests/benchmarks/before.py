@@ -14,8 +14,8 @@ import httpx
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT
-from deploy.local.processes import run_command
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.processes import run_command
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput

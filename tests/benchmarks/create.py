@@ -11,7 +11,7 @@ from typing import Any
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.postgres_process import postgres_programs
+from deploy.local.servers.postgres_process import postgres_programs
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import CONNECTIONS, load, throughput

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.local import packages
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Report
+from deploy.local.machine import packages
+from deploy.local.machine.folders import Report
 from tests.benchmarks.comparison import PER_SECOND, Figures
 from tests.benchmarks.stand import LOCAL, Stand
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 
-from deploy.local import servers
+from deploy.local.servers import lookup as servers
 from service.api.list_query import Listing, read_page
 from service.postgres import schema
 from service.postgres.pool import Connection

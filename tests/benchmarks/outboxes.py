@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.local.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects

@@ -23,8 +23,8 @@ import asyncpg
 import httpx
 import msgspec
 
-from deploy.local import servers
-from deploy.local.ports import free_port
+from deploy.local.machine.ports import free_port
+from deploy.local.servers import lookup as servers
 from service.app import LARGEST_BODY
 from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of

@@ -16,9 +16,9 @@ import msgspec
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place, Report, working_folder
-from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program, end_leftovers, run_command
+from deploy.local.machine.folders import CHECKOUT, Place, Report, working_folder
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Process, Program, end_leftovers, run_command
 from service.postgres.pool import Connection
 from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
 from tests.faults import queues

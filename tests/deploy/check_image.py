@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deploy.local.chain import follow_one_request
-from deploy.local.ports import accepts
-from deploy.local.waiting import never
+from deploy.local.machine.ports import accepts
+from deploy.local.machine.waiting import never
 from service.settings import ServiceSettings, Settings
 from tests.conftest import ROOT, Issuer, eventually
 from tests.deploy.manifests import grace_seconds

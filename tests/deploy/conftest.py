@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.folders import Place
+from deploy.local.machine.folders import Place
 
 
 @dataclass

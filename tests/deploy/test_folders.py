@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Claimed, Place, claimed, working_folder
+from deploy.local.machine.folders import CHECKOUT, Claimed, Place, claimed, working_folder
 
 CLAIM_AND_DIE = """
 import os, sys
 from pathlib import Path
-from deploy.local.folders import Place, working_folder
+from deploy.local.machine.folders import Place, working_folder
 place = Place(folder=Path(sys.argv[1]), keep=False, report=print)
 with working_folder(place, "server") as folder:
     (folder / "data").write_text("half written")

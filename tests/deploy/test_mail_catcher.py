@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.folders import CHECKOUT
-from deploy.local.ports import accepts, free_port
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.waiting import wait_until
 
 MESSAGE = (
     b"From: sender@example.com\r\nTo: jane@example.com\r\nSubject: =?utf-8?q?caf=C3=A9?=\r\n"

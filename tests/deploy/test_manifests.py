@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from deploy.local.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
 from tests.deploy.manifests import (
     K8S,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.processes import (
+from deploy.local.machine.processes import (
     Process,
     Program,
     command_line,
@@ -20,7 +20,7 @@ from deploy.local.processes import (
     run_command,
     running,
 )
-from deploy.local.waiting import wait_until
+from deploy.local.machine.waiting import wait_until
 
 SLEEP = "import time; time.sleep(60)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"

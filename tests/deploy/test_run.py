@@ -12,8 +12,8 @@ import pytest
 
 from deploy.local import environment, example, stack
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.ports import free_port
 from deploy.local.terminal import port_from
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection

@@ -16,12 +16,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from deploy.local import servers
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.folders import Place
-from deploy.local.ports import free_port, remembered_port
-from deploy.local.postgres_process import postgres_process
-from deploy.local.server import NotHere, Server
+from deploy.local.machine.folders import Place
+from deploy.local.machine.ports import free_port, remembered_port
+from deploy.local.servers import lookup as servers
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.server import NotHere, Server
 from tests.deploy.conftest import Reports
 
 

@@ -24,9 +24,9 @@ from prometheus_client import REGISTRY
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place, working_folder
-from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program
+from deploy.local.machine.folders import CHECKOUT, Place, working_folder
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Process, Program
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events, writing
 from service.outbox.events import RequestCalculated

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from aio_pika.abc import AbstractChannel
 
-from deploy.local.folders import CHECKOUT, Place, working_folder
+from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 from service.calculation_requests import conveyancers
 from service.identifiers import uuid_of
 from service.postgres import outages, schema

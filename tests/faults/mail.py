@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from deploy.local.ports import free_port
+from deploy.local.machine.ports import free_port
 from tests.faults.records import Acceptance
 
 REFUSED_RECIPIENT = b"refused-"  # addresses that begin so are refused for good

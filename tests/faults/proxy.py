@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from yarl import URL
 
-from deploy.local.ports import free_port
+from deploy.local.machine.ports import free_port
 
 _CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST

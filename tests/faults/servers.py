@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Place
-from deploy.local.postgres_process import postgres_process
-from deploy.local.processes import run_command
-from deploy.local.rabbitmq_node import rabbitmq_node
-from deploy.local.server import Server, answers, check_postgres, check_rabbitmq
+from deploy.local.machine.folders import Place
+from deploy.local.machine.processes import run_command
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import Server, answers, check_postgres, check_rabbitmq
 from tests.faults.waiting import until
 
 _START_SECONDS = 60.0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from deploy.local.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT
 
 _INHERITED = ("PATH", "HOME", "LANG")
 

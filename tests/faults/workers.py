@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from deploy.local.folders import CHECKOUT
-from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Process, Program
 from tests.faults.proxy import Proxy
 from tests.faults.records import Freeze, Kill, Record
 from tests.faults.waiting import until

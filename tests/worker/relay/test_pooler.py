@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from deploy.local import packages
-from deploy.local.ports import accepts, free_port
-from deploy.local.processes import Program, running
-from deploy.local.waiting import wait_until
+from deploy.local.machine import packages
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.processes import Program, running
+from deploy.local.machine.waiting import wait_until
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.waker import RelayWaker
 from service.postgres import loans

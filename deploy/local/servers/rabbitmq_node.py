@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.local import packages
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Place, working_folder
-from deploy.local.ports import accepts, free_port, remembered_port
-from deploy.local.processes import Process, Program, running
-from deploy.local.server import Server
-from deploy.local.waiting import wait_until
+from deploy.local.machine import packages
+from deploy.local.machine.folders import Place, working_folder
+from deploy.local.machine.ports import accepts, free_port, remembered_port
+from deploy.local.machine.processes import Process, Program, running
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.server import Server
 
 _START_SECONDS = 90.0
 # Called directly, it runs as any user; the `rabbitmq-server` on Debian's PATH insists on its own.

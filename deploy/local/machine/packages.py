@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import IO
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Report
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import Report
+from deploy.local.machine.waiting import wait_until
 
 _INSTALL_SECONDS = 900.0
 _NOT_ALLOWED = 3
-_SCRIPT = Path(__file__).with_name("apt-install")
+_SCRIPT = Path(__file__).parent.with_name("apt-install")
 
 
 def install(package: str, *services: str, report: Report, log: Path) -> bool:

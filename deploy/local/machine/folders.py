@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.processes import end_leftovers
-from deploy.local.waiting import Stopping, never
+from deploy.local.machine.processes import end_leftovers
+from deploy.local.machine.waiting import Stopping, never
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 LOCAL = CHECKOUT / ".local"
 
 Report = Callable[[str], None]

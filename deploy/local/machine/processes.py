@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.waiting import Stopping, never, wait_until
+from deploy.local.machine.waiting import Stopping, never, wait_until
 
 _KILL_SECONDS = 10.0
 _PROC = Path("/proc")

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Place, working_folder
-from deploy.local.ports import remembered_port
-from deploy.local.processes import Process, Program, command_line, run_command, running
-from deploy.local.server import Server, answers, check_postgres
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import Place, working_folder
+from deploy.local.machine.ports import remembered_port
+from deploy.local.machine.processes import Process, Program, command_line, run_command, running
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.server import Server, answers, check_postgres
 
 _VERSION = 18
 _START_SECONDS = 60.0

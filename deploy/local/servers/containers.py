@@ -20,10 +20,10 @@ from testcontainers.core.docker_client import DockerClient, get_docker_host
 from testcontainers.core.exceptions import ContainerStartException
 
 from deploy.local.errors import Interrupted
-from deploy.local.folders import CHECKOUT, Place, working_folder
-from deploy.local.ports import remembered_port
-from deploy.local.server import NotHere, Server, answers, check_postgres, check_rabbitmq
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import CHECKOUT, Place, working_folder
+from deploy.local.machine.ports import remembered_port
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.server import NotHere, Server, answers, check_postgres, check_rabbitmq
 
 _DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _FIRST_ANSWER_SECONDS = 3

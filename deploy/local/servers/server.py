@@ -10,7 +10,7 @@ import aio_pika
 import aio_pika.exceptions
 import asyncpg
 
-from deploy.local.processes import Process
+from deploy.local.machine.processes import Process
 
 _ANSWER_SECONDS = 5.0
 

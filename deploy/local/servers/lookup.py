@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deploy.local.containers import container, postgres_image, rabbitmq_image
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Place, Report
-from deploy.local.postgres_process import postgres_process
-from deploy.local.rabbitmq_node import rabbitmq_node
-from deploy.local.server import NoAnswer, NotHere, Server, check_postgres, check_rabbitmq
-from deploy.local.waiting import Stopping, never
+from deploy.local.machine.folders import Place, Report
+from deploy.local.machine.waiting import Stopping, never
+from deploy.local.servers.containers import container, postgres_image, rabbitmq_image
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import NoAnswer, NotHere, Server, check_postgres, check_rabbitmq
 
 
 @dataclass(frozen=True)
