@@ -61,11 +61,3 @@ async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_i
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
     message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)
     await exchange.publish(message, topology.CALCULATION_RESULTS.routing_key)
-
-
-async def waiting_messages(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that wait in a queue."""
-    declared = await channel.declare_queue(queue, passive=True)
-    count = declared.declaration_result.message_count
-    assert count is not None
-    return count

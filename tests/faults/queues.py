@@ -1,46 +1,31 @@
-"""The harness's own queues, and how it reads them through every restart of the broker."""
+"""The harness's own queues, and a reader that survives every restart of the broker."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
-import aio_pika
 from aio_pika import ExchangeType
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from yarl import URL
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from tests.faults.records import CALCULATED, CREATED, EMAIL_FAILED, EMAIL_SENT
+from tests.harness.queues import CONNECT_SECONDS, open_channel
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 
 AUDITOR: Final = "harness.auditor"
 TEAM: Final = "harness.calculation-team"
-# request.created goes through an exchange of our own: one unbinding takes it from every queue at once.
+# request.created goes through an exchange of the harness: one unbinding takes it from every queue at once.
 SWITCH: Final = "harness.switch"
 
 _QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
-_CONNECT_SECONDS = 2.0  # a broker that is starting may take a connection and then say nothing
 _PAUSE_SECONDS = 0.05
 
 Receive = Callable[[AbstractChannel, AbstractIncomingMessage], Awaitable[None]]
 
 
-@asynccontextmanager
-async def open_channel(url: str) -> AsyncIterator[AbstractChannel]:
-    """Connect straight to the broker and lend a channel with publisher confirms."""
-    async with asyncio.timeout(_CONNECT_SECONDS):
-        connection: AbstractConnection = await aio_pika.connect(URL(url).update_query(heartbeat=5))
-    try:
-        yield await connection.channel(publisher_confirms=True, on_return_raises=True)
-    finally:
-        with suppress(*BROKER_ERRORS):
-            async with asyncio.timeout(1.0):
-                await connection.close()
-
-
 async def declare(channel: AbstractChannel) -> None:
-    """Declare the product's topology, and our queues beside it."""
+    """Declare the product's topology, and the harness's queues."""
     await topology.declare(channel)
     switch = await channel.declare_exchange(SWITCH, ExchangeType.FANOUT, durable=True)
     auditor = await channel.declare_queue(AUDITOR, durable=True, arguments=_QUORUM)
@@ -53,14 +38,8 @@ async def declare(channel: AbstractChannel) -> None:
     await switch.bind(topology.REQUESTS, CREATED)
 
 
-async def count(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that are ready in a queue."""
-    declared = await channel.declare_queue(queue, passive=True)
-    return declared.declaration_result.message_count or 0
-
-
 class Reader:
-    """Reads one queue on a connection of its own."""
+    """Reads one queue, on its own connection."""
 
     def __init__(self, url: str, queue: str, receive: Receive, *, prefetch: int) -> None:
         self._url = url
@@ -69,7 +48,7 @@ class Reader:
         self._prefetch = prefetch
 
     async def run(self) -> None:
-        """Read until cancelled, connecting again whenever the connection is lost."""
+        """Read until cancelled; reconnect whenever the connection is lost."""
         while True:
             with suppress(*BROKER_ERRORS):
                 async with open_channel(self._url) as channel:
@@ -86,7 +65,7 @@ class Reader:
             except BROKER_ERRORS:
                 lost.set()
 
-        async with asyncio.timeout(_CONNECT_SECONDS):
+        async with asyncio.timeout(CONNECT_SECONDS):
             await channel.set_qos(prefetch_count=self._prefetch)
             queue = await channel.get_queue(self._queue, ensure=False)
             await queue.consume(receive)

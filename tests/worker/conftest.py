@@ -172,12 +172,6 @@ async def take_ids(queue: AbstractQueue) -> list[str | None]:
     return [message.message_id for message in await take_all(queue)]
 
 
-async def count(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that are ready in a queue."""
-    declared = await channel.declare_queue(queue, passive=True)
-    return declared.declaration_result.message_count or 0
-
-
 async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
     """Publish a message the way its senders do, and see that it is routed."""
     exchange = await channel.get_exchange(queue.exchange)

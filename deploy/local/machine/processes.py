@@ -58,13 +58,22 @@ class Process:
         """The number of the process that runs now."""
         return self._process.pid
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
     def restart(self) -> None:
         """Start the program again after its death; the log goes on."""
         self._process = self._start()
 
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status, or minus the signal that killed it. None while it runs."""
+        return self._process.poll()
+
     def trouble(self) -> str | None:
         """Return how it died, or None while it runs."""
-        status = self._process.poll()
+        status = self.exit_status
         if status is None:
             return None
         name = self.program.name
