@@ -21,7 +21,8 @@ from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput
 from tests.benchmarks.latency import Arrivals
 from tests.benchmarks.relay import drained
-from tests.benchmarks.stand import LOCAL, Running, Sizes, Stand, stand
+from tests.benchmarks.stand import LOCAL, Sizes, Stand, stand
+from tests.harness.processes import Process
 
 NOW, BEFORE = "now", "before"
 
@@ -82,7 +83,7 @@ async def _measure(sizes: Sizes, trees: dict[str, Path]) -> list[Comparison]:
 
 
 @asynccontextmanager
-async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Running]:
+async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Process]:
     async with stand.api(await stand.database(tree, checkout=checkout), checkout) as api:
         yield api
 
@@ -98,10 +99,10 @@ async def _measure_http(stand: Stand, trees: dict[str, Path]) -> list[Comparison
             for api in apis.values()
         }
 
-        async def create(api: Running) -> Figures:
+        async def create(api: Process) -> Figures:
             return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
-        async def retrieve(api: Running) -> Figures:
+        async def retrieve(api: Process) -> Figures:
             return await throughput(stand, api.base_url, paths[api.base_url])
 
         for api in apis.values():
@@ -161,7 +162,7 @@ async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
     )
 
 
-async def _store_steadily(stand: Stand, api: Running, arrivals: Arrivals, *, seconds: int) -> None:
+async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, seconds: int) -> None:
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
 

@@ -15,8 +15,8 @@ from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures, compare
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
-from tests.faults import queues
-from tests.faults.waiting import until
+from tests.harness import queues
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 

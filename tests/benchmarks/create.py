@@ -15,8 +15,9 @@ from deploy.local.servers.postgres_process import postgres_programs
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import CONNECTIONS, load, throughput
-from tests.benchmarks.stand import POOL_SIZE, Running, Stand
-from tests.conftest import CONVEYANCER
+from tests.benchmarks.stand import POOL_SIZE, Stand
+from tests.harness.examples import CONVEYANCER
+from tests.harness.processes import Process
 
 OURS, ORM, LIMIT = "ours", "FastAPI + ORM", "limit: pgbench"
 
@@ -27,7 +28,7 @@ _BARS = (
 
 
 @asynccontextmanager
-async def orm_api(stand: Stand) -> AsyncIterator[Running]:
+async def orm_api(stand: Stand) -> AsyncIterator[Process]:
     """Run the API that is written the usual way."""
     url = await stand.database("orm", with_schema=False)
     settings = {"DATABASE_URL": url, "POOL_SIZE": str(POOL_SIZE), "TENANT": CONVEYANCER}
@@ -45,7 +46,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
 
-        async def create_on(api: Running) -> Figures:
+        async def create_on(api: Process) -> Figures:
             return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
         for api in (ours, theirs):

@@ -7,7 +7,8 @@ from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.create import orm_api
 from tests.benchmarks.http_load import load
 from tests.benchmarks.smtp_sink import SmtpSink
-from tests.benchmarks.stand import Running, Stand
+from tests.benchmarks.stand import Stand
+from tests.harness.processes import Process
 
 API, WORKER, ORM = "API", "worker, all roles", "FastAPI + ORM"
 SECONDS, MEGABYTES = "s until ready", "MB after load"
@@ -40,10 +41,10 @@ async def measure(stand: Stand) -> list[Comparison]:
     return [await compare("footprint", sides, _BARS, rounds=stand.sizes.rounds, settle=stand.settle)]
 
 
-async def _after_load(stand: Stand, running: Running) -> Figures:
+async def _after_load(stand: Stand, running: Process) -> Figures:
     await load(stand, running.base_url, ["/v1/request"], body=subjects.JSON_BODY)
     return _figures(running)
 
 
-def _figures(running: Running) -> Figures:
+def _figures(running: Process) -> Figures:
     return {SECONDS: running.seconds_to_ready, MEGABYTES: running.rss_megabytes()}

@@ -9,7 +9,8 @@ from tests.benchmarks.outboxes import our_relays
 from tests.benchmarks.reading import LIST
 from tests.benchmarks.relay import drained
 from tests.benchmarks.rows import fill
-from tests.benchmarks.stand import Running, Stand
+from tests.benchmarks.stand import Stand
+from tests.harness.processes import Process
 
 _LIMIT = 0.9
 _LARGEST_DRAIN = 1_000_000  # events: more than a relay gets through in its time
@@ -52,14 +53,14 @@ def _draining(stand: Stand, url: str, rows: int) -> Measure:
     return measure
 
 
-def _creating(stand: Stand, api: Running) -> Measure:
+def _creating(stand: Stand, api: Process) -> Measure:
     async def measure() -> Figures:
         return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
     return measure
 
 
-def _listing(stand: Stand, api: Running) -> Measure:
+def _listing(stand: Stand, api: Process) -> Measure:
     async def measure() -> Figures:
         return await throughput(stand, api.base_url, [LIST])
 

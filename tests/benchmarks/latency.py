@@ -19,9 +19,9 @@ from tests.benchmarks.create import OURS
 from tests.benchmarks.http_load import P50, P99, load
 from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
 from tests.benchmarks.stand import POOL_SIZE, Stand
-from tests.conftest import SECRET_KEYS
-from tests.faults import queues
-from tests.faults.waiting import until
+from tests.harness import queues
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 TXOUTBOX, FASTSTREAM = "txoutbox, tuned, NOTIFY", "faststream-outbox, tuned"

@@ -6,7 +6,8 @@ from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.create import ORM, OURS, orm_api
 from tests.benchmarks.http_load import throughput
-from tests.benchmarks.stand import Running, Stand
+from tests.benchmarks.stand import Stand
+from tests.harness.processes import Process
 
 LIST = "/v1/request?limit=20"
 
@@ -30,7 +31,7 @@ async def measure(stand: Stand) -> list[Comparison]:
             "questionnaire": ["/v1/questionnaire/structure"],
         }
 
-        async def read(api: Running, name: str) -> Figures:
+        async def read(api: Process, name: str) -> Figures:
             paths: Sequence[str] = everywhere.get(name) or retrieve[api.base_url]
             return await throughput(stand, api.base_url, paths)
 

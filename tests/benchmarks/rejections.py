@@ -19,29 +19,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import msgspec
 
+from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.servers import lookup as servers
 from service.app import LARGEST_BODY
-from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import schema
 from service.settings import ServiceSettings
-from tests.conftest import (
-    A_REQUEST,
-    AUDIENCE,
-    CONVEYANCER,
-    FREE_CONVEYANCER,
-    ISSUER,
-    ROOT,
-    SECRET_KEYS,
-    Issuer,
-    eventually,
-)
-from tests.end_to_end.processes import Process, api_process, started
+from tests.harness import databases
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, SECRET_KEYS
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.processes import Process, api_process, started
+from tests.harness.waiting import eventually
 
 ALLOWED = 1.2  # of the median of an accepted create
 
@@ -55,29 +46,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=500, help="of each kind (default: 500)")
     samples = parser.parse_args().samples
-    with servers.postgres(ROOT / ".local" / "benchmarks", keep=False, report=print) as url:
+    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as url:
         return asyncio.run(_run(url, samples))
 
 
 async def _run(server_url: str, samples: int) -> int:
-    name = f"rejections_{time.time_ns()}"
-    administrator = await asyncpg.connect(server_url)
-    await administrator.execute(f'CREATE DATABASE "{name}"')
-    url = str(httpx.URL(server_url).copy_with(path=f"/{name}"))
-    try:
+    async with databases.temporary(server_url, f"rejections_{time.time_ns()}") as url:
         with tempfile.TemporaryDirectory() as folder:
             return await _measure_api(url, Path(folder), samples)
-    finally:
-        await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-        await administrator.close()
 
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
-    connection = await asyncpg.connect(url)
-    await schema.apply(connection)
-    for conveyancer in (CONVEYANCER, FREE_CONVEYANCER):
-        await conveyancers.add(connection, conveyancer, name=conveyancer, charges_calculation_fee=True)
-    await connection.close()
     issuer = Issuer(folder)
     settings = ServiceSettings(
         database_url=url,

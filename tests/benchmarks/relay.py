@@ -16,8 +16,8 @@ from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure, compare
 from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
 from tests.benchmarks.stand import Stand
-from tests.faults import queues
-from tests.faults.waiting import until
+from tests.harness import queues
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 ONE, TWO = "ours", "ours, two processes"

@@ -1,7 +1,7 @@
 """Rows of calculation_request in any number, made by Postgres itself."""
 
 from service.postgres.pool import Connection
-from tests.conftest import CONVEYANCER
+from tests.harness.examples import CONVEYANCER
 
 OTHERS = ("a-firm-of-long-ago", *(f"firm-{number}" for number in range(19)))
 EXTERNAL_IDS = 20  # of each conveyancer

@@ -14,7 +14,7 @@ from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from tests.benchmarks.stand import Stand
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
 KEYS = SecretKeyRing.parse(SECRET_KEYS)
 

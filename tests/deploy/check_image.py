@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from deploy.local.chain import follow_one_request
-from deploy.local.machine.ports import accepts
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.waiting import never
 from service.settings import ServiceSettings, Settings
-from tests.conftest import ROOT, Issuer, eventually
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.processes import Process, environment_of, free_port
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, environment_of
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _IMAGE = "calculation-requests:check"
@@ -38,7 +40,7 @@ def docker(*arguments: str | Path, seconds: float = 60) -> str:
     """Run the Docker client, and return what it printed."""
     ended = subprocess.run(
         ["docker", *arguments],  # noqa: S607 - wherever it is installed
-        cwd=ROOT,
+        cwd=CHECKOUT,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -76,7 +78,7 @@ def catching_mail(folder: Path) -> Iterator[int]:
     """Run a mail server that keeps what it accepts in *folder*; yields its port."""
     port = free_port()
     options = ("--port", str(port), "--folder", folder)
-    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=ROOT)
+    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
     try:
         yield port
     finally:
@@ -156,7 +158,7 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
             stack.enter_context(running(image, "worker", environment=worker, jwks=issuer.jwks)),
         ]
         for port in ports.values():
-            await becomes_ready(int(port), tmp_path)
+            await Process("container", [], environment={}, port=int(port), folder=tmp_path).becomes_ready()
 
         variables = {
             "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
@@ -181,13 +183,3 @@ def of_container(settings: Settings, **variables: str) -> dict[str, str]:
     """Return the environment of a container, which shares the network of this machine and nothing else."""
     environment = environment_of(settings, HOST="127.0.0.1", **variables)
     return {name: value for name, value in environment.items() if name not in os.environ}
-
-
-async def becomes_ready(port: int, folder: Path) -> None:
-    """Wait until the process at *port* is ready."""
-    process = Process(environment={}, port=port, output=folder / "none")
-
-    async def ready() -> bool:
-        return await process.status("/readyz") == 200
-
-    await eventually(ready, seconds=30)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.manifests import Manifest, rendered
 
 _PUBLISHED = ("postgresql.cnpg.io/", "keda.sh/", "monitoring.coreos.com/")
@@ -26,7 +26,7 @@ def schemas() -> Path:
     npm = shutil.which("npm")
     if not npm:
         pytest.skip("npm is not installed: the operators' published schemas are not consulted")
-    folder = ROOT / ".local" / "operator-schemas"
+    folder = CHECKOUT / ".local" / "operator-schemas"
     shutil.copytree(_HERE, folder, dirs_exist_ok=True)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
     installed = subprocess.run(

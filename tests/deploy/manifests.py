@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 
 Manifest: TypeAlias = dict[str, Any]
 
-K8S = ROOT / "deploy" / "k8s"
+K8S = CHECKOUT / "deploy" / "k8s"
 OVERLAYS = ("dev", "external", "production")
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.exported_metrics import not_exported
 from tests.deploy.promtool import check_rules, run_test
 
-COMPONENTS = ROOT / "deploy" / "k8s" / "components"
+COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
 RULES = [COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
-RUNBOOK = ROOT / "deploy" / "README.md"
+RUNBOOK = CHECKOUT / "deploy" / "README.md"
 GROUPS = [group for file in RULES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 

@@ -7,8 +7,8 @@ import subprocess
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings
-from tests.conftest import ROOT
 from tests.deploy.manifests import (
     PROCESSES,
     WORKERS,
@@ -20,7 +20,7 @@ from tests.deploy.manifests import (
 )
 from worker.settings import WorkerSettings
 
-FILE = ROOT / "deploy" / "compose.yaml"
+FILE = CHECKOUT / "deploy" / "compose.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from deploy.local.machine.ports import free_port
 from deploy.local.terminal import port_from
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
-from tests.conftest import Issuer
+from tests.harness.issuer import Issuer
 
 
 def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.__main__ import _parser as service_parser
-from tests.conftest import ROOT
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker.operating import commands
 
@@ -50,7 +50,7 @@ def test_tests_that_are_named_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {
         name
-        for file in (ROOT / "tests").rglob("test_*.py")
+        for file in (CHECKOUT / "tests").rglob("test_*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
     }
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import A_REQUEST
-from tests.end_to_end.processes import Process
+from tests.harness.examples import A_REQUEST
+from tests.harness.processes import Process
 from worker.waiting import rest
 
 _PAUSE_SECONDS = 0.05  # after a call that nobody has answered

@@ -8,10 +8,10 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from service.settings import ServiceSettings
-from tests.conftest import Issuer
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber, subscribed
-from tests.end_to_end.processes import Process, api_process, worker_process
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, api_process, worker_process
 from worker.settings import WorkerSettings
 
 

@@ -9,20 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from msgspec.structs import replace
 
+from deploy.local.machine.ports import free_port
 from service.postgres import schema
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import CONVEYANCER, FREE_CONVEYANCER, Issuer
 from tests.end_to_end.callers import another_request, client_of
-from tests.end_to_end.processes import (
-    Ended,
-    Process,
-    bare_environment,
-    environment_of,
-    free_port,
-    run,
-    started,
-)
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Ended, Process, bare_environment, environment_of, run, started
 from worker.settings import WorkerSettings
 
 STRUCTURE = "/v1/questionnaire/structure"

@@ -12,11 +12,12 @@ from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber, publish_calculation
-from tests.end_to_end.processes import Process, api_process, started, worker_process
-from tests.mail_server import MailServer
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _ROUNDS = 6

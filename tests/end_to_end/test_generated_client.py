@@ -13,8 +13,9 @@ import pytest
 from service.authentication import api_keys
 from service.contracts import openapi
 from service.postgres.pool import Connection
-from tests.conftest import CONVEYANCER, Issuer
-from tests.end_to_end.processes import Process, started
+from tests.harness.examples import CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, started
 
 _CALLER = """\
 from calculations_client import AuthenticatedClient

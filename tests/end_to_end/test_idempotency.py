@@ -10,10 +10,12 @@ import msgspec
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, eventually
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, api_process, started
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started
+from tests.harness.waiting import eventually
 
 _TIMES = 1000
 _CALLERS = 64

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS, Issuer, eventually
 from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
-from tests.end_to_end.processes import Process, api_process, started, worker_process
-from tests.mail_server import MailServer
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
@@ -280,7 +282,7 @@ async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, coun
     """Wait until as many messages lie in the dead letters of a queue."""
 
     async def lie_there() -> bool:
-        return await waiting_messages(channel, queue.dead_letters) == count
+        return await count(channel, queue.dead_letters) == count
 
     await eventually(lie_there)
 

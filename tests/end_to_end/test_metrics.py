@@ -6,11 +6,13 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.conftest import A_REQUEST, ROOT, eventually
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.exported_metrics import our_metrics
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, started
-from tests.metrics import scrape, series
+from tests.harness.examples import A_REQUEST
+from tests.harness.metrics import scrape, series
+from tests.harness.processes import Process, started
+from tests.harness.waiting import eventually
 
 _OF_THE_LIBRARY = ("process_", "python_")
 
@@ -35,7 +37,7 @@ async def test_both_processes_tell_what_became_of_a_request(
 
 
 async def test_readme_names_every_metric(api: Process, worker: Process) -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (CHECKOUT / "README.md").read_text()
     section = readme.partition("## Watching it")[2].partition("\n## ")[0]
     named = {name.partition("{")[0] for name in re.findall(r"`([a-z_]+(?:\{[a-z,]+\})?)`", section)}
 

@@ -11,9 +11,10 @@ import pytest
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.processes import api_process, started
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.processes import api_process, started
 
 STATEMENT_SECONDS = 0.05
 CONNECTIONS = 2

@@ -13,13 +13,16 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from deploy.local.machine.ports import free_port
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, eventually
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.collector import Collector, attributes_of, collecting
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, api_process, free_port, started, worker_process
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 

@@ -8,7 +8,7 @@ import msgspec
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CloudEvent
-from tests.faults.queues import AUDITOR, Reader
+from tests.faults.own_queues import AUDITOR, Reader
 from tests.faults.records import Arrival
 
 

@@ -6,10 +6,9 @@ Postgres and RabbitMQ are private nodes on this machine; events go to a quorum q
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from itertools import pairwise
@@ -21,34 +20,30 @@ import httpx
 import msgspec
 import uvloop
 from prometheus_client import REGISTRY
-from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT, Place, working_folder
-from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Process, Program
+from deploy.local.machine.folders import Place, working_folder
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events, writing
 from service.outbox.events import RequestCalculated
-from service.postgres import schema
 from service.postgres.pool import Connection
 from service.telemetry import metrics
-from tests.conftest import SECRET_KEYS
-from tests.faults import queues
 from tests.faults.harness import LOCAL
-from tests.faults.servers import Servers, private_servers
-from tests.faults.waiting import until
 from tests.faults.world import connect
+from tests.harness import databases, queues
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.processes import Process, worker_process
+from tests.harness.servers import Servers, private_servers
+from tests.harness.waiting import until
 from worker import gauges
 from worker.rabbitmq import topology
 from worker.relay import outbox
+from worker.settings import WorkerSettings
 
 _SINK = "harness.sink"
 _TYPE = RequestCalculated.type
 _DRAIN_SECONDS = 3_600.0
 _START_SECONDS = 30.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
 _SCRAPE_SECONDS = 5.0
@@ -69,37 +64,16 @@ class Drain(msgspec.Struct, frozen=True):
     largest_rss_megabytes: float
 
 
-class RunningWorker:
-    """A worker whose log and memory are watched."""
+class PassLog:
+    """Reads the relay's passes from the log of its process."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], *roles: str) -> None:
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        self.port = free_port()
-        self._process = Process(
-            Program(
-                name="worker",
-                command=[sys.executable, "-m", "worker", *roles],
-                environment={**inherited, **environment, "HEALTH_PORT": str(self.port)},
-                folder=CHECKOUT,
-                log=folder / f"worker-{self.port}.log",
-                pid_file=folder / f"worker-{self.port}.pid",
-            )
-        )
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self._read = 0
-
-    def stop(self) -> None:
-        """End it in order."""
-        self._process.stop()
-
-    async def becomes_started(self) -> None:
-        """Wait until it says that it has started."""
-        log = self._process.program.log
-        if not await until(lambda: "worker_started" in log.read_text(), seconds=_START_SECONDS):
-            raise LocalStackError(self._process.describe("It does not start."))
 
     def passes(self) -> list[Pass]:
         """Return the passes since the last call."""
-        with self._process.program.log.open("rb") as log:
+        with self.process.log.open("rb") as log:
             log.seek(self._read)
             written = log.read()
         whole = written[: written.rfind(b"\n") + 1]
@@ -109,38 +83,25 @@ class RunningWorker:
             Pass(datetime.fromisoformat(line["timestamp"]).timestamp(), line["events"]) for line in parsed
         ]
 
-    def rss_megabytes(self) -> float:
-        """Return the memory that it uses."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * _PAGE_BYTES / 1e6
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-
 
 @asynccontextmanager
-async def _worker(
-    folder: Path, database_url: str, amqp_url: str, *roles: str
-) -> AsyncIterator[RunningWorker]:
-    worker = RunningWorker(
-        folder,
-        {
-            "DATABASE_URL": database_url,
-            "AMQP_URL": amqp_url,
-            "APP_URL": "https://app.example.com",
-            "REQUEST_SECRET_KEYS": SECRET_KEYS,
-            "SMTP_URL": "smtp://127.0.0.1:9",
-            "MAIL_FROM": "calculations@service.example.com",
-        },
-        *roles,
+async def _worker(folder: Path, database_url: str, amqp_url: str, *roles: str) -> AsyncIterator[Process]:
+    settings = WorkerSettings(
+        database_url=database_url,
+        amqp_url=amqp_url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        smtp_url="smtp://127.0.0.1:9",
+        mail_from="calculations@service.example.com",
     )
+    worker = worker_process(settings, folder, *roles)
+    worker.start()
     try:
-        await worker.becomes_started()
+        if not await until(lambda: "worker_started" in worker.output, seconds=_START_SECONDS):
+            raise LocalStackError(worker.running.describe("The worker does not start."))
         yield worker
     finally:
-        await asyncio.to_thread(worker.stop)
+        await asyncio.to_thread(worker.running.stop)
 
 
 async def _fill(connection: Connection, rows: int) -> None:
@@ -170,14 +131,14 @@ async def _fill(connection: Connection, rows: int) -> None:
     )
 
 
-async def _drain(connection: Connection, worker: RunningWorker, rows: int) -> Drain:
-    """Fill the outbox and see it emptied."""
-    worker.passes()
+async def _drain(connection: Connection, log: PassLog, rows: int) -> Drain:
+    """Fill the outbox, and watch it drain."""
+    log.passes()
     await _fill(connection, rows)
-    return await _watch(worker, rows)
+    return await _watch(log, rows)
 
 
-async def _watch(worker: RunningWorker, rows: int) -> Drain:
+async def _watch(log: PassLog, rows: int) -> Drain:
     """Watch *rows* events leave the outbox."""
     passes: list[Pass] = []
     largest = 0.0
@@ -185,8 +146,8 @@ async def _watch(worker: RunningWorker, rows: int) -> Drain:
     def is_drained() -> bool:
         # From its log: to ask Postgres would mean to step over the rows that are gone, again and again.
         nonlocal largest
-        largest = max(largest, worker.rss_megabytes())
-        passes.extend(worker.passes())
+        largest = max(largest, log.process.rss_megabytes())
+        passes.extend(log.passes())
         return sum(each.events for each in passes) >= rows
 
     if not await until(is_drained, seconds=_DRAIN_SECONDS, pause_seconds=0.1):
@@ -209,9 +170,10 @@ async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str,
     of_full, of_small = [], []
     for tenth in range(10):
         async with _worker(folder, full_url, servers.broker.url, "relay") as worker:
-            of_full.append(await _watch(worker, rows // 10 if tenth < 9 else await _pending(full)))
+            of_full.append(await _watch(PassLog(worker), rows // 10 if tenth < 9 else await _pending(full)))
         async with _worker(folder, small_url, servers.broker.url, "relay") as worker:
-            of_small += [await _drain(small, worker, _SMALL) for _ in range(_SMALL_TIMES)]
+            log = PassLog(worker)
+            of_small += [await _drain(small, log, _SMALL) for _ in range(_SMALL_TIMES)]
     for connection in (full, small):
         await connection.close()
     full_rate = median(each.rows_per_second for each in of_full)
@@ -244,9 +206,10 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
         _worker(folder, held_url, servers.broker.url, "relay") as held_worker,
         _worker(folder, servers.postgres.url, servers.broker.url, "relay") as free_worker,
     ):
+        held_log, free_log = PassLog(held_worker), PassLog(free_worker)
         for _ in range(rows // _SMALL):
-            held_drain = await _drain(held, held_worker, _SMALL)
-            free_drain = await _drain(free, free_worker, _SMALL)
+            held_drain = await _drain(held, held_log, _SMALL)
+            free_drain = await _drain(free, free_log, _SMALL)
             rates.append((held_drain.rows_per_second, free_drain.rows_per_second))
     for connection in (holder, held, free):
         await connection.close()
@@ -261,13 +224,13 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
 
 
 async def _another_database(url: str, name: str) -> str:
-    """Make a database beside the one of *url*, with our schema; return its URL."""
-    connection = await connect(url)
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-    another = str(URL(url).with_path(f"/{name}"))
+    """Create a database with the schema on the server of *url*; return its URL."""
+    administrator = await connect(url)
+    await databases.create(administrator, name)
+    await administrator.close()
+    another = databases.url_of(url, name)
     connection = await connect(another)
-    await schema.apply(connection)
+    await databases.prepare(connection)
     await connection.close()
     return another
 
@@ -327,7 +290,7 @@ async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[
     async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
         await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.port}") as client:
+        async with httpx.AsyncClient(base_url=worker.base_url) as client:
             for _ in range(round(seconds / _SCRAPE_SECONDS)):
                 (await client.get("/metrics")).raise_for_status()
                 await asyncio.sleep(_SCRAPE_SECONDS)
@@ -400,7 +363,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with working_folder(place, "drain") as folder, private_servers(place) as servers:
         connection = await connect(servers.postgres.url)
-        await schema.apply(connection)
+        await databases.prepare(connection)
         await connection.close()
         async with queues.open_channel(servers.broker.url) as channel:
             await topology.declare(channel)

@@ -18,11 +18,12 @@ from service.outbox import writing
 from service.outbox.events import CalculationCreated
 from service.postgres import loans
 from service.postgres.pool import Connection
-from tests.faults import queues
-from tests.faults.proxy import Proxy
+from tests.faults import own_queues
 from tests.faults.records import CREATED, Interval, Span
-from tests.faults.waiting import until
 from tests.faults.world import HARNESS, World
+from tests.harness import queues
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 _FULL = "harness.full"
@@ -140,9 +141,9 @@ async def freeze_notifications(world: World) -> None:
             seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
             group.create_task(sender.freeze(seconds))
             await asyncio.sleep(_FREEZING_SECONDS)
-            world.mail.let_go()
+            world.mail.release()
     finally:
-        world.mail.let_go()
+        world.mail.release()
 
 
 @_fault("rolling restart", "relay", "notifications", "calculations", "api", repeats=False)
@@ -360,7 +361,7 @@ async def return_messages(world: World) -> None:
     """
     async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
-        switch = await channel.get_exchange(queues.SWITCH, ensure=False)
+        switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
         await notifications.unbind(topology.REQUESTS, CREATED)
         await switch.unbind(topology.REQUESTS, CREATED)
         try:
@@ -376,17 +377,17 @@ async def delete_queue(world: World) -> None:
     relays = [link for link in world.broker_links if link.name.startswith("relay")]
     async with queues.open_channel(world.servers.broker.url) as channel:
         for link in relays:
-            await link.refuse()
-            link.cut()
+            await link.stop_listening()
+            await link.cut()
         try:
             await _delete_when_empty(world)
             await _until_declared(world)
-            switch = await channel.get_exchange(queues.SWITCH, ensure=False)
+            switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
             notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
             await notifications.bind(switch)
         finally:
             for link in relays:
-                await link.admit()
+                await link.listen()
 
 
 @_fault("messages refused", "broker", "broker links", repeats=True)
@@ -510,11 +511,11 @@ async def refuse_mail(world: World) -> None:
 @_fault("mail server away", "mail", repeats=False)
 async def take_mail_server_away(world: World) -> None:
     """Every connection breaks, and none is taken."""
-    world.mail.go_away()
+    world.mail.stop()
     try:
         await asyncio.sleep(world.some_seconds())
     finally:
-        await world.mail.come_back()
+        await world.mail.start()
 
 
 @_fault("mail server stalled", "mail", repeats=False)
@@ -540,7 +541,7 @@ async def lose_mail_answers(world: World) -> None:
 @_fault("mail server hangs up", "mail", repeats=False)
 async def hang_up_mail(world: World) -> None:
     """The mail server closes every connection before the content: after RCPT, or when it has asked for it."""
-    world.mail.hangs_up_after = world.chance.choice((b"RCPT", b"DATA"))
+    world.mail.hangs_up_after = world.chance.choice(("RCPT", "DATA"))
     try:
         await asyncio.sleep(world.some_seconds())
     finally:
@@ -550,25 +551,25 @@ async def hang_up_mail(world: World) -> None:
 # What several have in common
 
 
-async def _cut_again_and_again(world: World, links: Sequence[Proxy]) -> None:
+async def _cut_again_and_again(world: World, links: Sequence[TcpProxy]) -> None:
     for _ in range(world.chance.randint(1, 4)):
         for link in links:
-            link.cut()
+            await link.cut()
         await asyncio.sleep(world.some_seconds(0.5))
 
 
-async def _refuse(world: World, links: Sequence[Proxy]) -> None:
+async def _refuse(world: World, links: Sequence[TcpProxy]) -> None:
     for link in links:
-        await link.refuse()
-        link.cut()
+        await link.stop_listening()
+        await link.cut()
     try:
         await asyncio.sleep(world.some_seconds())
     finally:
         for link in links:
-            await link.admit()
+            await link.listen()
 
 
-async def _stall(world: World, links: Sequence[Proxy]) -> None:
+async def _stall(world: World, links: Sequence[TcpProxy]) -> None:
     cut = world.chance.random() < 0.5
     for link in links:
         link.stall()
@@ -577,11 +578,11 @@ async def _stall(world: World, links: Sequence[Proxy]) -> None:
     finally:
         for link in links:
             if cut:
-                link.cut()
+                await link.cut()
             link.resume()
 
 
-async def _strand(world: World, links: Sequence[Proxy]) -> None:
+async def _strand(world: World, links: Sequence[TcpProxy]) -> None:
     for link in links:
         link.strand()
     try:
@@ -591,7 +592,7 @@ async def _strand(world: World, links: Sequence[Proxy]) -> None:
             link.clear_stranded()
 
 
-async def _slow(world: World, links: Sequence[Proxy]) -> None:
+async def _slow(world: World, links: Sequence[TcpProxy]) -> None:
     bytes_per_second = world.chance.choice((20_000.0, 100_000.0, 1_000_000.0))
     delay_seconds = world.chance.choice((0.005, 0.05, 0.2))
     for link in links:
@@ -607,7 +608,7 @@ async def _slow(world: World, links: Sequence[Proxy]) -> None:
 async def _no_new_connections(world: World) -> AsyncIterator[None]:
     """Have every process connect, and then no more: none declares its bindings for a minute."""
     for link in world.broker_links:
-        link.cut()
+        await link.cut()
     await until(
         lambda: all(
             link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
@@ -615,7 +616,7 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
         seconds=_RECONNECTED_SECONDS,
     )
     for link in world.broker_links:
-        await link.refuse()
+        await link.stop_listening()
     try:
         await until(
             lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
@@ -624,7 +625,7 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
         yield
     finally:
         for link in world.broker_links:
-            await link.admit()
+            await link.listen()
 
 
 async def _delete_when_empty(world: World) -> None:

@@ -15,15 +15,13 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.folders import CHECKOUT, Place, working_folder
-from service.calculation_requests import conveyancers
 from service.identifiers import uuid_of
-from service.postgres import outages, schema
+from service.postgres import outages
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection
 from service.server.background import in_background
 from service.settings import Settings
-from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
-from tests.faults import queues, workers
+from tests.faults import own_queues, workers
 from tests.faults.auditor import Auditor
 from tests.faults.callers import Callers
 from tests.faults.faults import FAULTS, Fault
@@ -32,11 +30,14 @@ from tests.faults.load import Load
 from tests.faults.mail import REFUSED_RECIPIENT, MailServer
 from tests.faults.records import CREATED, Arrival, Held, Record, Recovery, Stored
 from tests.faults.schedule import rounds
-from tests.faults.servers import Servers, private_servers
 from tests.faults.team import Team
-from tests.faults.waiting import until
 from tests.faults.workers import APIS, CALCULATORS, NOTIFIERS, RELAYS, Command, Worker
 from tests.faults.world import World, connect, writable
+from tests.harness import databases, queues
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.servers import Servers, private_servers
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 LOCAL = CHECKOUT / ".local" / "faults"
@@ -121,11 +122,10 @@ def _logs_kept(folder: Path) -> Iterator[None]:
 
 async def _prepare(servers: Servers) -> None:
     connection = await connect(servers.postgres.url)
-    await schema.apply(connection)
-    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+    await databases.prepare(connection)
     await connection.close()
     async with queues.open_channel(servers.broker.url) as channel:
-        await queues.declare(channel)
+        await own_queues.declare(channel)
 
 
 @asynccontextmanager
@@ -159,7 +159,7 @@ async def _started(
             await stack.enter_async_context(in_background("harness", worker.watch))
         token = issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
         apis = [
-            await stack.enter_async_context(_client(worker.port, token))
+            await stack.enter_async_context(_client(worker.process.base_url, token))
             for worker in started
             if worker.name in APIS
         ]
@@ -175,10 +175,8 @@ async def _started(
         yield world, latencies, apis, auditor
 
 
-def _client(port: int, token: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}, timeout=5.0
-    )
+def _client(base_url: str, token: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=5.0)
 
 
 def _commands(plan: Plan, mail: MailServer, issuer: Issuer) -> Iterable[Command]:
@@ -202,7 +200,7 @@ def _commands(plan: Plan, mail: MailServer, issuer: Issuer) -> Iterable[Command]
             arguments=["-m", *broken, "worker", name.partition("-")[0]],
             environment={
                 **shared,
-                "SMTP_URL": mail.url(name if name in NOTIFIERS else NOTIFIERS[0]),
+                "SMTP_URL": mail.url_for(name if name in NOTIFIERS else NOTIFIERS[0]),
                 "MAIL_FROM": "Calculations <calculations@service.example.com>",
                 "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
                 **_SOONER,
@@ -361,7 +359,7 @@ async def _unfinished(connection: Connection) -> dict[str, int]:
 
 
 async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
-    names = [queues.AUDITOR, queues.TEAM]
+    names = [own_queues.AUDITOR, own_queues.TEAM]
     names += [queue.name for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)]
     waiting = [await queues.count(channel, name) for name in names]
     dead = [
@@ -412,7 +410,7 @@ async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list
 
 def suspicious_lines(worker: Worker) -> Iterable[str]:
     """Return the lines of a log that tell of an exception which nobody expected."""
-    with worker.log.open(errors="replace") as lines:
+    with worker.process.log.open(errors="replace") as lines:
         for line in lines:
             if any(word in line for word in _SUSPICIOUS):
                 yield f"{worker.name}: {line.strip()[:400]}"

@@ -18,10 +18,10 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.faults.latency import Latencies
 from tests.faults.mail import REFUSED_RECIPIENT
 from tests.faults.records import Record
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
 # What a call without an answer ends with. The latter is anyio's, when the API dies as it takes a connection.
 CUT_OFF = (httpx.TransportError, AttributeError)

@@ -7,7 +7,7 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated
-from tests.faults.queues import TEAM, Reader
+from tests.faults.own_queues import TEAM, Reader
 from worker.rabbitmq import topology
 
 _PUBLISH_SECONDS = 30.0

@@ -12,10 +12,10 @@ from service.postgres import outages
 from service.postgres.pool import Connection
 from tests.faults.callers import Callers
 from tests.faults.mail import MailServer
-from tests.faults.proxy import Proxy
 from tests.faults.records import Record
-from tests.faults.servers import Servers
 from tests.faults.workers import Worker
+from tests.harness.servers import Servers
+from tests.harness.tcp_proxy import TcpProxy
 
 HARNESS = "harness"  # the application_name of connections that no fault ends
 _TRIES = 100
@@ -39,16 +39,16 @@ class World:
         return [worker for worker in self.workers if worker.role == role]
 
     @property
-    def broker_links(self) -> list[Proxy]:
+    def broker_links(self) -> list[TcpProxy]:
         """Every way of our processes to the broker."""
         return [worker.broker for worker in self.workers if worker.broker is not None]
 
     @property
-    def postgres_links(self) -> list[Proxy]:
+    def postgres_links(self) -> list[TcpProxy]:
         """Every way of our processes to Postgres."""
         return [worker.postgres for worker in self.workers]
 
-    def some_links(self, links: Sequence[Proxy]) -> list[Proxy]:
+    def some_links(self, links: Sequence[TcpProxy]) -> list[TcpProxy]:
         """Return one link, those of the relays, or all."""
         match self.chance.randrange(3):
             case 0:

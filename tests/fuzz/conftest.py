@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import ServiceSettings
-from tests.end_to_end.processes import Process, api_process, started
+from tests.harness.processes import Process, api_process, started
 
 LONG = os.environ.get("FUZZ") == "long"
 

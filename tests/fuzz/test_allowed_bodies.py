@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from service.api.request_body import META_DATA_BYTES, META_DATA_DEPTH
 from service.contracts import openapi
-from tests.conftest import Issuer
-from tests.end_to_end.processes import Process
 from tests.fuzz.conftest import LONG
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process
 
 _EXAMPLES = 3_000 if LONG else 100
 _DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))

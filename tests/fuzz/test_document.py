@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from service.postgres.pool import Connection
-from tests.conftest import CONVEYANCER, ROOT, Issuer
-from tests.end_to_end.processes import Process, bare_environment
 from tests.fuzz.conftest import LONG
+from tests.harness.examples import CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, bare_environment
 
 _CONFIGURATION = Path(__file__).parent / "schemathesis.toml"
 _COMMAND = [
@@ -31,7 +33,7 @@ async def test_service_keeps_to_its_document(
     api: Process, issuer: Issuer, database: Connection, tmp_path: Path
 ) -> None:
     environment = bare_environment(
-        PYTHONPATH=str(ROOT),  # for the hooks
+        PYTHONPATH=str(CHECKOUT),  # for the hooks
         ACCESS_TOKEN=issuer.token(exp=4_102_444_800),
         API_KEY=await api_keys.create(database, CONVEYANCER),
     )

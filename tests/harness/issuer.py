@@ -37,7 +37,7 @@ class Issuer:
     def token(
         self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
     ) -> str:
-        """Return a token, valid unless *claims* or *headers* make it invalid. A claim that is None is left out."""
+        """Return a token, valid unless *claims* or *headers* say otherwise. A claim of None is left out."""
         usual = {
             "iss": ISSUER,
             "aud": AUDIENCE,

@@ -1,4 +1,4 @@
-"""SMTP servers in the test's own loop: a correct one, aiosmtpd's, and a scripted one that may break the rules.
+"""SMTP servers in the test's own loop: aiosmtpd's, which is correct, and a scripted one, which may not be.
 
 Two, because the product has to be tried against an implementation that checks what it is sent, and no such
 implementation sends wrong replies.

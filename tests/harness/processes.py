@@ -51,6 +51,7 @@ class Process:
         self.environment = environment
         self.port = port
         self.base_url = f"http://127.0.0.1:{port}"
+        self.seconds_to_ready = 0.0  # the last time
         self.log = folder / f"{name}-{port}.log"
         self._program = Program(
             name=name,
@@ -128,17 +129,18 @@ class Process:
         async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
             return await _status(client, path)
 
-    async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> float:
-        """Wait until it is ready, and return how many seconds that took. Raises LocalStackError."""
-        return await self._answers("/readyz", 200, seconds=seconds)
+    async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> None:
+        """Wait until it is ready. Raises LocalStackError."""
+        began = time.monotonic()
+        await self._answers("/readyz", 200, seconds=seconds)
+        self.seconds_to_ready = time.monotonic() - began
 
     async def becomes_alive_but_not_ready(self) -> None:
         """Wait until it lives and lacks something that it needs. Raises LocalStackError."""
         await self._answers("/livez", 200)
         await self._answers("/readyz", 503)
 
-    async def _answers(self, path: str, status: int, *, seconds: float = _START_SECONDS) -> float:
-        began = time.monotonic()
+    async def _answers(self, path: str, status: int, *, seconds: float = _START_SECONDS) -> None:
         async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
 
             async def answers() -> bool:
@@ -146,13 +148,12 @@ class Process:
                 return await _status(client, path) == status
 
             if not await until(answers, seconds=seconds, pause_seconds=_POLL_SECONDS):
-                raise LocalStackError(self.running.describe(f"No {status} from {path} in {seconds:.0f} s."))
-        return time.monotonic() - began
+                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
 
     def check(self) -> None:
-        """Raise LocalStackError if it has ended."""
-        if trouble := self.running.trouble():
-            raise LocalStackError(self.running.describe(trouble))
+        """Raise LocalStackError if it was started here and has ended."""
+        if self._running is not None and (trouble := self._running.trouble()):
+            raise LocalStackError(trouble)
 
     def rss_megabytes(self) -> float:
         """Return the memory it has in use."""

@@ -107,7 +107,7 @@ class TcpProxy:
         self._flowing.clear()
 
     def stall(self) -> None:
-        """Forward nothing until `resume`, not even that an end has closed: as a network that drops packets."""
+        """Forward nothing until `resume`, not even that an end has closed: a network that drops packets."""
         self._holds_closing = True
         self._flowing.clear()
 
@@ -135,7 +135,7 @@ class TcpProxy:
                 connection.reset()
 
     def vanish(self) -> Callable[[], None]:
-        """Reset every connection at the client's end. The server's end stays open until the result is called."""
+        """Reset every connection at the client's end, and at the server's end when the result is called."""
         vanished = list(self._open)
         for connection in vanished:
             connection.is_stranded = True

@@ -16,7 +16,7 @@ from service.outbox import events, writing
 from service.postgres import loans, outages
 from service.postgres import pool as postgres
 from service.postgres.outages import UNAVAILABLE
-from tests.conftest import eventually
+from tests.harness.waiting import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq import connection as broker
 from worker.rabbitmq.connection import BrokerUnavailable

@@ -20,8 +20,8 @@ from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
 from service.server.probes import NotReady
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import connection as broker
 from worker.rabbitmq import topology
@@ -107,16 +107,16 @@ def relay(worker_settings: WorkerSettings, pool: Pool) -> Relay:
 
 
 @pytest.fixture
-async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
     """A way to the broker that the test can cut; for those who use `settings_with`."""
-    async with Forwarder(worker_settings.amqp_url) as forwarder:
+    async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
     """A way to Postgres that the test can cut; for those who use `settings_with`."""
-    async with Forwarder(worker_settings.database_url) as forwarder:
+    async with TcpProxy(worker_settings.database_url) as forwarder:
         yield forwarder
 
 

@@ -12,11 +12,13 @@ from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
 from service.server import probes
 from service.server.http_server import listen
-from tests.conftest import CONVEYANCER, eventually, running
-from tests.mail_server import MailServer
-from tests.metrics import is_unknown, rises, scrape, series, value
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.metrics import is_unknown, rises, scrape, series, value
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, settings_with, store
-from tests.worker.forwarder import Forwarder
 from worker import gauges as worker_gauges
 from worker.consumers import notifications
 from worker.mail import ledger
@@ -121,7 +123,7 @@ async def test_gauges_are_read_once_in_a_while(database: Connection, pool: Pool,
 
 
 async def test_gauges_show_no_number_while_postgres_is_away(
-    database: Connection, worker_settings: WorkerSettings, postgres_link: Forwarder, relay: Relay
+    database: Connection, worker_settings: WorkerSettings, postgres_link: TcpProxy, relay: Relay
 ) -> None:
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
@@ -177,7 +179,7 @@ async def test_event_of_an_unknown_type_is_counted_with_the_others(
 
 
 async def test_relay_tells_its_connection_outages_and_rests(
-    worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder
+    worker_settings: WorkerSettings, pool: Pool, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     relay = Relay(settings, pool, asyncio.Event())

@@ -19,8 +19,12 @@ from service.postgres.pool import Connection
 from service.server import http_server
 from service.server.http_server import LARGEST_HEAD, listen
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
-from tests.metrics import rises, value
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises, value
+from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
@@ -371,7 +375,7 @@ async def test_fault_of_the_next_request_is_not_answered_before_the_one_being_se
             + head(impatient, "Transfer-Encoding: chunked")
             + b"no size\r\n"
         )
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
 
     assert (await connection.answer()).status == 200
     assert (await connection.answer()).status in {400, 408}
@@ -393,7 +397,7 @@ async def test_time_that_we_take_is_not_the_callers(
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(impatient.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         await asyncio.sleep(0.7)  # longer than head and body may take together
 
     assert (await waiting).status_code == 200
@@ -609,7 +613,7 @@ async def test_busy_process_turns_callers_away_at_the_door_and_stays_ready(
         await client.get("/readyz")
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         with (
             rises("postgres_unavailable_total"),
             rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
@@ -634,7 +638,7 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
     async with api_client(settings, issuer.token()) as client, database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
 
         with_token = await client.get(STRUCTURE)
         with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})

@@ -18,7 +18,9 @@ from service.app import create_api
 from service.calculation_requests import storing
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
 
 # What the stranger names: something of the other conveyancer's, or something that does not exist.
 OTHERS_KEY, OTHERS_CASE = "the-others-key", "the-others-case"

@@ -13,13 +13,16 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 from openapi_spec_validator import validate
 
+from deploy.local.machine.folders import CHECKOUT
 from service.api import handlers
 from service.authentication import api_keys
 from service.contracts import openapi
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
-from tests.end_to_end.processes import bare_environment, run
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.processes import bare_environment, run
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
 EXAMPLES = [
@@ -66,7 +69,7 @@ def test_every_endpoint_is_documented() -> None:
 def test_every_error_code_is_in_the_readme() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
-    http = (ROOT / "README.md").read_text().partition("## HTTP")[2].partition("## Events")[0]
+    http = (CHECKOUT / "README.md").read_text().partition("## HTTP")[2].partition("## Events")[0]
     assert set(codes) <= set(re.findall(r"`(\w+)`", http))
 
 

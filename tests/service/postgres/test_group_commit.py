@@ -16,9 +16,9 @@ from service.postgres.group_commit import LARGEST_GROUP, SLOW_SHARE, GroupCommit
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from tests.conftest import eventually
-from tests.statement_log import StatementLog
-from tests.worker.forwarder import Forwarder
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 SECONDS = 5.0
 FEW_SECONDS = 1.0
@@ -40,7 +40,7 @@ def statements() -> StatementLog:
 @pytest.fixture
 async def link(
     service_settings: ServiceSettings, database: Connection, statements: StatementLog
-) -> AsyncIterator[Forwarder]:
+) -> AsyncIterator[TcpProxy]:
     """What stands between the pool and Postgres, in which there is a table."""
     await database.execute(
         """
@@ -50,12 +50,12 @@ async def link(
         )
         """
     )
-    async with Forwarder(service_settings.database_url, statements.watch) as forwarder:
+    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of one connection."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, database_queue_size=QUEUE_SIZE
@@ -168,7 +168,7 @@ async def test_what_is_refused_fails_for_its_own_caller_alone(
 
 @pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
 async def test_what_postgres_refuses_costs_no_connection(
-    group_commit: GroupCommit, link: Forwarder, notes: list[str]
+    group_commit: GroupCommit, link: TcpProxy, notes: list[str]
 ) -> None:
     before = link.connections
     outcomes = await store(group_commit, notes)
@@ -206,7 +206,7 @@ async def test_what_cannot_be_encoded_leaves_no_transaction_open(
 
 
 async def test_everybody_hears_in_time_that_postgres_does_not_answer(
-    impatient: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: TcpProxy
 ) -> None:
     link.hold()
     began = time.monotonic()
@@ -219,7 +219,7 @@ async def test_everybody_hears_in_time_that_postgres_does_not_answer(
 
 
 async def test_everybody_hears_in_time_that_postgres_takes_in_no_more(
-    impatient: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: TcpProxy
 ) -> None:
     link.hold()
     began = time.monotonic()
@@ -247,7 +247,7 @@ async def test_those_who_come_late_do_not_join_who_has_waited_long(
     assert await stored(database) == [2, 3]
 
 
-async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
+async def test_turned_away_follower_leaves_no_garbage(group_commit: GroupCommit, link: TcpProxy) -> None:
     await link.refuse()
     gc.collect()
     gc.disable()
@@ -267,7 +267,7 @@ async def _turned_away_follower(group_commit: GroupCommit) -> "weakref.ref[BaseE
     return weakref.ref(error)
 
 
-async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, link: Forwarder) -> None:
+async def test_everybody_hears_that_postgres_is_away(group_commit: GroupCommit, link: TcpProxy) -> None:
     await link.refuse()
     outcomes = await store(group_commit, ["a"] * 5)
     link.admit()

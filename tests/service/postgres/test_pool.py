@@ -17,23 +17,23 @@ from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from tests.conftest import eventually
-from tests.metrics import rises
-from tests.worker.forwarder import Forwarder
+from tests.harness.metrics import rises
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 SIZE = 2
 TAKE_NO_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
     """What stands between the pool and Postgres."""
-    async with Forwarder(service_settings.database_url) as forwarder:
+    async with TcpProxy(service_settings.database_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A small pool, with a queue for one."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
@@ -57,7 +57,7 @@ async def test_connection_is_used_again(pool: Pool) -> None:
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Forwarder) -> None:
+async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: TcpProxy) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=5.0) as connection:
             await connection.execute("SELECT pg_sleep(0.01)")
@@ -129,7 +129,7 @@ async def test_cancelled_caller_is_cancelled_and_its_place_is_free(pool: Pool, d
 
 
 async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
-    pool: Pool, link: Forwarder
+    pool: Pool, link: TcpProxy
 ) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=0.5) as connection:
@@ -146,9 +146,7 @@ async def test_caller_cancelled_while_its_statement_is_ended_stays_cancelled(
     assert await backend(pool)
 
 
-async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(
-    pool: Pool, link: Forwarder
-) -> None:
+async def test_time_that_ends_while_a_connection_is_closed_cancels_nobody(pool: Pool, link: TcpProxy) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=0.3) as connection:
             link.hold()
@@ -247,7 +245,7 @@ async def test_transaction_left_open_is_seen_by_nobody_else(pool: Pool) -> None:
     assert await backend(pool) != before
 
 
-async def test_connections_that_broke_are_replaced(pool: Pool, link: Forwarder) -> None:
+async def test_connections_that_broke_are_replaced(pool: Pool, link: TcpProxy) -> None:
     before = await backend(pool)
     await link.cut()
     await eventually(lambda: pool.open_size == 0)
@@ -264,7 +262,7 @@ async def test_connection_that_was_long_idle_is_replaced(pool: Pool, monkeypatch
     assert pool.open_size == 1
 
 
-async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link: Forwarder) -> None:
+async def test_postgres_that_refused_is_left_alone_for_a_moment(pool: Pool, link: TcpProxy) -> None:
     await link.refuse()
     for _ in range(20):
         with pytest.raises(PostgresUnavailable):
@@ -344,9 +342,7 @@ async def test_caller_hears_at_once_when_what_it_waits_for_is_closed(
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
-async def test_connection_given_back_while_no_other_can_be_opened_is_used(
-    pool: Pool, link: Forwarder
-) -> None:
+async def test_connection_given_back_while_no_other_can_be_opened_is_used(pool: Pool, link: TcpProxy) -> None:
     async with loans.connection(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))

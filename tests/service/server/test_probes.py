@@ -10,21 +10,24 @@ from yarl import URL
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
-from tests.metrics import rises
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
     """The network between the API and Postgres."""
-    async with Forwarder(service_settings.database_url) as forwarder:
+    async with TcpProxy(service_settings.database_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 async def distant(
-    service_settings: ServiceSettings, issuer: Issuer, link: Forwarder
+    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API with that network."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
@@ -48,7 +51,7 @@ async def says_that_all_is_well(client: httpx.AsyncClient) -> bool:
 
 
 async def test_api_that_has_seen_postgres_stays_ready_without_it_and_says_that_it_is_away(
-    distant: httpx.AsyncClient, link: Forwarder
+    distant: httpx.AsyncClient, link: TcpProxy
 ) -> None:
     """Else no API were left in the Service, and callers got the answer of the ingress in place of ours."""
     before = await distant.get("/readyz")
@@ -67,7 +70,7 @@ async def test_api_that_has_seen_postgres_stays_ready_without_it_and_says_that_i
 
 
 async def test_api_that_has_not_seen_postgres_is_not_ready(
-    distant: httpx.AsyncClient, link: Forwarder
+    distant: httpx.AsyncClient, link: TcpProxy
 ) -> None:
     await link.refuse()
 
@@ -79,7 +82,7 @@ async def test_api_whose_login_is_refused_is_not_ready_though_it_was(
 ) -> None:
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
     async with (
-        Forwarder(url) as link,
+        TcpProxy(url) as link,
         api_client(msgspec.structs.replace(service_settings, database_url=link.url), None) as client,
     ):
         before = await client.get("/readyz")

@@ -18,9 +18,12 @@ from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
-from tests.conftest import CONVEYANCER, eventually, running
-from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_calculation
 from worker.consumers.consumer import Consumer, Malformed
@@ -275,7 +278,7 @@ def test_longest_calculation_id_is_accepted() -> None:
 
 async def test_result_that_comes_while_postgres_is_away_is_recorded_when_it_is_back(
     worker_settings: WorkerSettings,
-    postgres_link: Forwarder,
+    postgres_link: TcpProxy,
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,

@@ -11,10 +11,12 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pamqp.common import FieldTable
 
 from service.postgres.outages import PostgresUnavailable
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
-from tests.worker.conftest import count, passes, publish, settings_with, take
-from tests.worker.forwarder import Forwarder
+from tests.worker.conftest import passes, publish, settings_with, take
 from worker.consumers.consumer import Consumer, Malformed, confirm_copy, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -196,7 +198,7 @@ async def test_dead_letters_keep_nobody_waiting(
 
 
 async def test_broker_that_blocks_dead_letters_still_gets_the_acknowledgements(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=60.0)
 
@@ -234,7 +236,7 @@ async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
 
 
 async def test_dead_letter_that_a_silent_broker_does_not_confirm_is_an_error_in_time(
-    worker_settings: WorkerSettings, broker_link: Forwarder
+    worker_settings: WorkerSettings, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     async with open_channel(settings, name="test") as burials:
@@ -289,7 +291,7 @@ async def test_message_whose_handler_failed_once_is_handled_in_the_end(
 
 
 async def test_connection_that_breaks_is_replaced(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     consumer = consumer_with(amqp_url=broker_link.url)
 
@@ -310,7 +312,7 @@ async def fails(consumer: Consumer[int]) -> bool:
 
 
 async def test_connection_that_breaks_in_the_middle_brings_the_message_again(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")

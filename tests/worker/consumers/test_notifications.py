@@ -20,10 +20,13 @@ from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection, Pool
-from tests.conftest import A_REQUEST, eventually, running
-from tests.end_to_end.processes import started, worker_process
-from tests.mail_server import MailServer
-from tests.metrics import rises, value
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.metrics import rises, value
+from tests.harness.processes import started, worker_process
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import (
     created_body,
     created_event,
@@ -33,8 +36,6 @@ from tests.worker.conftest import (
     store,
     take,
 )
-from tests.worker.forwarder import Forwarder
-from tests.worker.rude_mail_server import RudeMailServer
 from worker.consumers import notifications
 from worker.consumers.consumer import Malformed
 from worker.consumers.notifications import intend_email
@@ -54,28 +55,28 @@ async def intended(
 
 
 @pytest.fixture
-async def rude_server() -> AsyncIterator[RudeMailServer]:
+async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server without manners."""
-    async with RudeMailServer() as server:
+    async with ScriptedMailServer() as server:
         yield server
 
 
 @pytest.fixture
-async def mail_link(mail_server: MailServer) -> AsyncIterator[Forwarder]:
+async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
     """A way to the mail server that the test can cut."""
-    async with Forwarder(mail_server.url) as forwarder:
+    async with TcpProxy(mail_server.url) as forwarder:
         yield forwarder
 
 
 class Links(NamedTuple):
     """The ways to Postgres and to the mail server."""
 
-    postgres: Forwarder
-    mail: Forwarder
+    postgres: TcpProxy
+    mail: TcpProxy
 
 
 @pytest.fixture
-def links(postgres_link: Forwarder, mail_link: Forwarder) -> Links:
+def links(postgres_link: TcpProxy, mail_link: TcpProxy) -> Links:
     """Ways that the test can cut."""
     return Links(postgres_link, mail_link)
 
@@ -435,7 +436,7 @@ async def test_email_refused_for_now_for_too_long_has_failed(
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
 async def test_acceptance_in_whatever_characters_is_recorded_and_the_email_sent_once(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
     *,
@@ -453,7 +454,7 @@ async def test_acceptance_in_whatever_characters_is_recorded_and_the_email_sent_
 
 async def test_refusal_in_whatever_characters_is_recorded(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -539,7 +540,7 @@ async def two_are_sent(database: Connection) -> bool:
 async def test_mail_server_that_is_down_charges_no_attempt_and_gets_the_mail_when_it_is_back(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -596,7 +597,7 @@ async def was_claimed_and_released(database: Connection) -> bool:
 )
 async def test_mail_server_that_breaks_off_charges_no_attempt(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
     *,
@@ -625,7 +626,7 @@ async def test_mail_server_that_breaks_off_charges_no_attempt(
 )
 async def test_email_at_which_the_mail_server_always_breaks_off_is_given_up_and_stops_nobody(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     pool: Pool,
     database: Connection,
     command: str,
@@ -657,7 +658,7 @@ async def test_email_at_which_the_mail_server_always_breaks_off_is_given_up_and_
 
 async def test_mail_server_that_hangs_up_before_its_answer_gets_the_same_message_id_again(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -702,7 +703,7 @@ async def test_postgres_away_after_the_acceptance_does_not_send_the_email_again(
 async def test_claim_that_fails_does_not_forget_what_the_mail_server_has_accepted(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -732,7 +733,7 @@ async def test_idle_connection_that_the_mail_server_has_closed_is_replaced(
     worker_settings: WorkerSettings,
     pool: Pool,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
 ) -> None:
     async with (
@@ -781,7 +782,7 @@ async def test_email_that_another_process_is_sending_is_left_alone(
 async def test_email_under_way_is_not_claimed_again_by_the_process_that_is_sending_it(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -804,7 +805,7 @@ async def test_email_under_way_is_not_claimed_again_by_the_process_that_is_sendi
 
 @pytest.mark.usefixtures("intended")
 async def test_claim_is_renewed_after_a_renewal_that_failed(
-    worker_settings: WorkerSettings, mail_link: Forwarder, database: Connection
+    worker_settings: WorkerSettings, mail_link: TcpProxy, database: Connection
 ) -> None:
     def failures() -> float:
         return value("background_failures_total", work="email_claims")
@@ -894,7 +895,7 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
 async def test_stopping_postman_frees_the_email_that_the_mail_server_was_not_given(
     worker_settings: WorkerSettings,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -912,7 +913,7 @@ async def test_stopping_postman_frees_the_email_that_the_mail_server_was_not_giv
 
 async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
     worker_settings: WorkerSettings,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -929,7 +930,7 @@ async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_a
 async def test_process_that_was_frozen_for_longer_than_its_claim_does_not_send_what_another_has_sent(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     tmp_path: Path,
     intended: CalculationRequest,

@@ -9,15 +9,15 @@ from service.postgres import loans
 from service.postgres import pool as postgres
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
+from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import settings_with
-from tests.worker.forwarder import Forwarder
 from worker.settings import WorkerSettings
 
 
 async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
     worker_settings: WorkerSettings,
 ) -> None:
-    async with Forwarder(worker_settings.database_url) as link:
+    async with TcpProxy(worker_settings.database_url) as link:
         settings = settings_with(worker_settings, database_url=link.url)
         async with postgres.open_pool(settings) as pool:
             began = time.monotonic()
@@ -29,7 +29,7 @@ async def test_transaction_on_a_silent_connection_ends_when_its_time_is_over(
     assert 0.9 < took < 3.0
 
 
-async def _fall_silent_in_a_transaction(pool: Pool, link: Forwarder) -> None:
+async def _fall_silent_in_a_transaction(pool: Pool, link: TcpProxy) -> None:
     async with loans.transaction(pool, seconds=1.0) as connection:
         link.hold()
         await connection.execute("SELECT 1")

@@ -16,7 +16,7 @@ from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import Server
 from service.postgres import schema
 from service.postgres.pool import Connection
-from tests.conftest import eventually
+from tests.harness.waiting import eventually
 from worker.mail import ledger
 
 

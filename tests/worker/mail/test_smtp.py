@@ -24,10 +24,9 @@ from linkify_it.tlds import TLDS
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id
-from tests.certificates import Authority
-from tests.conftest import A_REQUEST, SECRET_KEYS
-from tests.mail_server import Login, MailServer
-from tests.worker.rude_mail_server import RudeMailServer
+from tests.harness.certificates import Authority
+from tests.harness.examples import A_REQUEST, SECRET_KEYS
+from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from worker.mail import message as mail_message
 from worker.mail.message import Sender
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
@@ -428,14 +427,14 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
 
 
 @pytest.fixture
-async def rude_server() -> AsyncIterator[RudeMailServer]:
+async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server without manners."""
-    async with RudeMailServer() as server:
+    async with ScriptedMailServer() as server:
         yield server
 
 
 @pytest.fixture
-async def rude_mailer(rude_server: RudeMailServer) -> AsyncIterator[Mailer]:
+async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
     """A mailer that has to do with a rude mail server."""
     rude = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.5))
     yield rude
@@ -461,7 +460,7 @@ async def test_reply_of_the_mail_server_is_returned(
 
 
 async def test_connection_is_kept_for_the_next_email(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     for _ in range(3):
         await send(rude_mailer)
@@ -470,7 +469,7 @@ async def test_connection_is_kept_for_the_next_email(
 
 
 async def test_emails_at_the_same_time_do_not_share_a_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     await asyncio.gather(*(send(rude_mailer) for _ in range(3)))
 
@@ -487,7 +486,7 @@ async def test_emails_at_the_same_time_do_not_share_a_connection(
     ],
 )
 async def test_refusal_tells_whether_it_is_final_and_keeps_the_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
@@ -503,7 +502,7 @@ async def test_refusal_tells_whether_it_is_final_and_keeps_the_connection(
 @pytest.mark.parametrize("command", ["DATA", "content"])
 @pytest.mark.parametrize("answer", [None, b"nonsense", b"250-and so on"])
 async def test_without_a_reply_to_the_content_the_email_is_charged_an_attempt(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     rude_server.replies[command] = answer
 
@@ -520,7 +519,7 @@ async def test_without_a_reply_to_the_content_the_email_is_charged_an_attempt(
     ],
 )
 async def test_mail_server_that_breaks_off_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
@@ -533,7 +532,7 @@ async def test_mail_server_that_breaks_off_is_unavailable(
 
 @pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense", b"250-and so on"])
 async def test_email_at_whose_recipient_the_mail_server_breaks_off_twice_is_charged_an_attempt(
-    rude_server: RudeMailServer, rude_mailer: Mailer, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, answer: bytes | None
 ) -> None:
     usual, rude_server.replies["RCPT"] = rude_server.replies["RCPT"], answer
 
@@ -550,7 +549,7 @@ async def test_email_at_whose_recipient_the_mail_server_breaks_off_twice_is_char
 @pytest.mark.parametrize("command", ["MAIL", "RCPT"])
 @pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
 async def test_mail_server_that_breaks_off_once_is_asked_again_on_a_new_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     await send(rude_mailer)
     rude_server.replies_once[command] = answer
@@ -561,7 +560,7 @@ async def test_mail_server_that_breaks_off_once_is_asked_again_on_a_new_connecti
 
 
 async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     rude_server.replies["RCPT"] = b"421 Going down"
     rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
@@ -573,7 +572,7 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
 
 @pytest.mark.parametrize("command", ["DATA", "content"])
 async def test_mail_server_that_breaks_off_at_the_content_has_refused_it_for_now(
-    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
 ) -> None:
     rude_server.replies[command] = b"421 Not this one"
 
@@ -586,7 +585,7 @@ async def test_mail_server_that_breaks_off_at_the_content_has_refused_it_for_now
 
 @pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
 async def test_mail_server_that_says_nothing_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
 ) -> None:
     rude_server.replies[command] = b"250-and so on"  # A reply that is never finished.
 
@@ -595,7 +594,7 @@ async def test_mail_server_that_says_nothing_is_unavailable(
 
 
 async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     await send(rude_mailer)
     rude_server.hang_up()
@@ -606,7 +605,7 @@ async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
 
 
 async def test_mail_server_without_encryption_is_unavailable_when_encryption_is_asked_for(
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
 ) -> None:
     for scheme in ("smtp+starttls", "smtps"):
         url = rude_server.url.replace("smtp", scheme, 1)
@@ -617,7 +616,7 @@ async def test_mail_server_without_encryption_is_unavailable_when_encryption_is_
     assert rude_server.contents == []
 
 
-async def test_password_is_given_to_nobody_who_does_not_ask(rude_server: RudeMailServer) -> None:
+async def test_password_is_given_to_nobody_who_does_not_ask(rude_server: ScriptedMailServer) -> None:
     url = rude_server.url.replace("//", "//user:hunter2@", 1)
 
     with pytest.raises(MailServerUnavailable):

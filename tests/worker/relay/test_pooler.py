@@ -23,10 +23,13 @@ from service.postgres import loans
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
-from tests.conftest import running as running_parts
-from tests.end_to_end.processes import environment_of
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.in_process import running as running_parts
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import environment_of
+from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.__main__ import ROLES, assemble
 from worker.operating.doctor import examine_worker

@@ -8,9 +8,9 @@ import pytest
 from service.outbox import writing
 from service.postgres import pool as postgres
 from service.postgres.pool import Connection
-from tests.conftest import eventually
-from tests.statement_log import StatementLog
-from tests.worker.forwarder import Forwarder
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.relay import outbox
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
@@ -38,7 +38,7 @@ async def test_batch_takes_the_same_few_statements_however_large_it_is(
     database: Connection, worker_settings: WorkerSettings, publisher: Publisher, events: int
 ) -> None:
     statements = StatementLog()
-    async with Forwarder(worker_settings.database_url, statements.watch) as forwarder:
+    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
         settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
         async with postgres.open_pool(settings) as pool:
             relay = Relay(settings, pool, asyncio.Event())
