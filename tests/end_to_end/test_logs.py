@@ -17,6 +17,7 @@ from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness import queues
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
@@ -279,12 +280,12 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
 
 
 async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, count: int) -> None:
-    """Wait until as many messages lie in the dead letters of a queue."""
+    """Wait until a queue has *count* dead letters."""
 
-    async def lie_there() -> bool:
-        return await count(channel, queue.dead_letters) == count
+    async def are_dead() -> bool:
+        return await queues.count(channel, queue.dead_letters) == count
 
-    await eventually(lie_there)
+    await eventually(are_dead)
 
 
 async def test_console_format_is_for_people(
