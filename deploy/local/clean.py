@@ -1,4 +1,4 @@
-"""`make clean`: end and remove what earlier runs left, unless one is still running."""
+"""`make clean`: end and remove what earlier runs left behind, unless one is running."""
 
 import shutil
 
@@ -25,12 +25,12 @@ def _check_nothing_runs() -> None:
             with claimed(lock):
                 pass
         except Claimed as error:
-            raise LocalStackError(f"{error} Stop it before cleaning.") from None
+            raise LocalStackError(f"{error} Stop it first.") from None
 
 
 def _remove_volumes() -> None:
     try:
         from deploy.local.servers.containers import remove_volumes  # noqa: PLC0415 - see below
     except ImportError:
-        return  # Nothing is installed, so no container can have run.
+        return  # Nothing is installed, so no container has ever run.
     remove_volumes()

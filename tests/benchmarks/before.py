@@ -1,4 +1,9 @@
-"""Compares this tree with an earlier commit of it, in turn: `python -m tests.benchmarks.before COMMIT`."""
+"""Compares this tree with an earlier commit, in turn: `python -m tests.benchmarks.before COMMIT`.
+
+The earlier tree is used only through its programs and settings: `python -m service schema apply`,
+`conveyancer add` and `serve`, `python -m worker relay`. None of its modules are imported, so their layout may
+differ. The table `outbox` and the topology on RabbitMQ must be those of this tree.
+"""
 
 import argparse
 import asyncio
@@ -34,7 +39,7 @@ _SOONER = tuple(Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1 / 
 
 
 def main() -> int:
-    """Measure both trees, and show it. The exit status says whether this one is slower."""
+    """Measure both trees and print the figures. Exit status 1 if this tree is slower."""
     arguments = _parser().parse_args()
     sizes = Sizes(
         rounds=arguments.rounds,
@@ -56,7 +61,7 @@ def main() -> int:
 
 @contextmanager
 def _worktree(commit: str) -> Iterator[Path]:
-    """Check *commit* out beside this tree."""
+    """Check *commit* out in a worktree, until the block is left."""
     _git("worktree", "remove", "--force", str(_WORKTREE), missing_is_fine=True)
     _git("worktree", "add", "--detach", str(_WORKTREE), commit)
     try:
@@ -137,7 +142,7 @@ async def _measure_relay(stand: Stand, trees: dict[str, Path]) -> Comparison:
 
 
 async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
-    """Store requests at a steady rate; note how long after its answer each one's event is with a consumer."""
+    """Store requests at a steady rate, and time from each answer to the arrival of its event."""
 
     async def latency(tree: str) -> Figures:
         url = await stand.database(f"{tree} latency", checkout=trees[tree])
@@ -181,8 +186,8 @@ async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, sec
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.before", description=__doc__)
     parser.add_argument("commit", help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=5, help="in which both trees are measured in turn")
-    parser.add_argument("--seconds", type=int, default=5, help="of load, a tree and round")
+    parser.add_argument("--rounds", type=int, default=5, help="in each of which both trees are measured")
+    parser.add_argument("--seconds", type=int, default=5, help="of load, for each tree and round")
     parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
     return parser
 

@@ -1,4 +1,4 @@
-"""Consumers: calculations recorded, and e-mails accepted by a mail server, a second."""
+"""Consumers: calculations recorded a second, and e-mails accepted by a mail server a second."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
-_MESSAGES_A_SECOND = 500  # to be had in the queue for each second of a measurement
+_MESSAGES_A_SECOND = 500  # put into the queue for each second of a measurement
 _EMAILS_A_SECOND = 200  # likewise
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
@@ -29,7 +29,7 @@ Done = Callable[[], Awaitable[int]]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Fill a queue, start a worker, and count what it gets done."""
+    """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
 
     async def calculations() -> Figures:
@@ -65,7 +65,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 
 async def _stored(connection: Connection, count: int) -> list[str]:
-    """Store requests anew; their events are no part of this."""
+    """Empty the tables and store requests, without their events."""
     await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
     async with connection.transaction():
         uuids = [await subjects.store(connection) for _ in range(count)]
@@ -89,7 +89,7 @@ async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
 async def _rate(
     stand: Stand, worker: AbstractAsyncContextManager[object], done: Done, messages: int
 ) -> Figures:
-    """Return how many a second get done, from the first on until all are or the time is up."""
+    """Return how many a second are done, from the first one until all are, or the time is up."""
 
     async def has_begun() -> bool:
         return await done() > 0
@@ -99,7 +99,7 @@ async def _rate(
 
     async with worker:
         if not await until(has_begun, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
-            raise LocalStackError("Nothing gets done.")
+            raise LocalStackError("The worker does nothing.")
         first, began = await done(), time.monotonic()
         await until(is_done, seconds=stand.sizes.seconds, pause_seconds=_PAUSE_SECONDS)
         count, seconds = await done(), time.monotonic() - began

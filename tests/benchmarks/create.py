@@ -1,4 +1,4 @@
-"""Create: POST /v1/request against the usual way to write it, and against what Postgres itself can store."""
+"""Create: POST /v1/request, compared with the usual way to write it, and with Postgres alone."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ _BARS = (
 
 @asynccontextmanager
 async def orm_api(stand: Stand) -> AsyncIterator[Process]:
-    """Run the API that is written the usual way."""
+    """Run the API written the usual way: FastAPI and an ORM."""
     url = await stand.database("orm", with_schema=False)
     settings = {"DATABASE_URL": url, "POOL_SIZE": str(POOL_SIZE), "TENANT": CONVEYANCER}
     async with stand.peer("fastapi_orm", ready=True, **settings) as running:
@@ -37,7 +37,7 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests for some seconds: over HTTP in ours and theirs, and from pgbench without any API."""
+    """Store requests for some seconds: over HTTP in both APIs, and from pgbench without an API."""
     statement = await subjects.create_statement()
     limit_url = await stand.database("limit")
 
@@ -62,7 +62,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 
 async def _pgbench(stand: Stand, database_url: str, statement: subjects.Statement) -> Figures:
-    """Have pgbench run the statement, prepared, with as many clients as the API has connections."""
+    """Run the statement in pgbench, prepared, with as many clients as the API has connections."""
     script, variables = _script(statement)
     (stand.folder / "create.sql").write_text(script)
     url = URL(database_url)
@@ -84,7 +84,7 @@ async def _pgbench(stand: Stand, database_url: str, statement: subjects.Statemen
 
 
 def _script(statement: subjects.Statement) -> tuple[str, dict[str, str]]:
-    """Return the statement as pgbench has it, which stores a new request each time, and its variables."""
+    """Return the statement as a script of pgbench that stores a new request each time, and its variables."""
     variables: dict[str, str] = {}
 
     def argument(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Footprint: how long a process takes to become ready, and what memory it has in use after some load."""
+"""Footprint: the seconds until a process is ready, and its memory after some load."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ _BARS = [
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Start each process, have it work for a while, and look at it."""
+    """Start each process, put load on it, and read its figures."""
     url = await stand.database("footprint")
 
     async def api() -> Figures:
@@ -34,7 +34,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def worker() -> Figures:
         async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as running:
-            await asyncio.sleep(stand.sizes.seconds)  # with what the API has stored before
+            await asyncio.sleep(stand.sizes.seconds)  # it relays and mails what the API has stored before
             return _figures(running)
 
     sides = {API: api, WORKER: worker, ORM: orm}

@@ -1,4 +1,4 @@
-"""Growth: whether create, list and relay slow down when much is stored."""
+"""Growth: whether create, list and relay slow down when many requests are stored."""
 
 from contextlib import AsyncExitStack
 
@@ -13,11 +13,11 @@ from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
 
 _LIMIT = 0.9
-_LARGEST_DRAIN = 1_000_000  # events: more than a relay gets through in its time
+_LARGEST_DRAIN = 1_000_000  # events: more than a relay delivers in its time
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Fill a database for each size, then measure all of them in turn."""
+    """Fill a database for each size, then measure them in turn."""
     sizes = {f"{rows:,} rows": rows for rows in stand.sizes.rows}
     urls = {}
     for side, rows in sizes.items():

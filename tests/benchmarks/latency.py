@@ -1,4 +1,4 @@
-"""Latency: from the commit of a request to a consumer, at several rates; and the API's own beside a relay."""
+"""Latency: from the commit of a request to a consumer, at several rates; and of the API beside a relay."""
 
 import asyncio
 import re
@@ -39,7 +39,7 @@ _BARS: dict[int, Sequence[Bar]] = {
     1000: (Bar(side=OURS, figure=P99, kind="at most", limit=100.0),),
 }
 _API_BARS = (Bar(side=WITH, of=WITHOUT, figure=P99, kind="at most", limit=1.5),)
-_API_CONNECTIONS, _API_PAUSE_MILLISECONDS = 8, 25  # some three hundred requests a second, on a good day
+_API_CONNECTIONS, _API_PAUSE_MILLISECONDS = 8, 25  # some three hundred requests a second
 
 _WARM_SECONDS = 1.0
 _STRAGGLER_SECONDS = 15.0
@@ -47,7 +47,7 @@ _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests at each rate with a relay running, and note when their events arrive."""
+    """Store requests at each rate while a relay runs, and note when their events arrive."""
     relays: dict[str, tuple[Outbox, Runs]] = {
         OURS: (outboxes.OURS, our_relays(stand)),
         TXOUTBOX: (outboxes.TXOUTBOX_NOTIFYING, peer_relay(stand, "txoutbox_relay", "tuned", "notify")),
@@ -92,7 +92,7 @@ def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
 
 
 class Arrivals:
-    """When each request was committed, and when a consumer got its event."""
+    """When each request was committed, and when its event reached a consumer."""
 
     def __init__(self) -> None:
         self.committed: dict[str, float] = {}
@@ -110,13 +110,13 @@ class Arrivals:
             yield arrivals
 
     async def note(self, message: AbstractIncomingMessage) -> None:
-        """Take an event."""
+        """Note the arrival of an event."""
         found = _SUBJECT.search(message.body)
         assert found is not None
         self.arrived.setdefault(found[1].decode(), time.monotonic())
 
     async def complete(self) -> None:
-        """Wait until every event is here. An event that never comes counts with the time waited for it."""
+        """Wait until every event has arrived. A missing event counts with the time waited for it."""
 
         def is_complete() -> bool:
             return self.committed.keys() <= self.arrived.keys()
@@ -124,12 +124,12 @@ class Arrivals:
         await until(is_complete, seconds=_STRAGGLER_SECONDS, pause_seconds=0.01)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Forget all commits and arrivals."""
         self.committed.clear()
         self.arrived.clear()
 
     def figures(self) -> Figures:
-        """Return quantiles, in milliseconds: those for which there are events enough."""
+        """Return quantiles in milliseconds, those for which there are enough events."""
         now = time.monotonic()
         waits = sorted(
             max(0.0, self.arrived.get(uuid, now) - committed) * 1000
@@ -143,7 +143,7 @@ class Arrivals:
 
 
 async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, seconds: float) -> None:
-    """Store *rate* requests a second, each at its time whether or not the last one is done."""
+    """Store *rate* requests a second, each at its time, even if earlier ones are not done."""
     waker = RelayWaker(pool, timeout_seconds=5.0)
     waking = asyncio.create_task(waker.run())
 
@@ -163,7 +163,7 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
 
 
 async def _measure_api(stand: Stand) -> Comparison:
-    """Create requests at a steady pace, with nobody to relay them and with a relay on the same machine."""
+    """Create requests at a steady pace, without a relay and with one on the same machine."""
     url = await stand.database("ours")
     async with stand.api(url) as api:
 

@@ -1,4 +1,4 @@
-"""What a page of the list costs in a small table and in a large one: `python -m tests.benchmarks.listing`."""
+"""The cost of a page of the list, in a small table and a large one: `python -m tests.benchmarks.listing`."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ _NEWEST = UUID(int=2**128 - 1)
 
 
 def main() -> None:
-    """Measure, on a Postgres found or started as for the tests."""
+    """Measure on a Postgres found or started as for the tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs=2, default=_ROWS, metavar="N", help="of both tables")
     rows = parser.parse_args().rows

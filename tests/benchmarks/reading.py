@@ -1,4 +1,4 @@
-"""Retrieve, list and questionnaire: each against the usual way to write it."""
+"""Retrieve, list and questionnaire, each compared with the usual way to write it."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _BARS = {
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Read requests back, list the latest, and fetch the questions."""
+    """Retrieve requests, list the latest, and fetch the questionnaire."""
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
         retrieve = {
             api.base_url: await subjects.create_over_http(stand, api.base_url, _STORED)

@@ -1,7 +1,7 @@
-"""Relay: pending events to a durable quorum queue, against relays from PyPI and against what can be had.
+"""Relay: pending events to a durable quorum queue, compared with relays from PyPI and the broker's limit.
 
 Every side starts with a full outbox and the same empty queue. Its rate is that at which the queue fills, from
-the first events to the last one settled in the outbox, or for as many seconds as it is given.
+the first events until the last one is settled in the outbox, or until its time is up.
 """
 
 import time
@@ -44,7 +44,7 @@ _PAUSE_SECONDS = 0.02
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Have every relay deliver the same number of events, or as many as it can in its time."""
+    """Have every relay deliver the same events, or as many of them as it can in its time."""
     relays: dict[str, tuple[Outbox, Runs]] = {
         ONE: (outboxes.OURS, our_relays(stand)),
         TWO: (outboxes.OURS, our_relays(stand, 2)),

@@ -1,4 +1,4 @@
-"""What is measured runs here: private servers, databases of each side's own, processes and peers."""
+"""The test stand: private servers, a database for each side, processes and peers."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from worker.rabbitmq import topology
 LOCAL = CHECKOUT / ".local" / "benchmarks"
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 
-POOL_SIZE = 10  # connections to Postgres, of ours and of the peers
+POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 _READY_SECONDS = 30.0
 _TOKEN_SECONDS = 24 * 3600
 
@@ -36,14 +36,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How long and how large the measurements are."""
 
     rounds: int
-    seconds: int  # of load on the API, a side and round
+    seconds: int  # of load on the API, for each side and round
     events: int  # pending when a relay starts
-    relay_seconds: float  # after which a relay that is not done has shown enough
-    rows: Sequence[int]  # stored, from the smallest on
+    relay_seconds: float  # after which a relay is stopped
+    rows: Sequence[int]  # stored, in ascending order
 
 
 class Stand:
-    """The servers, and what can be started beside them."""
+    """The servers, and what can be started on them."""
 
     def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Stand:
         self._databases: dict[str, str] = {}
 
     async def database(self, name: str, *, with_schema: bool = True, checkout: Path = CHECKOUT) -> str:
-        """Return the URL of a database, made when it is first asked for, with the schema of *checkout*."""
+        """Return the URL of a database, created on the first call, with the schema of *checkout*."""
         if name not in self._databases:
             async with self.connected(self._servers.postgres.url) as administrator:
                 await databases.create(administrator, name)
@@ -81,7 +81,7 @@ class Stand:
 
     @asynccontextmanager
     async def connected(self, url: str) -> AsyncIterator[Connection]:
-        """Lend a connection to Postgres."""
+        """Yield a connection to Postgres."""
         connection = await asyncpg.connect(url, timeout=10.0, command_timeout=600.0)
         try:
             yield connection
@@ -89,13 +89,13 @@ class Stand:
             await connection.close()
 
     async def settle(self) -> None:
-        """Have Postgres write what it has in memory, and rest a moment."""
+        """Have Postgres write a checkpoint, and pause."""
         async with self.connected(self._servers.postgres.url) as connection:
             await connection.execute("CHECKPOINT")
         await asyncio.sleep(0.2)
 
     async def versions(self) -> Mapping[str, str]:
-        """Return what the servers are, and how safely Postgres writes."""
+        """Return the versions of the servers, and how safely Postgres writes."""
         async with self.connected(self._servers.postgres.url) as connection:
             settings = {
                 name: await connection.fetchval("SELECT current_setting($1)", name)
@@ -113,7 +113,7 @@ class Stand:
 
     @asynccontextmanager
     async def api(self, database_url: str, checkout: Path = CHECKOUT) -> AsyncIterator[Process]:
-        """Run one API process of *checkout*, with its usual logs."""
+        """Run one API process of *checkout*, with its default logs."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -159,7 +159,7 @@ class Stand:
     async def peer(
         self, script: str, *arguments: str, ready: bool = False, **variables: str
     ) -> AsyncIterator[Process]:
-        """Run a program of tests/benchmarks/peers, in the environment that has its packages."""
+        """Run a program of tests/benchmarks/peers, in the environment with its packages."""
         port = free_port()
         command = self._peer_command(script, arguments)
         environment = {"AMQP_URL": self.amqp_url, "PORT": str(port), **self.auth_settings, **variables}
@@ -184,7 +184,7 @@ class Stand:
 
     @property
     def auth_settings(self) -> Mapping[str, str]:
-        """The settings by which access tokens are verified."""
+        """The settings that verify access tokens."""
         return {
             "AUTH_ISSUER": ISSUER,
             "AUTH_AUDIENCE": AUDIENCE,
@@ -219,14 +219,14 @@ class Stand:
 
 
 def ensure_peers() -> None:
-    """Raise LocalStackError where the packages of the peers are missing."""
+    """Raise LocalStackError if the packages of the peers are missing."""
     if not PEERS_PYTHON.exists():
         raise LocalStackError("The peers are not installed: use `make bench`.")
 
 
 @asynccontextmanager
 async def stand(sizes: Sizes, report: Report) -> AsyncIterator[Stand]:
-    """Start the servers with data that is thrown away, but written as safely as if it were not."""
+    """Start the servers. Their data is thrown away, but written with fsync."""
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(report))
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
@@ -243,6 +243,6 @@ def _folder(report: Report) -> Iterator[Path]:
 
 
 def _end_all(folder: Path) -> None:
-    """End what a run that died left behind: its processes, then its servers."""
+    """End what a dead run left behind: its processes, then its servers."""
     for each in (folder, *(child for child in folder.glob("*") if child.is_dir())):
         end_leftovers(each)

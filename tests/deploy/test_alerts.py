@@ -1,4 +1,4 @@
-"""Every alert fires on made-up series when it should, and only then; and its runbook says what to do."""
+"""Every alert fires on made-up series when it should and only then, and has a section in the runbook."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ SIZE = 'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="postgres-1-wa
 
 
 def nodes(count: int) -> dict[str, str]:
-    """Return the series of that many nodes of RabbitMQ, each read at two paths."""
+    """Return the series of *count* RabbitMQ nodes, each scraped at two paths."""
     return {
         f'rabbitmq_build_info{{pod="{pod}",erlang_version="{path}"}}': "1x60"
         for pod in range(count)
@@ -61,7 +61,7 @@ def nodes(count: int) -> dict[str, str]:
 
 
 def members(count: int) -> dict[str, str]:
-    """Return the series of that many nodes that hold a queue, and of those that only know of it."""
+    """Return the series of *count* nodes that hold a queue, and of those that only know of it."""
     membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
     return {
         f'rabbitmq_detailed_queue_info{{pod="{pod}",queue="notifications",membership="{one}"}}': "1x400"
@@ -78,7 +78,7 @@ ALL_ENGINES = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Made-up series, a sample every 15 seconds, and with which labels the alert fires then, if it does."""
+    """Made-up series, a sample every 15 seconds, and the labels with which the alert fires, if it does."""
 
     alert: str
     story: str
@@ -337,7 +337,7 @@ CASES = [
     fires("QueueMemberMissing", "one is", members(2), at="91m", queue="notifications"),
     silent("QueueMemberMissing", "none is", members(3), at="91m"),
 ]
-# When the first story that makes an alert fire has begun, but for too short a time.
+# Times at which the first story that makes an alert fire has begun, but not lasted long enough.
 TOO_EARLY = {
     "BackgroundWorkFailing": "3m",
     "ProcessAbsent": "4m",

@@ -1,4 +1,4 @@
-"""The dashboard asks only for what the processes export, in PromQL that Prometheus understands."""
+"""The dashboard uses only exported metrics, in valid PromQL."""
 
 import re
 from collections import Counter
@@ -24,7 +24,7 @@ GRAFANA_VARIABLES = {
 
 
 def filled_in(query: str) -> str:
-    """Return a query as Grafana sends it."""
+    """Return a query with its variables filled in, as Grafana does."""
     for name, value in GRAFANA_VARIABLES.items():
         query = query.replace(name, value)
     assert "$" not in query

@@ -1,4 +1,4 @@
-"""A pod that is deleted under load: what it had accepted is answered, and every event still arrives."""
+"""A pod deleted under load: accepted requests are answered, and every event still arrives."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What another team sees of us on RabbitMQ, and what the calculation teams tell us there."""
+"""Other teams on RabbitMQ: a subscriber to the events, and a calculation team."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,11 +13,11 @@ from worker.rabbitmq import topology
 
 
 class Subscriber:
-    """Another team: hears every event about requests, in the order in which it is delivered."""
+    """Another team: gets every event about requests, in the order of delivery."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
-        self.strays: list[bytes] = []  # what came, but is no event
+        self.strays: list[bytes] = []  # messages that are no events
 
     async def hear(self, message: AbstractIncomingMessage) -> None:
         """Take one message."""
@@ -28,7 +28,7 @@ class Subscriber:
 
     @property
     def event_ids(self) -> set[str]:
-        """The ids of all events heard: one that is repeated counts once."""
+        """The ids of all events received, without repeats."""
         return {event["id"] for event in self.heard}
 
     def about(self, uuid: str) -> list[dict[str, Any]]:
@@ -40,13 +40,13 @@ class Subscriber:
         return {event["type"] for event in self.about(uuid)}
 
     def sequences(self, uuid: str) -> list[int]:
-        """Return the sequences of the events about one request, as they came."""
+        """Return the sequences of the events about one request, in the order of arrival."""
         return [event["data"]["sequence"] for event in self.about(uuid)]
 
 
 @asynccontextmanager
 async def subscribed(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
-    """Bind a queue of our own to the events about requests."""
+    """Bind an exclusive queue to the events about requests."""
     subscriber = Subscriber()
     queue = await channel.declare_queue(exclusive=True)
     await queue.bind(topology.REQUESTS, "#")
@@ -56,7 +56,7 @@ async def subscribed(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
 
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:
-    """Announce a calculation, as its team does."""
+    """Publish a calculation, as its team does."""
     exchange = await channel.get_exchange(topology.CALCULATIONS)
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
     message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)

@@ -1,4 +1,4 @@
-"""From the request to its calculation: every link of the chain, once."""
+"""From the request to its calculation: every step of the chain, once."""
 
 import httpx
 from aio_pika.abc import AbstractChannel

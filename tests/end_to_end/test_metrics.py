@@ -1,4 +1,4 @@
-"""What the processes tell Prometheus, and that the README names it."""
+"""The metrics that the processes export, and that the README names each."""
 
 import re
 
@@ -17,7 +17,7 @@ from tests.harness.waiting import eventually
 _OF_THE_LIBRARY = ("process_", "python_")
 
 
-async def test_both_processes_tell_what_became_of_a_request(
+async def test_both_processes_count_what_became_of_a_request(
     *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
 ) -> None:
     async with started(api, worker), httpx.AsyncClient(base_url=worker.base_url) as probe:
@@ -48,7 +48,7 @@ async def test_readme_names_every_metric(api: Process, worker: Process) -> None:
     assert {name for name in named if name.endswith(("_total", "_seconds", "_events"))} <= told
 
 
-async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
+async def test_alerts_and_dashboard_are_checked_against_what_is_really_exported(
     *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
 ) -> None:
     async with started(api, worker):
@@ -64,7 +64,7 @@ async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
     assert families == {name for name in without_suffix if not name.startswith(_OF_THE_LIBRARY)}
 
 
-async def test_each_process_tells_of_itself_only(api: Process, worker: Process) -> None:
+async def test_each_process_exports_only_its_own_metrics(api: Process, worker: Process) -> None:
     async with started(api, worker):
         of_both = await _families(api) & await _families(worker)
 

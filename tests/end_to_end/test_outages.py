@@ -1,4 +1,4 @@
-"""RabbitMQ, the mail server, Postgres and the issuer's keys away, and back again."""
+"""Outages of RabbitMQ, the mail server, Postgres and the issuer's keys, and the recovery."""
 
 import asyncio
 import statistics
@@ -96,7 +96,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
 
 
 async def _median_seconds(caller: httpx.AsyncClient) -> float:
-    """Return how long it usually takes to have a request stored."""
+    """Return the median seconds of a create."""
     durations = []
     for _ in range(_MEASURED):
         started_at = time.perf_counter()
@@ -122,7 +122,7 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
     async with started(api, worker):
         records = await create_many(caller, 30)
         await eventually(is_written_down)
-        await worker.stop()  # Messages in hand, if there were any, would now be back in their queue.
+        await worker.stop()  # Unacknowledged messages, if there were any, would now be back in their queue.
         waiting = await count(channel, topology.NOTIFICATIONS.name)
         worker.start()
         await worker.becomes_ready()
@@ -139,7 +139,7 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
 
 @pytest.fixture
 async def network(database_url: str) -> AsyncIterator[TcpProxy]:
-    """The network between our processes and Postgres."""
+    """The network between the processes and Postgres."""
     async with TcpProxy(database_url) as proxy:
         yield proxy
 
@@ -189,7 +189,7 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
         await _completes(after["uuid"], channel, subscriber)
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
-    assert api_ready == 200, "callers would get the answer of the ingress"
+    assert api_ready == 200, "callers would get the ingress's answer"
     for response in responses:
         _assert_unavailable(response)
 
@@ -199,7 +199,7 @@ async def _is_read(caller: httpx.AsyncClient, uuid: str) -> bool:
 
 
 async def _completes(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:
-    """See a request through its whole chain."""
+    """Wait until a request has gone through its whole chain."""
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
     await publish_calculation(channel, uuid, "calc-1")
     await eventually(lambda: "request.calculated" in subscriber.types(uuid))
@@ -242,7 +242,7 @@ async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
 
 @pytest.fixture
 async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
-    """The server of its keys, not up, but on a port that stays its own."""
+    """The issuer's key server, down, with a fixed port."""
     server = HttpsIssuer(authority)
     server.answer = status(200, own_issuer.jwks.read_bytes())
     async with server.up():
@@ -253,7 +253,7 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 def dependent_api(
     service_settings: ServiceSettings, key_server: HttpsIssuer, authority: Authority, tmp_path: Path
 ) -> Process:
-    """An API that gets the issuer's keys from that server, five times a second."""
+    """An API that fetches the issuer's keys from that server five times a second."""
     settings = replace(
         service_settings,
         auth_jwks_url=key_server.url,

@@ -1,4 +1,4 @@
-"""SIGTERM: what is in hand is finished, and nothing that was accepted is lost."""
+"""SIGTERM: work in progress is finished, and nothing that was accepted is lost."""
 
 import time
 from contextlib import AsyncExitStack
@@ -105,7 +105,7 @@ async def test_worker_ends_in_time_though_the_broker_and_postgres_fall_silent_wh
 
 
 async def is_publishing(database: Connection) -> bool:
-    """Whether a relay holds a lane for longer than it takes to find nothing in it."""
+    """Whether a relay holds a lane for longer than an empty lane takes."""
     held: bool = await database.fetchval(
         """
         SELECT count(*) > 0

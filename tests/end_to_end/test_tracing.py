@@ -1,4 +1,4 @@
-"""One trace from the caller to the e-mail, exported over OTLP; and nothing of it when nobody asks."""
+"""One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
 import json
 import subprocess
@@ -152,7 +152,7 @@ async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_export
         assert (trace_id, flags) == (_TRACE, "00")
 
 
-async def test_traces_tell_nothing_personal_or_secret(
+async def test_traces_contain_nothing_personal_or_secret(
     *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
 ) -> None:
     api, _ = traced
@@ -176,7 +176,7 @@ async def test_traces_tell_nothing_personal_or_secret(
     }
 
 
-async def test_fault_of_ours_is_marked_and_its_text_left_out(
+async def test_internal_error_is_marked_and_its_text_left_out(
     *,
     service_settings: ServiceSettings,
     tmp_path: Path,
@@ -218,7 +218,7 @@ async def test_absent_collector_delays_neither_answers_nor_the_end(
     assert took < 15.0
 
 
-def test_nothing_of_opentelemetry_is_imported_when_nobody_traces() -> None:
+def test_opentelemetry_is_not_imported_without_tracing() -> None:
     program = """
 import sys
 import service.__main__, worker.__main__

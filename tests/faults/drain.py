@@ -1,6 +1,6 @@
-"""Measures the relay with a full outbox, an old snapshot, poison, nothing; and scrapes: `tests.faults.drain`.
+"""Measures the relay on a full outbox, an old snapshot, poison, and idle; and scrapes: `tests.faults.drain`.
 
-Postgres and RabbitMQ are private nodes on this machine; events go to a quorum queue of bounded length.
+Postgres and RabbitMQ are private nodes on this machine. Events go to a quorum queue of bounded length.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from service.outbox import events, writing
 from service.outbox.events import RequestCalculated
 from service.postgres.pool import Connection
 from service.telemetry import metrics
-from tests.faults.harness import LOCAL
-from tests.faults.world import connect
+from tests.faults.plan import LOCAL
+from tests.faults.world.world import connect
 from tests.harness import databases, queues
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.processes import Process, worker_process
@@ -50,14 +50,14 @@ _SCRAPE_SECONDS = 5.0
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One batch that left the outbox, as the relay's log tells."""
+    """One batch that left the outbox, from the relay's log."""
 
     at: float
     events: int
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Events that left the outbox one after another."""
+    """How fast events left the outbox."""
 
     rows_per_second: float
     batch_seconds: float  # median
@@ -105,7 +105,7 @@ async def _worker(folder: Path, database_url: str, amqp_url: str, *roles: str) -
 
 
 async def _fill(connection: Connection, rows: int) -> None:
-    """Put events of as many different requests into the outbox, in one transaction."""
+    """Put events of *rows* different requests into the outbox, in one transaction."""
     example = RequestCalculated(
         uuid=uuid_of(new_request_id()),
         tenant="acme-conveyancing",
@@ -139,12 +139,12 @@ async def _drain(connection: Connection, log: PassLog, rows: int) -> Drain:
 
 
 async def _watch(log: PassLog, rows: int) -> Drain:
-    """Watch *rows* events leave the outbox."""
+    """Wait until *rows* events have left the outbox."""
     passes: list[Pass] = []
     largest = 0.0
 
     def is_drained() -> bool:
-        # From its log: to ask Postgres would mean to step over the rows that are gone, again and again.
+        # From its log: counting in Postgres would step over the dead rows at every poll.
         nonlocal largest
         largest = max(largest, log.process.rss_megabytes())
         passes.extend(log.passes())
@@ -160,9 +160,9 @@ async def _watch(log: PassLog, rows: int) -> Drain:
 
 
 async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
-    """Drain *rows* events in tenths, and between them a small outbox in a database of its own.
+    """Drain *rows* events in tenths, and between them a small outbox in another database.
 
-    One worker at a time, by turns: the machine's moods meet both alike.
+    One worker at a time, in turn, so that other load on the machine affects both alike.
     """
     full_url, small_url = await _another_database(servers.postgres.url, "crowded"), servers.postgres.url
     full, small = await connect(full_url), await connect(small_url)
@@ -193,9 +193,10 @@ async def _pending(connection: Connection) -> int:
 
 
 async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
-    """Pass *rows* events through each of two databases, in turns: in one a snapshot is held open throughout.
+    """Drain *rows* events in each of two databases, in turn. In one of them a snapshot stays open.
 
-    Vacuum minds the snapshots of its own database only; the machine's moods meet both alike.
+    Vacuum is held back by snapshots of its own database only. In turn, so that other load on the machine
+    affects both alike.
     """
     held_url = await _another_database(servers.postgres.url, "held")
     held, free = await connect(held_url), await connect(servers.postgres.url)
@@ -236,7 +237,7 @@ async def _another_database(url: str, name: str) -> str:
 
 
 async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
-    """Time how long an event takes out of its lane, alone and behind a poison row stored with it."""
+    """Time how long an event takes to leave its lane: alone, and behind a poison row stored with it."""
     connection = await connect(servers.postgres.url)
     seconds: dict[str, list[float]] = {"alone": [], "behind_poison": []}
     async with _worker(folder, servers.postgres.url, servers.broker.url, "relay"):
@@ -285,10 +286,10 @@ async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
 
 
 async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
-    """Measure what the whole worker uses while nothing happens, but for a scrape every few seconds."""
+    """Measure what an idle worker with all roles uses, scraped every five seconds."""
     connection = await connect(servers.postgres.url)
     async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
-        await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
+        await asyncio.sleep(5.0)  # until it has connected and Postgres has reported the statistics
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
         async with httpx.AsyncClient(base_url=worker.base_url) as client:
             for _ in range(round(seconds / _SCRAPE_SECONDS)):
@@ -305,9 +306,9 @@ async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[
 
 
 async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
-    """Time the statement behind the gauges of the outbox: full, and all but empty under an old snapshot.
+    """Time the statement behind the outbox gauges: on a full outbox, and on dead rows under an old snapshot.
 
-    The dead rows stay then; a relay that is working knows where they end, one that has just started does not.
+    A relay that is working knows where the dead rows end. One that has just started does not.
     """
     url = await _another_database(servers.postgres.url, "scraped")
     connection, holder = await connect(url), await connect(url)
@@ -339,7 +340,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
 
 
 async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float, int]:
-    """Return the median time in milliseconds, and how many events are said to be pending."""
+    """Return the median time in milliseconds, and the number of pending events."""
     times = []
     for _ in range(_PROBES):
         began = time.perf_counter()
@@ -349,7 +350,7 @@ async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float,
 
 
 async def _transactions(connection: Connection) -> int:
-    """Return how many transactions there have been; when idle each is one statement."""
+    """Return how many transactions there have been. When idle, each is one statement."""
     await connection.execute("SELECT pg_stat_clear_snapshot()")
     count: int = await connection.fetchval(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
@@ -358,7 +359,7 @@ async def _transactions(connection: Connection) -> int:
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Carry out every measurement that was asked for."""
+    """Carry out the chosen measurements."""
     place = Place(folder=LOCAL, keep=False, report=print)
     figures: dict[str, Any] = {}
     with working_folder(place, "drain") as folder, private_servers(place) as servers:
@@ -387,14 +388,14 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, and print the figures as a table and, if asked for, as JSON."""
+    """Measure, and print the figures as a table; write them as JSON if asked to."""
     every = ("idle", "poison", "scrape", "size", "snapshot")
     parser = argparse.ArgumentParser(prog="python -m tests.faults.drain", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="in the full outbox")
-    parser.add_argument("--events", type=int, default=300_000, help="that pass with a snapshot held open")
+    parser.add_argument("--events", type=int, default=300_000, help="to drain while a snapshot is open")
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--only", nargs="+", choices=every, default=every)
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     figures = uvloop.run(measure(arguments))
     for measurement, values in figures.items():

@@ -45,7 +45,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
     ("broken", "faults", "breach"),
     [
         ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
-        ("forgets-claims", ["mail server away"], "BREACH: e-mails sent once"),
+        ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )

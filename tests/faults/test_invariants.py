@@ -5,8 +5,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from tests.faults.invariants import check_all
-from tests.faults.records import (
+from tests.faults.verdict.invariants import check_all
+from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
     EMAIL_SENT,
@@ -22,7 +22,7 @@ from tests.faults.records import (
     Span,
     Stored,
 )
-from tests.faults.team import calculation_of
+from tests.faults.world.team import calculation_of
 
 UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
@@ -115,7 +115,7 @@ def test_an_event_repeated_without_a_fault_is_a_breach(record: Record) -> None:
 @pytest.mark.parametrize(
     "span",
     [
-        Span("mail server away", 100.2, 100.3, repeats_events=False),
+        Span("mail server down", 100.2, 100.3, repeats_events=False),
         Span("relay killed", 90.0, 91.0, repeats_events=True),
         Span("relay killed", 102.0, 103.0, repeats_events=True),
     ],

@@ -1,4 +1,4 @@
-"""Whatever body is sent, it is stored, or refused for reasons that the document lists."""
+"""Every body is stored, or refused for reasons that the document lists."""
 
 import random
 from collections import Counter
@@ -24,7 +24,7 @@ from tests.harness.processes import Process
 
 _BODIES = 200_000 if LONG else 4_000
 _SENT = 10_000 if LONG else 200
-# What no schema can say: how addresses are read, how long and deep `meta_data` is.
+# Rules that no schema can express: how addresses are parsed, the size and depth of `meta_data`.
 _BEYOND_SCHEMAS = {"/customer_email", "/sender_email", "too_deep", ("/meta_data", "too_long")}
 
 Validator = Callable[[Any], bool]
@@ -61,7 +61,7 @@ async def test_service_answers_as_the_validator_judges(api: Process, issuer: Iss
 
 
 def _judge(body: bytes) -> list[Any]:
-    """Return why *body* is refused, as a caller would read it."""
+    """Return the errors for *body*, as a caller gets them."""
     try:
         draft = Draft(body)
         draft.validated(waiver_applies=draft.asks_for_waiver)
@@ -76,7 +76,7 @@ def _judge(body: bytes) -> list[Any]:
 
 
 def _check_pointers(body: bytes, told: ErrorEnvelope) -> None:
-    """Check that every error points to what it speaks of, and none to the same."""
+    """Check that every error points to an existing place, and no two to the same."""
     pointers = [error.pointer for error in told.errors]
     assert len(set(pointers)) == len(pointers), body
     for error in told.errors:

@@ -1,4 +1,4 @@
-"""The service does what its OpenAPI document says, whatever Schemathesis sends."""
+"""The service conforms to its OpenAPI document, whatever Schemathesis sends."""
 
 import asyncio
 import re
@@ -24,12 +24,12 @@ _COMMAND = [
     str(_CONFIGURATION),
     "run",
 ]
-# Seeds are new in each long run; Schemathesis prints them.
+# Each long run has new seeds, which Schemathesis prints.
 _RUNS = [["--max-examples", "2500"]] * 4 if LONG else [["--max-examples", "40", "--seed", "1"]]
 _CASES = 20_000 if LONG else 300
 
 
-async def test_service_keeps_to_its_document(
+async def test_service_conforms_to_its_document(
     api: Process, issuer: Issuer, database: Connection, tmp_path: Path
 ) -> None:
     environment = bare_environment(
@@ -58,7 +58,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _run(options: list[str], environment: dict[str, str], folder: Path) -> int:
-    """Let Schemathesis loose, and return how many cases it made up."""
+    """Run Schemathesis, and return how many cases it generated."""
     ended = subprocess.run(
         [*_COMMAND, *options], env=environment, cwd=folder, capture_output=True, text=True, check=False
     )

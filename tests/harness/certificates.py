@@ -1,4 +1,4 @@
-"""Certificates for servers of the tests, from an authority that only those trust who are told to."""
+"""Certificates for servers of the tests, from an authority made for the test."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Issues certificates of servers on the loopback. Who shall trust it gets `file` as SSL_CERT_FILE."""
+    """Issues certificates for servers on the loopback. Clients trust it with `file` as SSL_CERT_FILE."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(Encoding.PEM))
 
     def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
-        """Return what a server needs whose certificate ends in so many *days*; it may have ended."""
+        """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             self._about(_named("Server"), key, days=days)

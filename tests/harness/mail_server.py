@@ -25,8 +25,11 @@ _LONGEST_MESSAGE_BYTES = 1 << 20
 _USUAL_REPLIES = {
     "greeting": b"220 mail.example.com ESMTP",
     "EHLO": b"250 mail.example.com",
+    "MAIL": b"250 OK",
+    "RCPT": b"250 OK",
     "DATA": b"354 Go ahead",
     "content": b"250 OK accepted",
+    "RSET": b"250 OK",
     "QUIT": b"221 Bye",
 }
 
@@ -215,7 +218,7 @@ class ScriptedMailServer:
 
     async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
-        return self.replies_once.pop(command, self.replies.get(command, b"250 OK"))
+        return self.replies_once.pop(command, self.replies[command])
 
     async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -1,4 +1,4 @@
-"""What a process tells Prometheus, read back."""
+"""Metrics of this process or another one, read back."""
 
 import math
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def series(name: str, **labels: str) -> Series:
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
-    """Return what a process tells at /metrics."""
+    """Return the series that a process exposes at /metrics."""
     response = await client.get("/metrics")
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -36,19 +36,19 @@ async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
 
 
 def value(name: str, **labels: str) -> float:
-    """Return the value of one series of this process; 0 when there is none."""
+    """Return the value of one series of this process, or 0 if there is none."""
     registries = (REGISTRY, api_metrics.REGISTRY)
     return next(filter(None, (registry.get_sample_value(name, labels) for registry in registries)), 0.0)
 
 
 @contextmanager
 def rises(name: str, *, by: float = 1, **labels: str) -> Iterator[None]:
-    """Check that a series of this process rises by so much until the block is left."""
+    """Check that a series of this process rises by *by* within the block."""
     before = value(name, **labels)
     yield
     assert value(name, **labels) - before == by, name
 
 
 def is_unknown(name: str) -> bool:
-    """Whether a gauge of this process shows no number."""
+    """Whether a gauge of this process is NaN."""
     return math.isnan(value(name))

@@ -1,27 +1,27 @@
-"""What clients ask of Postgres, read from the wire: the same statements and round trips on any machine."""
+"""The statements and round trips of Postgres clients, read from the wire: the same on any machine."""
 
 import struct
 from collections.abc import Callable
 
 _START_UP = struct.Struct(">II")
 _HEAD = struct.Struct(">cI")
-_ENCRYPTION_REQUESTS = (80877103, 80877104)  # for TLS and for GSSAPI; the start-up message is still to come
+_ENCRYPTION_REQUESTS = (80877103, 80877104)  # for TLS and for GSSAPI; the start-up message follows
 
 
 class StatementLog:
-    """Watches connections: the text of every statement executed, and how often an answer was waited for."""
+    """Records the text of every executed statement, and the number of round trips."""
 
     def __init__(self) -> None:
         self.executed: list[str] = []
         self.round_trips = 0
 
     def clear(self) -> None:
-        """Forget all, but for what was prepared."""
+        """Forget everything but the prepared statements."""
         self.executed.clear()
         self.round_trips = 0
 
     def watch(self) -> Callable[[bytes], None]:
-        """Return a watcher of one connection, given what its client sends."""
+        """Return a watcher for one connection, called with what its client sends."""
         return _Connection(self).see
 
 
@@ -39,7 +39,7 @@ class _Connection:
             pass
 
     def _take(self) -> bool:
-        """Read the next message; False when it is not here in full."""
+        """Read the next message. False if it is not complete yet."""
         if not self._has_started:
             return self._take_start_up()
         if len(self._seen) < _HEAD.size:

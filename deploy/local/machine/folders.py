@@ -1,4 +1,4 @@
-"""Who works in which folder: one process at a time, and nothing is left of one that died."""
+"""Working folders: used by one process at a time, and cleaned up after one that died."""
 
 import fcntl
 import os
@@ -20,12 +20,12 @@ Report = Callable[[str], None]
 
 
 class Claimed(LocalStackError):
-    """Another process works there."""
+    """Another process uses the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where servers keep their files, whether these outlive the run, and who wants to hear about it."""
+    """Where servers keep their files, whether the files outlive the run, and how progress is reported."""
 
     folder: Path
     keep: bool
@@ -33,15 +33,15 @@ class Place:
     stopping: Stopping = never
 
     def log(self, name: str, folder: Path) -> Path:
-        """Return the log of a server that works in *folder*."""
+        """Return the log file of a server whose folder is *folder*."""
         return self.folder / "logs" / f"{name}.log" if self.keep else folder / f"{name}.log"
 
 
 @contextmanager
 def claimed(lock: Path) -> Iterator[None]:
-    """Hold *lock* against every other process; the system lets go of it when this one dies.
+    """Hold *lock* against every other process. The system releases it if this process dies.
 
-    Raises Claimed when somebody else holds it.
+    Raises Claimed if another process holds it.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -58,7 +58,7 @@ def _claim(lock: Path, descriptor: int) -> None:
     except BlockingIOError:
         owner = lock.read_text().strip()
         raise Claimed(f"{lock.with_suffix('')} is in use by process {owner}.") from None
-    # Whoever held it until now may have removed the file: then ours is a lock that nobody else sees.
+    # The previous holder may have removed the file: then no other process sees this lock.
     if not lock.exists() or os.fstat(descriptor).st_ino != lock.stat().st_ino:
         raise Claimed(f"{lock} was removed at this moment.")
     os.truncate(descriptor, 0)
@@ -67,9 +67,9 @@ def _claim(lock: Path, descriptor: int) -> None:
 
 @contextmanager
 def working_folder(place: Place, name: str, *, end: Callable[[Path], None] = end_leftovers) -> Iterator[Path]:
-    """Give a server a folder of its own: the one of last time when it is kept, else a new one.
+    """Yield a folder for a server: that of the last run if it is kept, else a new one.
 
-    *end* ends what a run that died left behind in such a folder.
+    *end* ends the processes that a dead run left behind in a folder.
     """
     if place.keep:
         with _kept_folder(place.folder / name, end) as folder:
@@ -103,7 +103,7 @@ def _thrown_away_folder(folder: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, name: str, end: Callable[[Path], None]) -> None:
-    """Remove the folders that runs left behind which died before they could."""
+    """Remove the folders of runs that died."""
     for lock in parent.glob(f"{name}-*.lock"):
         try:
             with claimed(lock):

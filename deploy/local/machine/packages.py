@@ -1,4 +1,4 @@
-"""Debian packages, installed where that is allowed."""
+"""Debian packages, installed where this user may."""
 
 import subprocess
 from pathlib import Path
@@ -14,10 +14,10 @@ _SCRIPT = Path(__file__).parent.with_name("apt-install")
 
 
 def install(package: str, *services: str, report: Report, log: Path) -> bool:
-    """Install *package* and let none of its *services* start. Return whether that is allowed and worked.
+    """Install *package* without starting its *services*. Return whether that is allowed and worked.
 
-    Nothing but the time limit ends it early, and Ctrl-C, which the package manager hears by itself: packages
-    are better not left half installed.
+    Only the time limit ends it early, or Ctrl-C, which reaches the package manager directly: no package
+    should be left half installed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output, log.open() as progress:
@@ -31,14 +31,14 @@ def install(package: str, *services: str, report: Report, log: Path) -> bool:
             return over
 
         if not wait_until(ended, seconds=_INSTALL_SECONDS, pause_seconds=0.5):
-            raise LocalStackError(f"Installing {package} takes too long (process {process.pid}); see {log}.")
+            raise LocalStackError(f"Installing {package} takes too long (process {process.pid}): see {log}.")
     if process.returncode not in (0, _NOT_ALLOWED):
-        report(f"  That failed; all that was said is in {log}.")
+        report(f"  That failed. The output is in {log}.")
     return process.returncode == 0
 
 
 def _report_steps(progress: IO[str], report: Report) -> None:
-    """Pass on one line a package, of all that the package manager says."""
+    """Report one line a package from the package manager's output."""
     for line in progress:
         if line.startswith(("Need to get", "Setting up")):
             report(f"  {line.strip().removesuffix(' ...')}")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 
-# Below the range that systems take the ports of outgoing connections from, so that none of those
-# can take a port between our finding it free and the server's binding it.
+# Below the range of ephemeral ports: an outgoing connection cannot take a port after it was found free and
+# before the server binds it.
 _LOWEST, _HIGHEST = 20_000, 32_000
 _TRIES = 1_000
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port now."""
+    """Return whether a server could listen on this port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,7 +31,7 @@ def accepts(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return a port that no server listens on."""
     for _ in range(_TRIES):
         port = _LOWEST + secrets.randbelow(_HIGHEST - _LOWEST)
         if is_free(port):
@@ -40,9 +40,9 @@ def free_port() -> int:
 
 
 def remembered_port(file: Path) -> int:
-    """Return the port written in *file* if it is still free, else another one, and write it there.
+    """Return the port in *file* if it is still free, else another one, and write it there.
 
-    A server that comes back on its old port keeps the URLs valid that other shells have read.
+    A server that restarts on its old port keeps the URLs valid that other shells have read.
     """
     remembered = file.read_text().strip() if file.exists() else ""
     port = int(remembered) if remembered.isdigit() and is_free(int(remembered)) else free_port()

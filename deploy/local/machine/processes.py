@@ -1,4 +1,4 @@
-"""Programs that run beside us: started, watched, stopped, and found again after a crash of ours."""
+"""Child processes: started, watched, stopped, and ended by the next run if this process dies."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ class Program:
 
 
 class Process:
-    """A running program. It has a session of its own, so Ctrl-C in the terminal leaves it to our shutdown."""
+    """A running program. Its own session keeps Ctrl-C from it: it is stopped in order instead."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -55,7 +55,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The number of the process that runs now."""
+        """The id of the process that runs now."""
         return self._process.pid
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -63,7 +63,7 @@ class Process:
         self._process.send_signal(number)
 
     def restart(self) -> None:
-        """Start the program again after its death; the log goes on."""
+        """Start the program again after its death. The log is continued."""
         self._process = self._start()
 
     @property
@@ -82,11 +82,11 @@ class Process:
         return f"The {name} exited with status {status}."
 
     def describe(self, trouble: str) -> str:
-        """Return *trouble* with the last lines of the log, and where the rest is."""
+        """Return *trouble* with the path and the last lines of the log."""
         return f"{trouble} The end of {self.program.log}:\n{last_lines(self.program.log)}"
 
     def stop(self) -> None:
-        """End it in order, or by force when that takes too long."""
+        """Stop it, or kill it if that takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(self.program.stop_signal)
             try:
@@ -99,7 +99,7 @@ class Process:
 
 @contextmanager
 def running(program: Program) -> Iterator[Process]:
-    """Run *program* for as long as the context lasts."""
+    """Run *program* until the block is left."""
     process = Process(program)
     try:
         yield process
@@ -116,7 +116,7 @@ def run_command(
     seconds: float,
     stopping: Stopping = never,
 ) -> str:
-    """Run a command to its end and return what it printed. Raises LocalStackError when it fails."""
+    """Run a command to its end and return its output. Raises LocalStackError if it fails."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -154,27 +154,27 @@ def _indented(lines: Sequence[str] | deque[str]) -> str:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End what an earlier run of ours left behind, as the pid files in *folder* tell, and remove those.
+    """End the processes that a dead run left behind, by the pid files in *folder*, and remove these files.
 
-    Only to be called by who holds the claim on the folder: nobody alive is in charge of these processes.
+    The caller must hold the claim on the folder: then no living process is in charge of them.
     """
     for pid_file in sorted(folder.glob("*.pid")):
         lines = pid_file.read_text().splitlines()
-        # Anything else is a file of the server's own.
+        # Any other .pid file is the server's own.
         if len(lines) == 3 and all(number.isdecimal() for number in (lines[0], lines[2])):
             _end_leftover(int(lines[0]), lines[1], int(lines[2]))
             pid_file.unlink(missing_ok=True)
 
 
 def identity(pid: int) -> str | None:
-    """Return what tells this process from every other that had or gets its number; None when it is gone."""
+    """Return what distinguishes a process from others with the same id, or None if it has ended."""
     if not (_PROC / "self" / "stat").exists():
         return _started_at(pid)
     try:
         state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # A zombie has ended; where nobody reaps orphans, it stays listed for ever.
+    # A zombie has ended. Without a process that reaps orphans it stays listed forever.
     if state in "ZX":
         return None
     boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
@@ -182,7 +182,7 @@ def identity(pid: int) -> str | None:
 
 
 def command_line(pid: int) -> str:
-    """Return the command of a process, or nothing when it is gone."""
+    """Return the command line of a process, or nothing if it has ended."""
     if (_PROC / "self").exists():
         with suppress(OSError):
             return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -219,7 +219,7 @@ def _end_leftover(pid: int, known: str, stop_signal: int) -> None:
         return
     except PermissionError:
         raise LocalStackError(
-            f"Process {pid}, left behind by an earlier run, belongs to another user: have it ended first."
+            f"Process {pid}, left behind by an earlier run, belongs to another user: ask them to end it."
         ) from None
     if not wait_until(lambda: identity(pid) != known, seconds=_KILL_SECONDS):
         _kill_group(pid)
@@ -227,6 +227,6 @@ def _end_leftover(pid: int, known: str, stop_signal: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a process we started, and what it started in its group."""
+    """Kill a child process and its process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

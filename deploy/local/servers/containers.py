@@ -1,4 +1,4 @@
-"""Postgres and RabbitMQ in containers, where a Docker engine answers and has or can pull the images."""
+"""Postgres and RabbitMQ in containers, if a Docker engine answers and has the images or can pull them."""
 
 import hashlib
 import os
@@ -27,18 +27,18 @@ from deploy.local.servers.server import NotHere, Server, answers, check_postgres
 
 _DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _FIRST_ANSWER_SECONDS = 3
-_ENGINE_SECONDS = 60  # without a sign of life, also while it pulls
+_ENGINE_SECONDS = 60  # without a byte from the engine, also during a pull
 _PULL_SECONDS = 600.0
 _START_SECONDS = 120.0
 _STOP_SECONDS = 20
 _CHECKOUT_LABEL = "calculation-requests.checkout"
-# docker-py lets the errors of its HTTP client through, which are OSErrors.
+# docker-py passes the errors of its HTTP client on, which are OSErrors.
 _ENGINE_ERRORS = (DockerException, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What a server's image needs to be told, and how it is asked whether it is up."""
+    """How a server's image is configured, and how to check that the server answers."""
 
     server: str
     name: str
@@ -52,13 +52,13 @@ class Image:
 
 
 def postgres_image(*, keep: bool) -> Image:
-    """Return the image that TEST_POSTGRES_IMAGE names; a database that is thrown away need not survive."""
+    """Return the image in TEST_POSTGRES_IMAGE. Data that is not kept is written without fsync."""
     durability = [] if keep else ["-c", "fsync=off", "-c", "full_page_writes=off"]
     return Image(
         server="Postgres",
         name=os.environ.get("TEST_POSTGRES_IMAGE") or "postgres:18",
         port=5432,
-        # The images of 18 and later have another default; told so, all of them use this folder.
+        # Set explicitly: images of 18 and later have another default.
         data="/var/lib/postgresql/data",
         check=check_postgres,
         url=lambda port, password: f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres",
@@ -68,7 +68,7 @@ def postgres_image(*, keep: bool) -> Image:
 
 
 def rabbitmq_image() -> Image:
-    """Return the image that TEST_RABBITMQ_IMAGE names."""
+    """Return the image in TEST_RABBITMQ_IMAGE."""
     return Image(
         server="RabbitMQ",
         name=os.environ.get("TEST_RABBITMQ_IMAGE") or "rabbitmq:4-management",
@@ -77,14 +77,14 @@ def rabbitmq_image() -> Image:
         check=check_rabbitmq,
         url=lambda port, _: f"amqp://guest:guest@127.0.0.1:{port}/",
         environment=lambda _: {"RABBITMQ_DEFAULT_USER": "guest", "RABBITMQ_DEFAULT_PASS": "guest"},
-        # A node finds its data by its name, and its name is the host's.
+        # A node finds its data by its name, which contains the host's.
         hostname="calculation-requests",
     )
 
 
 @contextmanager
 def container(image: Image, place: Place) -> Iterator[Server]:
-    """Run *image* with one port, on the loopback interface. Raises NotHere where that cannot be."""
+    """Run *image* with one port on the loopback interface. Raises NotHere if that is impossible."""
     with _engine() as engine:
         _have_image(engine, image, place)
         name = f"{image.server.lower()}-container"
@@ -101,7 +101,7 @@ def container(image: Image, place: Place) -> Iterator[Server]:
 
 
 def remove_volumes() -> None:
-    """Remove the data that runs of this checkout kept in volumes, where an engine answers."""
+    """Remove the volumes of this checkout, if an engine answers."""
     with suppress(NotHere), _engine() as engine:
         for volume in engine.volumes.list(filters={"label": f"{_CHECKOUT_LABEL}={_hash(CHECKOUT)}"}):
             volume.remove()
@@ -109,8 +109,8 @@ def remove_volumes() -> None:
 
 @contextmanager
 def _engine() -> Iterator[Any]:
-    """Connect to the Docker engine. Raises NotHere, without a word, when there is none."""
-    # Its reaper is one more image to pull; what we leave behind, our next run removes.
+    """Connect to the Docker engine. Raises NotHere without a text if there is none."""
+    # No reaper: it is one more image to pull, and the next run removes what this one leaves behind.
     testcontainers_config.ryuk_disabled = True
     if not _may_answer(get_docker_host() or _DEFAULT_ENGINE):
         raise NotHere
@@ -124,7 +124,7 @@ def _engine() -> Iterator[Any]:
 
 
 def _may_answer(engine: str) -> bool:
-    """Return whether it is worth asking the engine: docker-py leaks a socket when nothing listens there."""
+    """Return whether an engine may listen there: docker-py leaks a socket if nothing does."""
     address = urlsplit(engine)
     if address.scheme != "unix":
         return True
@@ -134,7 +134,7 @@ def _may_answer(engine: str) -> bool:
 
 
 def _have_image(engine: Any, image: Image, place: Place) -> None:  # noqa: ANN401 - docker-py has no types
-    """Pull the image where it is missing. Raises NotHere when it cannot be had."""
+    """Pull the image if it is missing. Raises NotHere if that fails."""
     name = testcontainers_config.hub_image_name_prefix + image.name
     try:
         engine.images.get(name)
@@ -165,7 +165,7 @@ def _pull(engine: Any, name: str, place: Place) -> None:  # noqa: ANN401
 
 
 def _prepare(engine: Any, image: Image, folder: Path, port: int, place: Place) -> DockerContainer:  # noqa: ANN401
-    """Return the container, not started: its name and volume are those of its folder and checkout."""
+    """Return the container, not started. Its name and volume are derived from its folder."""
     labels = {_CHECKOUT_LABEL: _hash(CHECKOUT)}
     prepared = DockerContainer(
         image.name,
@@ -177,11 +177,11 @@ def _prepare(engine: Any, image: Image, folder: Path, port: int, place: Place) -
     prepared.with_envs(**image.environment(_password(folder)))
     if image.command:
         prepared.with_command(image.command)
-    # docker-py takes a pair of address and port here, which testcontainers' types do not know of.
+    # docker-py accepts a pair of address and port, which testcontainers' types do not allow.
     ports = cast("dict[str, Any]", prepared.ports)
     ports[f"{image.port}/tcp"] = ("127.0.0.1", port)
     if place.keep:
-        # Another image may not be able to read this one's data, so it gets a volume of its own.
+        # A volume for each image: another one may not be able to read this one's data.
         volume = f"{_container_name(folder)}-{_hash(image.name)}"
         engine.volumes.create(volume, labels=labels)
         prepared.with_volume_mapping(volume, image.data, "rw")
@@ -201,13 +201,13 @@ def _start(prepared: DockerContainer, image: Image, url: str, place: Place) -> N
         )
         trouble = _trouble(prepared, image) or (None if in_time else "It does not answer.")
         if trouble:
-            raise _not_here(image, f"{trouble} It said: {_last_words(prepared)}")
+            raise _not_here(image, f"{trouble} Its last line: {_last_words(prepared)}")
     except _ENGINE_ERRORS as error:
         raise _not_here(image, _first_line(error)) from None
 
 
 def _trouble(started: DockerContainer, image: Image) -> str | None:
-    """Return what became of the container, or None while it runs."""
+    """Return how the container ended, or None while it runs."""
     try:
         started.reload()
     except NotFound:
@@ -218,9 +218,9 @@ def _trouble(started: DockerContainer, image: Image) -> str | None:
 
 
 def _stop(started: DockerContainer, place: Place) -> None:
-    """Remove the container, after an orderly shutdown where its data is kept.
+    """Remove the container, after an orderly shutdown if its data is kept.
 
-    What the engine does not let us remove now, the next run removes.
+    If the engine cannot remove it now, the next run does.
     """
     with suppress(*_ENGINE_ERRORS, ContainerStartException):
         if place.keep:
@@ -229,7 +229,7 @@ def _stop(started: DockerContainer, place: Place) -> None:
 
 
 def _remove_container(engine: Any, folder: Path) -> None:  # noqa: ANN401
-    """Remove the container that a run which died left behind."""
+    """Remove the container that a dead run left behind."""
     with suppress(NotFound):
         engine.containers.get(_container_name(folder)).remove(force=True, v=True)
 

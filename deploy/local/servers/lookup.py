@@ -1,7 +1,7 @@
-"""Postgres and RabbitMQ, found or started: for `make run`, `make demo` and the tests alike.
+"""Postgres and RabbitMQ, found or started: for `make run`, `make demo` and the tests.
 
-Each is looked for in this order: the URL in the environment, a container where a Docker engine can run one, a
-process of ours on this machine.
+Each is looked up in this order: the URL in the environment, a container if a Docker engine can run one, a
+child process.
 """
 
 import os
@@ -24,7 +24,7 @@ from deploy.local.servers.server import NoAnswer, NotHere, Server, check_postgre
 
 @dataclass(frozen=True)
 class Servers:
-    """Both of them, answering."""
+    """Postgres and RabbitMQ, both answering."""
 
     postgres: Server
     rabbitmq: Server
@@ -32,21 +32,21 @@ class Servers:
 
 @contextmanager
 def postgres(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[str]:
-    """Give the URL of a Postgres that answers. *keep*: a second run finds the data of the first."""
+    """Yield the URL of a Postgres that answers. *keep*: the next run finds its data."""
     with _postgres(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
         yield server.url
 
 
 @contextmanager
 def rabbitmq(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[str]:
-    """Give the URL of a RabbitMQ that answers. *keep*: a second run finds the data of the first."""
+    """Yield the URL of a RabbitMQ that answers. *keep*: the next run finds its data."""
     with _rabbitmq(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
         yield server.url
 
 
 @contextmanager
 def both(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Servers]:
-    """Give Postgres and RabbitMQ, started and stopped side by side."""
+    """Yield Postgres and RabbitMQ, started and stopped concurrently."""
     given_up = False
 
     def stopping_now() -> bool:
@@ -62,7 +62,7 @@ def both(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never
         try:
             yield Servers(*(start.result() for start in starts))
         finally:
-            # When one cannot start, or the caller has had enough, the other need not be waited for.
+            # If one cannot start, or the caller has failed, the start of the other is given up.
             given_up = True
             wait(starts)
             for closed in [threads.submit(context.close) for context in contexts]:
@@ -72,20 +72,20 @@ def both(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never
 def _postgres(place: Place) -> AbstractContextManager[Server]:
     image = postgres_image(keep=place.keep)
     given = partial(_given, "DATABASE_URL", check_postgres, image.server)
-    return first_to_be_had((given, partial(container, image), postgres_process), place)
+    return first_available((given, partial(container, image), postgres_process), place)
 
 
 def _rabbitmq(place: Place) -> AbstractContextManager[Server]:
     image = rabbitmq_image()
     given = partial(_given, "AMQP_URL", check_rabbitmq, image.server)
-    return first_to_be_had((given, partial(container, image), rabbitmq_node), place)
+    return first_available((given, partial(container, image), rabbitmq_node), place)
 
 
 @contextmanager
-def first_to_be_had(
+def first_available(
     ways: Sequence[Callable[[Place], AbstractContextManager[Server]]], place: Place
 ) -> Iterator[Server]:
-    """Go the first of *ways* that leads to a server, and say why those before it did not."""
+    """Yield the server of the first of *ways* that is available, and report why those before are not."""
     with ExitStack() as context:
         yield _enter_first(ways, context, place)
 
@@ -105,7 +105,7 @@ def _enter_first(
 
 @contextmanager
 def _given(variable: str, check: Callable[[str], None], name: str, _: Place) -> Iterator[Server]:
-    """Give the server at the URL in the environment; a URL that leads nowhere is never passed over."""
+    """Yield the server at the URL in the environment. A URL that cannot be used is an error."""
     url = os.environ.get(variable)
     if not url:
         raise NotHere
@@ -113,14 +113,14 @@ def _given(variable: str, check: Callable[[str], None], name: str, _: Place) -> 
         check(url)
     except NoAnswer as reason:
         raise LocalStackError(
-            f"{variable} is set, but no {name} can be used at {_address(url)} ({reason}). "
+            f"{variable} is set, but no {name} is usable at {_address(url)} ({reason}). "
             f"Correct it, or unset it to have {name} started here."
         ) from None
     yield Server(url)
 
 
 def _address(url: str) -> str:
-    """Return host and port of a URL, never more of it."""
+    """Return only host and port of a URL."""
     try:
         host, port = urlsplit(url).hostname, urlsplit(url).port
     except ValueError:

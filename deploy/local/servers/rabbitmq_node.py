@@ -1,4 +1,4 @@
-"""RabbitMQ as a process of ours: the installed `rabbitmq-server`, as a private node."""
+"""RabbitMQ as a child process: the installed `rabbitmq-server`, as a private node."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from deploy.local.machine.waiting import wait_until
 from deploy.local.servers.server import Server
 
 _START_SECONDS = 90.0
-# Called directly, it runs as any user; the `rabbitmq-server` on Debian's PATH insists on its own.
+# This program runs as any user. The `rabbitmq-server` on Debian's PATH insists on the user rabbitmq.
 _DEBIAN_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _SERVICES = ("rabbitmq-server.service", "epmd.service", "epmd.socket")
 _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -25,13 +25,13 @@ _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 
 @contextmanager
 def rabbitmq_node(place: Place) -> Iterator[Server]:
-    """Run RabbitMQ on the loopback interface, with its data in the place's folder."""
+    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
     server = _installed_server(place)
     with working_folder(place, "rabbitmq-node") as folder:
         port = remembered_port(folder / "port")
         epmd_port = free_port()
         environment = _environment(folder, port=port, epmd_port=epmd_port)
-        # The node would start the name server of Erlang itself, and leave it behind, so we bring our own.
+        # Otherwise the node would start Erlang's name server itself, and leave it behind.
         with running(_epmd(folder, epmd_port, environment, place)) as epmd:
             _wait_for(epmd, lambda: accepts(epmd_port), place)
             with running(_node(server, folder, environment, place)) as node:
@@ -41,10 +41,10 @@ def rabbitmq_node(place: Place) -> Iterator[Server]:
 
 
 def _installed_server(place: Place) -> Path:
-    """Return the program, installed now where it is missing and that is allowed."""
+    """Return the program, installed first if it is missing and this user may."""
     server = _find_server()
     if server is None:
-        place.report("RabbitMQ is missing here: installing Debian's package rabbitmq-server, if allowed …")
+        place.report("RabbitMQ is missing: installing Debian's package rabbitmq-server, if allowed …")
         log = place.folder / "logs" / "apt.log"
         if packages.install("rabbitmq-server", *_SERVICES, report=place.report, log=log):
             server = _find_server()
@@ -65,16 +65,14 @@ def _find_server() -> Path | None:
 def _epmd(folder: Path, port: int, environment: Mapping[str, str], place: Place) -> Program:
     program = shutil.which("epmd")
     if program is None:
-        raise LocalStackError(
-            "Erlang's `epmd` is missing: install it beside rabbitmq-server (package erlang-base)."
-        )
+        raise LocalStackError("Erlang's `epmd` is missing: install it (on Debian: the package erlang-base).")
     return Program(
         name="Erlang name server",
         command=[program, "-address", "127.0.0.1", "-port", str(port)],
         environment=environment,
         folder=folder,
         log=place.log("epmd", folder),
-        # Its name sorts last: of a run that died, the node is ended first.
+        # Sorts last: of what a dead run left behind, the node is ended first.
         pid_file=folder / "z-epmd.pid",
     )
 
@@ -92,7 +90,7 @@ def _node(server: Path, folder: Path, environment: Mapping[str, str], place: Pla
 
 
 def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str]:
-    """Return the environment of a node that shares nothing with any other on this machine."""
+    """Return the environment of a node that shares nothing with other nodes on this machine."""
     (folder / "home").mkdir(mode=0o700, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(
         f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 50MB\n"
@@ -116,7 +114,7 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         "RABBITMQ_PID_FILE": str(folder / "rabbitmq-server.number"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
-        # The start script then becomes the server instead of waiting for it as a second process.
+        # Makes the start script exec the server instead of waiting for it.
         "RUNNING_UNDER_SYSTEMD": "true",
     }
 
@@ -134,7 +132,7 @@ def _wait_for(process: Process, condition: Callable[[], bool], place: Place) -> 
 
 
 def _speaks_amqp(port: int) -> bool:
-    """Return whether a broker answers the first bytes of AMQP 0-9-1 with a frame of its own."""
+    """Return whether a broker answers the header of AMQP 0-9-1 with a frame."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
             connection.sendall(_AMQP_HEADER)

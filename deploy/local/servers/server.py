@@ -1,4 +1,4 @@
-"""A Postgres or RabbitMQ that answers, wherever it runs."""
+"""A Postgres or RabbitMQ that answers, wherever it runs, and how to check that."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,7 +17,7 @@ _ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, a question after its health (None while all is well), and its process if it is ours."""
+    """Its URL, what is wrong with it (None if nothing is), and its process if it is a child of this one."""
 
     url: str
     trouble: Callable[[], str | None] = lambda: None
@@ -25,11 +25,11 @@ class Server:
 
 
 class NotHere(Exception):
-    """This way to a server leads nowhere on this machine; the text says why, where that is worth a line."""
+    """This kind of server is unavailable on this machine. The text, if any, says why."""
 
 
 class NoAnswer(Exception):
-    """The server at a URL cannot be used; the text says why, without the password in the URL."""
+    """The server at a URL cannot be used. The text says why, without the password in the URL."""
 
 
 def check_postgres(url: str) -> None:
@@ -49,7 +49,7 @@ def check_rabbitmq(url: str) -> None:
 
 
 def answers(check: Callable[[str], None], url: str) -> bool:
-    """Return whether *check* succeeds at *url* now."""
+    """Return whether *check* succeeds at *url*."""
     try:
         check(url)
     except NoAnswer:
@@ -69,13 +69,13 @@ async def _log_in_to_rabbitmq(url: str) -> None:
 
 
 def _run(work: Coroutine[None, None, None]) -> None:
-    """Run *work* in a thread of its own, so that callers may have an event loop in theirs."""
+    """Run *work* in another thread, so that the caller's may have an event loop."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 
 
 def _reason(error: Exception, url: str) -> str:
-    """Return the first line of an error, or its class where it says nothing, with passwords blotted out."""
+    """Return the first line of an error, or its class if it has no text, without passwords."""
     if isinstance(error, TimeoutError):
         return f"no answer within {_ANSWER_SECONDS:.0f} seconds"
     lines = str(error).splitlines() or [type(error).__name__]
@@ -86,12 +86,12 @@ def _reason(error: Exception, url: str) -> str:
 
 
 def _passwords(url: str) -> set[str]:
-    """Return every spelling in which a URL's passwords could be quoted."""
+    """Return every spelling in which an error may quote a URL's passwords."""
     try:
         parts = urlsplit(url)
         password = parts.password or ""
         others = parse_qs(parts.query).get("password", [])
     except ValueError:
-        # Not a URL at all: then all of it is suspect.
+        # Not a URL: all of it may be secret.
         return {url}
     return {spelling for each in (password, *others) for spelling in (each, unquote(each))} - {""}

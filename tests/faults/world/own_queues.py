@@ -8,7 +8,7 @@ from typing import Any, Final
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from tests.faults.records import CALCULATED, CREATED, EMAIL_FAILED, EMAIL_SENT
+from tests.faults.verdict.records import CALCULATED, CREATED, EMAIL_FAILED, EMAIL_SENT
 from tests.harness.queues import CONNECT_SECONDS, open_channel
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS

@@ -1,4 +1,4 @@
-"""A calculation team: hears of requests, and answers each with calculation.created, at least once."""
+"""A calculation team: answers each request.created with calculation.created, at least once."""
 
 import asyncio
 
@@ -7,14 +7,14 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated
-from tests.faults.own_queues import TEAM, Reader
+from tests.faults.world.own_queues import TEAM, Reader
 from worker.rabbitmq import topology
 
 _PUBLISH_SECONDS = 30.0
 
 
 def calculation_of(uuid: str) -> str:
-    """Return the id of the calculation that the team makes for a request."""
+    """Return the id of the team's calculation for a request."""
     return f"calculation-of-{uuid}"
 
 
@@ -25,7 +25,7 @@ class Team:
         self._reader = Reader(url, TEAM, self._calculate, prefetch=50)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Consume until cancelled."""
         await self._reader.run()
 
     async def _calculate(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:

@@ -1,4 +1,4 @@
-"""Callers that send a create several times with its Idempotency-Key, until they are answered."""
+"""Callers that repeat each create under its Idempotency-Key until they get an answer."""
 
 import asyncio
 import random
@@ -13,21 +13,21 @@ import httpx
 from service.api import idempotency_key
 from service.identifiers import parse_uuid
 from service.outbox import writing
-from tests.faults.latency import Latencies
-from tests.faults.load import CUT_OFF, body_of
-from tests.faults.records import Answer, Record
+from tests.faults.verdict.latency import Latencies
+from tests.faults.verdict.records import Answer, Record
+from tests.faults.world.load import CUT_OFF, body_of
 from worker.waiting import rest
 
 _INTERVAL_SECONDS = 0.3
-_AT_ONCE = 16  # keys under way; with more than that nobody calls
+_AT_ONCE = 16  # keys in progress; at that number no new one begins
 _PATIENCE_SECONDS = 20.0
-_PAUSE_SECONDS = 0.2  # before an API is asked again
-_IMPATIENCE = 0.1  # the share of calls that are broken off
+_PAUSE_SECONDS = 0.2  # before the next attempt
+_IMPATIENCE = 0.1  # the share of calls with a short timeout
 _IMPATIENT_SECONDS = 0.02
 
 
 class Callers:
-    """Creates requests under a key each, and writes down every answer."""
+    """Creates requests, each under a key, and records every answer."""
 
     def __init__(
         self, record: Record, latencies: Latencies, apis: Sequence[httpx.AsyncClient], chance: random.Random
@@ -40,7 +40,7 @@ class Callers:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Create a few requests a second until *stop*, then wait for those under way."""
+        """Create a few requests a second until *stop*, then wait for those in progress."""
         try:
             while not stop.is_set():
                 if len(self._under_way) < _AT_ONCE:
@@ -59,7 +59,7 @@ class Callers:
         task.add_done_callback(self._under_way.discard)
 
     async def create(self) -> None:
-        """Send one create to any API, side by side and once more, each time until it is answered."""
+        """Send one create two or three times at once and then again, each until an API answers."""
         number = next(self._numbers)
         key = f"keyed-{number}"
         body = body_of(key, number)
@@ -77,7 +77,7 @@ class Callers:
         await self._send(key, body)
 
     async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:
-        """Send until a request is named, for a while; an answer may be cut off, or the call broken off."""
+        """Send until an answer has a uuid, for 20 seconds; calls may be cut off or time out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
             impatient = self._chance.random() < _IMPATIENCE

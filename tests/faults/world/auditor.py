@@ -1,4 +1,4 @@
-"""The auditor: another team that hears every event and writes down when, and in which order."""
+"""The auditor: another team, which records every event, when it came and in which order."""
 
 import asyncio
 import time
@@ -8,8 +8,8 @@ import msgspec
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CloudEvent
-from tests.faults.own_queues import AUDITOR, Reader
-from tests.faults.records import Arrival
+from tests.faults.verdict.records import Arrival
+from tests.faults.world.own_queues import AUDITOR, Reader
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -17,25 +17,25 @@ class _Facts(msgspec.Struct, frozen=True):
     sequence: int
 
 
-_ACKNOWLEDGE_SECONDS = 0.05  # all of it together: one by one takes longer than events come
+_ACKNOWLEDGE_SECONDS = 0.05  # many at once: one by one would be slower than the events
 
 _decoder = msgspec.json.Decoder(CloudEvent[_Facts])
 
 
 class Auditor:
-    """Writes down every event before it acknowledges it; tells *watcher* too."""
+    """Records every event before it acknowledges it, and passes it to *watcher*."""
 
     def __init__(self, url: str, watcher: Callable[[Arrival], None]) -> None:
         self.arrivals: list[Arrival] = []
         self._watcher = watcher
         self._latest: AbstractIncomingMessage | None = None  # of those not acknowledged
-        self._reader = Reader(url, AUDITOR, self._hear, prefetch=500)
+        self._reader = Reader(url, AUDITOR, self._record, prefetch=500)
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Consume until cancelled."""
         await self._reader.run()
 
-    async def _hear(self, _: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _record(self, _: AbstractChannel, message: AbstractIncomingMessage) -> None:
         event = _decoder.decode(message.body)
         assert event.id == message.message_id
         arrival = Arrival(
@@ -52,6 +52,6 @@ class Auditor:
         if is_first:
             try:
                 await asyncio.sleep(_ACKNOWLEDGE_SECONDS)
-            finally:  # also when the channel was closed, and with it this
+            finally:  # also when a closed channel cancels this
                 latest, self._latest = self._latest, None
             await latest.ack(multiple=True)

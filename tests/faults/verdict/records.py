@@ -1,4 +1,4 @@
-"""What is written down during a run, from outside the product: facts alone, no judgement.
+"""What is observed during a run, from outside the product: facts without judgement.
 
 Times are seconds of one monotonic clock.
 """
@@ -15,25 +15,25 @@ EMAIL_FAILED = "request.email_failed"
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """An event as the auditor got it."""
+    """An event that reached the auditor."""
 
     event_id: str
     key: str  # the external_id of the request
     type: str
     sequence: int
     at: float
-    redelivered: bool = False  # the broker's own repeat: the auditor lost its connection before its ack
+    redelivered: bool = False  # by the broker, because the auditor lost its connection before its ack
 
 
 class Acceptance(msgspec.Struct, gc=False):
-    """An e-mail that the mail server took charge of."""
+    """An e-mail that the mail server accepted."""
 
     message_id: str
     recipient: str
-    process: str  # who handed it over
-    connected_at: float  # when that process opened the connection
+    process: str  # that sent it
+    connected_at: float  # when the process opened the connection
     at: float
-    answered: bool = True  # False: the connection was broken before the sender can have read the answer
+    answered: bool = True  # False: the connection broke before the sender can have read the reply
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -43,11 +43,11 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     uuid: str
     recipient: str
     calculation_id: str | None
-    is_refused: bool = False  # the mail server refuses its recipient for good
+    is_refused: bool = False  # the mail server permanently refuses its recipient
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A fault, from its beginning to its end."""
+    """One injection of a fault."""
 
     fault: str
     began: float
@@ -56,14 +56,14 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A SIGKILL to one of our processes."""
+    """A SIGKILL to one process."""
 
     process: str
     at: float
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """A SIGSTOP to one of our processes, until its SIGCONT."""
+    """A SIGSTOP to one process, until its SIGCONT."""
 
     process: str
     began: float
@@ -71,14 +71,14 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """From when until when something was so."""
+    """A period of time."""
 
     began: float
     ended: float
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """What the API answered to a create with an Idempotency-Key, which is the external_id too."""
+    """The API's answer to a create with an Idempotency-Key, which is also the external_id."""
 
     key: str
     status: int
@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """How long after the end of faults a newly stored request took less than the bar again."""
+    """The time from the end of faults until new requests are published within the bar again."""
 
     faults: tuple[str, ...]
     seconds: float
@@ -101,20 +101,20 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """Everything that was written down about one run."""
+    """Everything that was observed during one run."""
 
     acknowledged: set[str] = msgspec.field(default_factory=set)
-    unknown: set[str] = msgspec.field(default_factory=set)  # sent, but nobody knows whether stored
+    unknown: set[str] = msgspec.field(default_factory=set)  # sent, with an unknown outcome
     statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
-    answers: list[Answer] = msgspec.field(default_factory=list)  # to those with one
+    answers: list[Answer] = msgspec.field(default_factory=list)  # to creates with a key
     stored: Sequence[Stored] = ()
     arrivals: list[Arrival] = msgspec.field(default_factory=list)
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
     freezes: list[Freeze] = msgspec.field(default_factory=list)
-    refusals: list[Interval] = msgspec.field(default_factory=list)  # a queue refused every event
-    read_only: list[Interval] = msgspec.field(default_factory=list)  # no process of ours could write
+    refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
+    read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
     outbox_left: int = 0
     held: Sequence[Held] = ()
@@ -122,11 +122,11 @@ class Record(msgspec.Struct, kw_only=True):
     poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
     dead_letters: Sequence[str] = ()  # likewise
-    log_lines: Sequence[str] = ()  # that tell of an unhandled exception
-    deaths: list[str] = msgspec.field(default_factory=list)  # of processes that nobody had killed
-    shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan: time ran out
+    log_lines: Sequence[str] = ()  # that show an unhandled exception
+    deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
+    shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
     seconds: float = 0.0
     relays: int = 3
     email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0
-    latencies: Mapping[str, float] = msgspec.field(default_factory=dict)  # commit → auditor, quantiles
+    latencies: Mapping[str, float] = msgspec.field(default_factory=dict)  # quantiles from commit to auditor

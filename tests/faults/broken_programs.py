@@ -1,4 +1,4 @@
-"""Our programs with one piece broken on purpose, to see the harness find it: `… NAME worker relay`."""
+"""The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _FORGET_EVERY = 50
 
 
 def settle_unconfirmed() -> None:
-    """Count as confirmed whatever was written to the connection."""
+    """Treat every event that was written to the connection as confirmed."""
     publish = Publisher.publish
 
     async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> Outcome:
@@ -41,7 +41,7 @@ def invert() -> None:
 
 
 def publish_twice() -> None:
-    """Leave a confirmed window in the outbox now and then."""
+    """Leave every fiftieth confirmed window in the outbox."""
     delete = outbox.delete
     calls = 0
 
@@ -55,7 +55,7 @@ def publish_twice() -> None:
 
 
 def lose_returned() -> None:
-    """Take a returned message for a delivered one."""
+    """Treat a returned message as delivered."""
     events.MUST_BE_ROUTED = frozenset()
 
 
@@ -90,9 +90,9 @@ def forget_claims() -> None:
 
 
 def forget_keys() -> None:
-    """Take every repeat for another request."""
+    """Treat every repeat under a key as a new request."""
 
-    def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - that is the breakage
+    def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - the breakage
         return None
 
     idempotency_key.parse_key = parse_nothing

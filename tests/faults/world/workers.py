@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
-from tests.faults.records import Freeze, Kill, Record
+from tests.faults.verdict.records import Freeze, Kill, Record
 from tests.harness.processes import Process, bare_environment
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until

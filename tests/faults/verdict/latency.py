@@ -1,4 +1,4 @@
-"""How long events take from commit to the auditor, and when that is normal again after a fault."""
+"""The latency from commit to auditor, and when it is normal again after a fault."""
 
 import time
 from collections import deque
@@ -19,7 +19,7 @@ class Commit(msgspec.Struct):
 
     at: float
     lane: int
-    seconds: float | None = None  # until the auditor heard of it
+    seconds: float | None = None  # until the auditor got its event
 
     def is_late(self, now: float) -> bool:
         """Whether it took longer than the bar, or has by now."""
@@ -32,20 +32,20 @@ class Latencies:
     def __init__(self) -> None:
         self._commits: deque[Commit] = deque(maxlen=_REMEMBERED)
         self._waiting: dict[str, Commit] = {}
-        self._early: dict[str, float] = {}  # heard of before the commit was acknowledged
+        self._early: dict[str, float] = {}  # arrived before the commit was acknowledged
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
 
     def committed(self, key: str, lane: int) -> None:
-        """Say that the commit of a request has just been acknowledged."""
+        """Note that the commit of a request has just been acknowledged."""
         commit = Commit(time.monotonic(), lane)
         self._commits.append(commit)
         self._waiting[key] = commit
-        heard_at = self._early.pop(key, None)
-        if heard_at is not None:
-            self.heard(key, heard_at)
+        arrived_at = self._early.pop(key, None)
+        if arrived_at is not None:
+            self.arrived(key, arrived_at)
 
-    def heard(self, key: str, at: float) -> None:
-        """Say that a request.created has arrived."""
+    def arrived(self, key: str, at: float) -> None:
+        """Note that a request.created has arrived."""
         commit = self._waiting.pop(key, None)
         if commit is None:
             self._early[key] = at
@@ -54,13 +54,13 @@ class Latencies:
         self._samples.append(commit.seconds)
 
     def forget(self, key: str) -> None:
-        """Say that nobody knows whether a request was committed."""
+        """Note that the commit of a request has an unknown outcome."""
         self._early.pop(key, None)
 
     def recovered_after(self, end: float) -> float | None:
-        """Return when, after *end*, requests began to be below the bar again; None while they are not.
+        """Return when, after *end*, latencies fell below the bar for good; None while they have not.
 
-        Each lane must have shown it, for a single one may be stuck.
+        Every lane must show it: a single one may be stuck.
         """
         now = time.monotonic()
         began: float | None = None
@@ -72,7 +72,7 @@ class Latencies:
                 began = None
                 lanes.clear()
             elif commit.seconds is None:
-                return None  # Too early to tell.
+                return None  # It is too early to know.
             else:
                 began = commit.at if began is None else began
                 lanes.add(commit.lane)

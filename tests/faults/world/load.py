@@ -1,4 +1,4 @@
-"""A steady load: requests stored by the product's own statement, and a share of them over HTTP."""
+"""A steady load: requests stored by the product's own statement, and some of them over HTTP."""
 
 import asyncio
 import random
@@ -18,16 +18,16 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
-from tests.faults.latency import Latencies
-from tests.faults.mail import REFUSED_RECIPIENT
-from tests.faults.records import Record
+from tests.faults.verdict.latency import Latencies
+from tests.faults.verdict.records import Record
+from tests.faults.world.mail import REFUSED_RECIPIENT
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
-# What a call without an answer ends with. The latter is anyio's, when the API dies as it takes a connection.
+# What a call without an answer raises. AttributeError is anyio's, when the API dies as it accepts.
 CUT_OFF = (httpx.TransportError, AttributeError)
 
-_AT_ONCE = 32  # requests under way; with more than that the load falls behind instead
-_BEHIND_SECONDS = 1.0  # what it does not catch up on
+_AT_ONCE = 32  # requests in progress; at that number the load falls behind instead
+_BEHIND_SECONDS = 1.0  # a longer delay is not caught up
 _COMMIT_SECONDS = 2.0
 _REFUSED_EVERY = 40
 _OPTIONAL: dict[str, Any] = {
@@ -42,7 +42,7 @@ _OPTIONAL: dict[str, Any] = {
 
 
 class Load:
-    """Stores *rate* requests a second and writes down what it was told about each."""
+    """Stores *rate* requests a second and records the outcome of each."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Load:
         self._number = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Store requests until *stop*, then wait for those under way."""
+        """Store requests until *stop*, then wait for those in progress."""
         waking = asyncio.create_task(self._waker.run())
         due = time.monotonic()
         try:
@@ -131,7 +131,7 @@ class Load:
 
 
 def body_of(key: str, number: int) -> dict[str, Any]:
-    """Return what is submitted under a key; now and then for a customer whom the mail server refuses."""
+    """Return the body of a create; every fortieth has a customer whom the mail server refuses."""
     prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
     return (
         A_REQUEST

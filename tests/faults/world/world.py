@@ -1,4 +1,4 @@
-"""Everything that a fault may lay its hands on."""
+"""Everything that a fault can change."""
 
 import asyncio
 import random
@@ -10,21 +10,21 @@ import asyncpg
 
 from service.postgres import outages
 from service.postgres.pool import Connection
-from tests.faults.callers import Callers
-from tests.faults.mail import MailServer
-from tests.faults.records import Record
-from tests.faults.workers import Worker
+from tests.faults.verdict.records import Record
+from tests.faults.world.callers import Callers
+from tests.faults.world.mail import MailServer
+from tests.faults.world.workers import Worker
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
 
-HARNESS = "harness"  # the application_name of connections that no fault ends
+HARNESS = "harness"  # application_name of the connections that no fault terminates
 _TRIES = 100
 _PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The servers, our processes, and the record of the run."""
+    """The servers, the service's processes, and the record of the run."""
 
     servers: Servers
     workers: Sequence[Worker]
@@ -35,21 +35,21 @@ class World:
     longest_stall_seconds: float
 
     def of_role(self, role: str) -> list[Worker]:
-        """Return the processes that do this."""
+        """Return the processes with this role."""
         return [worker for worker in self.workers if worker.role == role]
 
     @property
     def broker_links(self) -> list[TcpProxy]:
-        """Every way of our processes to the broker."""
+        """The proxies between the processes and the broker."""
         return [worker.broker for worker in self.workers if worker.broker is not None]
 
     @property
     def postgres_links(self) -> list[TcpProxy]:
-        """Every way of our processes to Postgres."""
+        """The proxies between the processes and Postgres."""
         return [worker.postgres for worker in self.workers]
 
     def some_links(self, links: Sequence[TcpProxy]) -> list[TcpProxy]:
-        """Return one link, those of the relays, or all."""
+        """Return one of the links, those of the relays, or all."""
         match self.chance.randrange(3):
             case 0:
                 return [self.chance.choice(links)]
@@ -63,13 +63,13 @@ class World:
         return self.chance.uniform(0.2, longest)
 
     def stall_seconds(self) -> float:
-        """Return how long a silence lasts: mostly short, at times longer than heartbeats and timeouts."""
+        """Return how long a stall lasts: mostly short, at times longer than heartbeats and timeouts."""
         if self.chance.random() < 0.2:
             return self.chance.uniform(3.0, self.longest_stall_seconds)
         return self.some_seconds()
 
     async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """Run *work* on a connection that no fault ends but the death of Postgres, and again after that."""
+        """Run *work* on a connection that only the death of Postgres ends, and again after that."""
         for _ in range(_TRIES):
             with suppress(*outages.UNAVAILABLE):
                 return await self._once_on_postgres(work)
@@ -92,5 +92,5 @@ async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
 
 
 def writable(url: str) -> str:
-    """Return the URL for sessions that may write while all others are read-only."""
+    """Return the URL for sessions that can write even if the default is read-only."""
     return f"{url}?default_transaction_read_only=off"

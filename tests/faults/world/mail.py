@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from tests.faults.records import Acceptance
+from tests.faults.verdict.records import Acceptance
 from tests.harness.mail_server import ScriptedMailServer, Session
 
 REFUSED_RECIPIENT = b"refused-"  # addresses with this prefix are refused permanently

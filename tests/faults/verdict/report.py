@@ -1,12 +1,12 @@
-"""What a run has shown, as a table and for machines."""
+"""The figures of a run, as a table and as JSON."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from tests.faults.invariants import Breach, repeats_by_fault, second_emails
-from tests.faults.records import Record
+from tests.faults.verdict.invariants import Breach, repeats_by_fault, second_emails
+from tests.faults.verdict.records import Record
 
 _SHOWN = 12  # breaches of one invariant
 
@@ -92,7 +92,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def verdict(breaches: Sequence[Breach]) -> str:
-    """Return the breaches in words, some of each invariant."""
+    """Return the breaches as text, at most twelve of each invariant."""
     if not breaches:
         return "every invariant held"
     by_invariant: dict[str, list[str]] = defaultdict(list)
@@ -106,7 +106,7 @@ def verdict(breaches: Sequence[Breach]) -> str:
 
 
 def _recoveries(record: Record) -> tuple[dict[str, list[float]], list[float]]:
-    """Return the recovery times after each fault by itself, and after several at once."""
+    """Return the recovery times after each fault alone, and after several at once."""
     alone: dict[str, list[float]] = defaultdict(list)
     mixed = []
     for recovery in record.recoveries:

@@ -1,4 +1,4 @@
-"""What must hold, judged from the record of a run alone. Every check returns what breaches it."""
+"""The invariants, judged from the record of a run alone. Every check yields its breaches."""
 
 import math
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from tests.faults.records import (
+from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
     EMAIL_FAILED,
@@ -19,17 +19,17 @@ from tests.faults.records import (
     Record,
     Span,
 )
-from tests.faults.team import calculation_of
+from tests.faults.world.team import calculation_of
 
-_BEFORE_SECONDS = 3.0  # an event may have been confirmed this long before the fault that kept it unsettled
-_AFTER_SECONDS = 15.0  # and be repeated this long after: timeouts, pauses and a backlog go by
-_PASS_SECONDS = 2.0  # a batch that was under way is done after that
-_RECORDING_SECONDS = 5.0  # the answer of a mail server may wait that long for Postgres
-_ON_THE_WAY_SECONDS = 1.0  # content that had left its sender
+_BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
+_AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
+_PASS_SECONDS = 2.0  # after which a batch that had begun is done
+_RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
+_ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 
 
 class Breach(msgspec.Struct, frozen=True):
-    """Something that must not be."""
+    """One violation of an invariant."""
 
     invariant: str
     what: str
@@ -44,20 +44,20 @@ def check_all(record: Record) -> list[Breach]:
 
 
 def nothing_lost(record: Record) -> Iterable[str]:
-    """Every acknowledged request is stored, and every stored one has all its events, e-mail, calculation."""
+    """Every acknowledged request is stored. Every stored one has all its events, e-mail and calculation."""
     stored = {request.key: request for request in record.stored}
     for key in record.acknowledged - stored.keys():
         yield f"{key} was acknowledged and is not stored"
-    heard = defaultdict(set)
+    arrived = defaultdict(set)
     for arrival in record.arrivals:
-        heard[arrival.key].add(arrival.type)
-    for key in heard.keys() - stored.keys():
-        yield f"{key} is not stored and has events: {sorted(heard[key])}"
+        arrived[arrival.key].add(arrival.type)
+    for key in arrived.keys() - stored.keys():
+        yield f"{key} is not stored and has events: {sorted(arrived[key])}"
     mailed = {_uuid_in(acceptance.message_id) for acceptance in record.acceptances}
     for key, request in stored.items():
         expected = {CREATED, CALCULATED, EMAIL_FAILED if request.is_refused else EMAIL_SENT}
-        if heard[key] != expected:
-            yield f"{key}: heard of {sorted(heard[key])}, not of {sorted(expected)}"
+        if arrived[key] != expected:
+            yield f"{key}: {sorted(arrived[key])} arrived, not {sorted(expected)}"
         if request.calculation_id != calculation_of(request.uuid):
             yield f"{key} has the calculation {request.calculation_id}"
         if (request.uuid in mailed) == request.is_refused:
@@ -65,7 +65,7 @@ def nothing_lost(record: Record) -> Iterable[str]:
 
 
 def no_inversions(record: Record) -> Iterable[str]:
-    """The first deliveries of the events about one request come in the order of their sequence."""
+    """The first deliveries of a request's events are in the order of their sequence."""
     latest: dict[str, int] = {}
     for arrival in _first(record.arrivals).values():
         before = latest.get(arrival.key, 0)
@@ -75,7 +75,7 @@ def no_inversions(record: Record) -> Iterable[str]:
 
 
 def repeats_explained(record: Record) -> Iterable[str]:
-    """An event comes again only where a fault may have kept its confirm from being settled."""
+    """An event comes again only if a fault may have kept its confirm from being settled."""
     for first, again, span in repeats(record):
         if span is None:
             yield f"{again.event_id} came again after {again.at - first.at:.2f} s, in no fault's window"
@@ -84,7 +84,7 @@ def repeats_explained(record: Record) -> Iterable[str]:
 def repeats(record: Record) -> Iterable[tuple[Arrival, Arrival, Span | None]]:
     """Return every repeat: the first arrival, the repeated one, and the fault that explains it.
 
-    What the broker itself delivers again to the auditor, after a lost connection, is not one.
+    A redelivery by the broker, after the auditor lost its connection, is no repeat.
     """
     spans = sorted((span for span in record.spans if span.repeats_events), key=lambda span: span.began)
     beginnings = [span.began for span in spans]
@@ -101,7 +101,7 @@ def repeats(record: Record) -> Iterable[tuple[Arrival, Arrival, Span | None]]:
 def _explanation(
     spans: Sequence[Span], beginnings: Sequence[float], first_at: float, again_at: float
 ) -> Span | None:
-    """Return the latest fault that was on when, or shortly after, an event came first."""
+    """Return the latest fault in whose window an event arrived for the first time."""
     for span in reversed(spans[: bisect_right(beginnings, again_at)]):
         if span.ended >= first_at - _BEFORE_SECONDS and again_at <= span.ended + _AFTER_SECONDS:
             return span
@@ -109,32 +109,32 @@ def _explanation(
 
 
 def copies_bounded(record: Record) -> Iterable[str]:
-    """While a queue refuses, others get each new event once, and once more at most each second and relay."""
+    """While a queue refuses, others get each event once, and at most one copy more a second and relay."""
     again = [(first.at, arrival.at) for first, arrival, _ in repeats(record)]
     for refusal in filter(partial(_by_itself, record), record.refusals):
         seconds = refusal.ended - refusal.began
         copies = sum(refusal.began <= first and at <= refusal.ended for first, at in again)
         allowed = record.relays * math.ceil(seconds + 1)
         if copies > allowed:
-            yield f"{copies} copies in {seconds:.1f} s of refusals, not {allowed} at most"
+            yield f"{copies} copies in {seconds:.1f} s of refusals, more than {allowed}"
 
 
 def nothing_published_while_read_only(record: Record) -> Iterable[str]:
-    """A relay that cannot settle does not publish: it would again and again."""
+    """A relay that cannot settle does not publish: it would publish the same events again and again."""
     for silence in filter(partial(_by_itself, record), record.read_only):
         began = silence.began + _PASS_SECONDS
         published = sum(began < arrival.at < silence.ended for arrival in record.arrivals)
         if published:
-            yield f"{published} events in {silence.ended - began:.1f} s in which none can be settled"
+            yield f"{published} events in {silence.ended - began:.1f} s in which none could be settled"
 
 
 def _by_itself(record: Record, interval: Interval) -> bool:
-    """Whether no fault but its own was on meanwhile: others have copies of theirs."""
+    """Whether no other fault happened at the same time: others cause copies, too."""
     return sum(span.began <= interval.ended and interval.began <= span.ended for span in record.spans) == 1
 
 
 def one_request_per_key(record: Record) -> Iterable[str]:
-    """One Idempotency-Key is one uuid in all answers, one row, one request.created and one e-mail."""
+    """One Idempotency-Key has one uuid in all answers, one row, one request.created and one e-mail."""
     keys = {row.recipient: row.key for row in record.stored}
     found = {
         "request": [
@@ -162,24 +162,24 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
 
 
 def emails_sent_once(record: Record) -> Iterable[str]:
-    """A second e-mail follows only an answer that was lost: with the mail server, or with its sender.
+    """An e-mail is sent again only if the reply was lost: the mail server died, or the sender did.
 
-    A sender that is frozen with the answer is as good as dead. One that wakes before it has sent the content
-    has no excuse: its claim is over.
+    A sender that is frozen with the reply counts as dead. A sender that wakes before it has sent the content
+    must not send it: its claim has expired.
     """
     for first, again in second_emails(record):
         gap = again.at - first.at
-        # A sender that was killed before the acceptance had its bytes on the way already.
+        # A sender may be killed before the acceptance, when its bytes have left already.
         lost = not first.answered or _was_killed(record, first.process, first.connected_at, again.at)
         if not lost and not _was_frozen(record, first, again):
             yield (
                 f"{first.message_id} was accepted from {first.process} and {gap:.2f} s later from "
-                f"{again.process}: neither the mail server nor the sender had died"
+                f"{again.process}: neither the mail server nor the sender died"
             )
 
 
 def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
-    """Return every e-mail accepted again, after the acceptance before."""
+    """Return every acceptance of an e-mail accepted before, after the earlier acceptance."""
     latest: dict[str, Acceptance] = {}
     for acceptance in record.acceptances:
         if acceptance.message_id in latest:
@@ -188,7 +188,7 @@ def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
 
 
 def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
-    """Whether the first sender was frozen before it can have recorded the answer, and its claim ran out."""
+    """Whether the first sender froze before it can have recorded the reply, and its claim expired."""
     return any(
         freeze.process == first.process != again.process
         and freeze.began - _RECORDING_SECONDS <= first.at <= freeze.began + _ON_THE_WAY_SECONDS
@@ -202,7 +202,7 @@ def _was_killed(record: Record, process: str, after: float, before: float) -> bo
 
 
 def emails_reach_their_recipient(record: Record) -> Iterable[str]:
-    """Each e-mail goes to the customer of the request that its Message-ID names, under one id."""
+    """Each e-mail goes to the customer of the request in its Message-ID, always under one id."""
     recipients = {request.uuid: request.recipient for request in record.stored}
     for acceptance in record.acceptances:
         expected = recipients.get(_uuid_in(acceptance.message_id))
@@ -217,7 +217,7 @@ def emails_reach_their_recipient(record: Record) -> Iterable[str]:
 
 
 def outbox_drained(record: Record) -> Iterable[str]:
-    """Nothing is left in the outbox; poison rows are parked, what follows them waits, all else is gone."""
+    """The outbox is empty. Of the held events only poison rows (parked) and their followers are left."""
     if record.outbox_left:
         yield f"{record.outbox_left} events are left in the outbox"
     held = {row.event: row.parked for row in record.held}
@@ -231,7 +231,7 @@ def outbox_drained(record: Record) -> Iterable[str]:
 
 
 def dead_letters_are_poison(record: Record) -> Iterable[str]:
-    """The dead letters are the poison messages, all of them and nothing else."""
+    """The dead letters are exactly the poison messages."""
     found = set(record.dead_letters)
     for message in record.poison_messages - found:
         yield f"poison message not among the dead letters: {message}"
@@ -240,20 +240,20 @@ def dead_letters_are_poison(record: Record) -> Iterable[str]:
 
 
 def recovery_in_time(record: Record) -> Iterable[str]:
-    """Soon after a fault, a new request is published as fast as ever."""
+    """Soon after a fault, new requests are published within the bar."""
     for recovery in record.recoveries:
         if recovery.seconds > record.recovery_bar_seconds:
             yield f"{recovery.seconds:.1f} s after {' + '.join(recovery.faults)}"
 
 
 def no_unhandled_exceptions(record: Record) -> Iterable[str]:
-    """No process logs an exception that it did not expect, or dies of one, and every one ends in order."""
+    """No process logs an unexpected exception or dies of one, and SIGTERM ends each with status 0."""
     yield from record.log_lines
     yield from record.deaths
 
 
 def answers_as_documented(record: Record) -> Iterable[str]:
-    """The API says 200, or 503 when Postgres is away, or 409 while a request with the same key is stored."""
+    """The API answers 200, 503 while Postgres is down, or 409 while a create with the same key runs."""
     for status, times in record.statuses.items():
         if status not in (200, 503):
             yield f"HTTP {status}, {times} times"
@@ -263,7 +263,7 @@ def answers_as_documented(record: Record) -> Iterable[str]:
 
 
 def plan_fulfilled(record: Record) -> Iterable[str]:
-    """Every fault came as often, and as many requests were acknowledged, as the plan says."""
+    """Every fault was injected, and requests were acknowledged, as often as planned."""
     yield from record.shortfalls
 
 
