@@ -31,7 +31,7 @@ _database_numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def both_servers() -> Iterator[servers.Servers]:
-    """Postgres and RabbitMQ, given by URL or started side by side."""
+    """Postgres and RabbitMQ, given by URL or started concurrently."""
     with servers.both(LOCAL / "tests", keep=False, report=print) as both:
         yield both
 

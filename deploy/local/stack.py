@@ -151,8 +151,8 @@ def _register_conveyancer(place: Place, variables: Mapping[str, str]) -> dict[st
     """Add the demo conveyancer, and return its access token and its API key."""
     key_file = str(place.folder / "signing-key.pem")
     token = ("token", _CONVEYANCER, "--key", key_file, "--key-id", keys.KEY_ID)
-    with ThreadPoolExecutor(1) as beside:
-        access_token = beside.submit(_run, place, variables, *token, "--expires-in", str(_TOKEN_SECONDS))
+    with ThreadPoolExecutor(1) as thread:
+        access_token = thread.submit(_run, place, variables, *token, "--expires-in", str(_TOKEN_SECONDS))
         charges = ("--name", "Demo Conveyancing", "--charges-calculation-fee")
         _run(place, variables, "conveyancer", "add", _CONVEYANCER, *charges)
         api_key = _run(place, variables, "api-key", "create", _CONVEYANCER)

@@ -11,9 +11,10 @@ import msgspec
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks import consumers, create, footprint, growth, latency, reading, relay, report
+from tests.benchmarks import report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import ensure_wrk
+from tests.benchmarks.measurements import consumers, create, footprint, growth, latency, reading, relay
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {

@@ -24,8 +24,8 @@ from deploy.local.machine.processes import run_command
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput
-from tests.benchmarks.latency import Arrivals
-from tests.benchmarks.relay import drained
+from tests.benchmarks.measurements.latency import Arrivals
+from tests.benchmarks.measurements.relay import drained
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, stand
 from tests.harness.processes import Process
 

@@ -117,8 +117,8 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
 @asynccontextmanager
 async def _api_without_postgres(settings: ServiceSettings, folder: Path) -> AsyncIterator[str]:
     """Start an API whose Postgres refuses connections; yields its address."""
-    nobody = f"postgresql://127.0.0.1:{free_port()}/none"
-    helpless = api_process(msgspec.structs.replace(settings, database_url=nobody), folder, LOG_LEVEL="ERROR")
+    nowhere = f"postgresql://127.0.0.1:{free_port()}/none"
+    helpless = api_process(msgspec.structs.replace(settings, database_url=nowhere), folder, LOG_LEVEL="ERROR")
     async with started(helpless, ready=False):
         await eventually(lambda: _is_alive(helpless))
         yield helpless.base_url

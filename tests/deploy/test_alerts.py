@@ -130,7 +130,7 @@ CASES = [
         role="calculations",
         queue="calculation-results",
     ),
-    fires("PostgresUnavailable", "away", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
+    fires("PostgresUnavailable", "down", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
     silent("PostgresUnavailable", "never", {"postgres_unavailable_total": "7x40"}, at="10m"),
     silent(
         "PostgresUnavailable",
@@ -156,7 +156,7 @@ CASES = [
     fires("ApiErrorRate", "2 %", {CALLS: "0+98x60", FAILED: "0+2x60"}, at="10m"),
     silent("ApiErrorRate", "0.5 %", {CALLS: "0+199x60", FAILED: "0+1x60"}, at="10m"),
     silent("ApiErrorRate", "one of few calls", {CALLS: "0+1x60", FAILED: "0x10 1x50"}, at="7m30s"),
-    silent("ApiErrorRate", "503 is told apart", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="10m"),
+    silent("ApiErrorRate", "503 does not count", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="10m"),
     fires("ApiUnavailable", "half", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="5m"),
     silent("ApiUnavailable", "2 %", {CALLS: "0+98x60", TURNED_AWAY: "0+2x60"}, at="10m"),
     silent("ApiUnavailable", "for 30 seconds", {CALLS: "0+50x60", TURNED_AWAY: "0 50 100x60"}, at="3m15s"),
@@ -207,7 +207,7 @@ CASES = [
     ),
     silent(
         "OutboxNotDraining",
-        "Postgres is away",
+        "Postgres is down",
         {"outbox_oldest_event_age_seconds": " ".join(["NaN"] * 40)},
         at="10m",
     ),

@@ -164,7 +164,7 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
         shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
         needed = shutdown if name != "api" else sleeps.get("seconds", 0) + shutdown + giving_back
         assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
-    assert sleeps == {}, "only the API is told to wait for those who still send to it"
+    assert sleeps == {}, "only the API waits for load balancers that still send to it"
 
 
 @each_overlay

@@ -16,24 +16,24 @@ class Subscriber:
     """Another team: gets every event about requests, in the order of delivery."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.strays: list[bytes] = []  # messages that are no events
 
-    async def hear(self, message: AbstractIncomingMessage) -> None:
+    async def receive(self, message: AbstractIncomingMessage) -> None:
         """Take one message."""
         if message.content_type == CONTENT_TYPE:
-            self.heard.append(json.loads(message.body))
+            self.received.append(json.loads(message.body))
         else:
             self.strays.append(message.body)
 
     @property
     def event_ids(self) -> set[str]:
         """The ids of all events received, without repeats."""
-        return {event["id"] for event in self.heard}
+        return {event["id"] for event in self.received}
 
     def about(self, uuid: str) -> list[dict[str, Any]]:
         """Return the events about one request."""
-        return [event for event in self.heard if event["subject"] == uuid]
+        return [event for event in self.received if event["subject"] == uuid]
 
     def types(self, uuid: str) -> set[str]:
         """Return the types of the events about one request."""
@@ -50,7 +50,7 @@ async def subscribed(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
     subscriber = Subscriber()
     queue = await channel.declare_queue(exclusive=True)
     await queue.bind(topology.REQUESTS, "#")
-    await queue.consume(subscriber.hear, no_ack=True)
+    await queue.consume(subscriber.receive, no_ack=True)
     yield subscriber
     await queue.delete(if_unused=False, if_empty=False)
 

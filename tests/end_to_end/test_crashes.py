@@ -51,7 +51,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
         for _ in range(_ROUNDS):
             async with asyncio.TaskGroup() as load:
                 load.create_task(create_and_calculate())
-                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.heard]))  # noqa: S311
+                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.received]))  # noqa: S311
                 await worker.kill()
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()

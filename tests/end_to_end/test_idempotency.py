@@ -98,5 +98,5 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
     (uuid,) = uuids
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
     assert subscriber.types(uuid) == {"request.created", "request.email_sent"}
-    assert {event["subject"] for event in subscriber.heard} == {uuid}
+    assert {event["subject"] for event in subscriber.received} == {uuid}
     assert len(mail_server.accepted) == 1

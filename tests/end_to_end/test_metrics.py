@@ -42,10 +42,10 @@ async def test_readme_names_every_metric(api: Process, worker: Process) -> None:
     named = {name.partition("{")[0] for name in re.findall(r"`([a-z_]+(?:\{[a-z,]+\})?)`", section)}
 
     async with started(api, worker):
-        told = await _families(api) | await _families(worker)
+        exported = await _families(api) | await _families(worker)
 
-    assert told - named == set()
-    assert {name for name in named if name.endswith(("_total", "_seconds", "_events"))} <= told
+    assert exported - named == set()
+    assert {name for name in named if name.endswith(("_total", "_seconds", "_events"))} <= exported
 
 
 async def test_alerts_and_dashboard_are_checked_against_what_is_really_exported(

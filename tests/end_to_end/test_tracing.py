@@ -164,11 +164,11 @@ async def test_traces_contain_nothing_personal_or_secret(
         await caller.head(f"/v1/request/{uuid}")
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
-    told = "".join(str(request) for request in collector.requests)
+    exported = "".join(str(request) for request in collector.requests)
 
-    assert record["uuid"] in told  # in the ids of messages: that is how a trace is found
+    assert record["uuid"] in exported  # in the ids of messages: that is how a trace is found
     for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
-        assert str(private) not in told
+        assert str(private) not in exported
     assert {span.name for span in collector.spans} >= {
         "GET",
         "GET /v1/request/{uuid}",

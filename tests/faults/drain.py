@@ -8,155 +8,33 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-import msgspec
 import uvloop
 from prometheus_client import REGISTRY
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, working_folder
-from service.identifiers import new_request_id, uuid_of
-from service.outbox import events, writing
-from service.outbox.events import RequestCalculated
+from service.identifiers import new_request_id
+from service.outbox import writing
 from service.postgres.pool import Connection
 from service.telemetry import metrics
+from tests.faults.draining import TYPE, PassLog, drain, fill, running_worker, watch
 from tests.faults.plan import LOCAL
 from tests.faults.world.world import connect
 from tests.harness import databases, queues
-from tests.harness.examples import SECRET_KEYS
-from tests.harness.processes import Process, worker_process
 from tests.harness.servers import Servers, private_servers
 from tests.harness.waiting import until
 from worker import gauges
 from worker.rabbitmq import topology
 from worker.relay import outbox
-from worker.settings import WorkerSettings
 
 _SINK = "harness.sink"
-_TYPE = RequestCalculated.type
-_DRAIN_SECONDS = 3_600.0
-_START_SECONDS = 30.0
 _SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
 _SCRAPE_SECONDS = 5.0
-
-
-class Pass(msgspec.Struct, frozen=True):
-    """One batch that left the outbox, from the relay's log."""
-
-    at: float
-    events: int
-
-
-class Drain(msgspec.Struct, frozen=True):
-    """How fast events left the outbox."""
-
-    rows_per_second: float
-    batch_seconds: float  # median
-    largest_rss_megabytes: float
-
-
-class PassLog:
-    """Reads the relay's passes from the log of its process."""
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self._read = 0
-
-    def passes(self) -> list[Pass]:
-        """Return the passes since the last call."""
-        with self.process.log.open("rb") as log:
-            log.seek(self._read)
-            written = log.read()
-        whole = written[: written.rfind(b"\n") + 1]
-        self._read += len(whole)
-        parsed = (json.loads(line) for line in whole.splitlines() if b"outbox_relayed" in line)
-        return [
-            Pass(datetime.fromisoformat(line["timestamp"]).timestamp(), line["events"]) for line in parsed
-        ]
-
-
-@asynccontextmanager
-async def _worker(folder: Path, database_url: str, amqp_url: str, *roles: str) -> AsyncIterator[Process]:
-    settings = WorkerSettings(
-        database_url=database_url,
-        amqp_url=amqp_url,
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
-        smtp_url="smtp://127.0.0.1:9",
-        mail_from="calculations@service.example.com",
-    )
-    worker = worker_process(settings, folder, *roles)
-    worker.start()
-    try:
-        if not await until(lambda: "worker_started" in worker.output, seconds=_START_SECONDS):
-            raise LocalStackError(worker.running.describe("The worker does not start."))
-        yield worker
-    finally:
-        await asyncio.to_thread(worker.running.stop)
-
-
-async def _fill(connection: Connection, rows: int) -> None:
-    """Put events of *rows* different requests into the outbox, in one transaction."""
-    example = RequestCalculated(
-        uuid=uuid_of(new_request_id()),
-        tenant="acme-conveyancing",
-        request_type="SDLT_CALCULATION",
-        property_value=300_000,
-        calculation_fee_exempt=False,
-        external_id="case-1234567",
-        sequence=1,
-        calculation_id="calculation-1234567",
-    )
-    payload = events.encode(example, time=datetime.now().astimezone(), traceparent=None)
-    await connection.execute(
-        """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT ('x' || right(id::text, 1))::bit(4)::int, id, $2, 1, $3
-          FROM (SELECT gen_random_uuid() AS id
-                  FROM generate_series(1, $1)) AS request
-        """,
-        rows,
-        _TYPE,
-        payload,
-        timeout=600.0,
-    )
-
-
-async def _drain(connection: Connection, log: PassLog, rows: int) -> Drain:
-    """Fill the outbox, and watch it drain."""
-    log.passes()
-    await _fill(connection, rows)
-    return await _watch(log, rows)
-
-
-async def _watch(log: PassLog, rows: int) -> Drain:
-    """Wait until *rows* events have left the outbox."""
-    passes: list[Pass] = []
-    largest = 0.0
-
-    def is_drained() -> bool:
-        # From its log: counting in Postgres would step over the dead rows at every poll.
-        nonlocal largest
-        largest = max(largest, log.process.rss_megabytes())
-        passes.extend(log.passes())
-        return sum(each.events for each in passes) >= rows
-
-    if not await until(is_drained, seconds=_DRAIN_SECONDS, pause_seconds=0.1):
-        raise LocalStackError("The outbox does not drain.")
-    return Drain(
-        rows_per_second=sum(each.events for each in passes[1:]) / (passes[-1].at - passes[0].at),
-        batch_seconds=median(later.at - earlier.at for earlier, later in pairwise(passes)),
-        largest_rss_megabytes=largest,
-    )
 
 
 async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
@@ -166,14 +44,14 @@ async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str,
     """
     full_url, small_url = await _another_database(servers.postgres.url, "crowded"), servers.postgres.url
     full, small = await connect(full_url), await connect(small_url)
-    await _fill(full, rows)
+    await fill(full, rows)
     of_full, of_small = [], []
     for tenth in range(10):
-        async with _worker(folder, full_url, servers.broker.url, "relay") as worker:
-            of_full.append(await _watch(PassLog(worker), rows // 10 if tenth < 9 else await _pending(full)))
-        async with _worker(folder, small_url, servers.broker.url, "relay") as worker:
+        async with running_worker(folder, full_url, servers.broker.url, "relay") as worker:
+            of_full.append(await watch(PassLog(worker), rows // 10 if tenth < 9 else await _pending(full)))
+        async with running_worker(folder, small_url, servers.broker.url, "relay") as worker:
             log = PassLog(worker)
-            of_small += [await _drain(small, log, _SMALL) for _ in range(_SMALL_TIMES)]
+            of_small += [await drain(small, log, _SMALL) for _ in range(_SMALL_TIMES)]
     for connection in (full, small):
         await connection.close()
     full_rate = median(each.rows_per_second for each in of_full)
@@ -204,13 +82,13 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
     rates: list[tuple[float, float]] = []
     async with (
-        _worker(folder, held_url, servers.broker.url, "relay") as held_worker,
-        _worker(folder, servers.postgres.url, servers.broker.url, "relay") as free_worker,
+        running_worker(folder, held_url, servers.broker.url, "relay") as held_worker,
+        running_worker(folder, servers.postgres.url, servers.broker.url, "relay") as free_worker,
     ):
         held_log, free_log = PassLog(held_worker), PassLog(free_worker)
         for _ in range(rows // _SMALL):
-            held_drain = await _drain(held, held_log, _SMALL)
-            free_drain = await _drain(free, free_log, _SMALL)
+            held_drain = await drain(held, held_log, _SMALL)
+            free_drain = await drain(free, free_log, _SMALL)
             rates.append((held_drain.rows_per_second, free_drain.rows_per_second))
     for connection in (holder, held, free):
         await connection.close()
@@ -240,7 +118,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
     """Time how long an event takes to leave its lane: alone, and behind a poison row stored with it."""
     connection = await connect(servers.postgres.url)
     seconds: dict[str, list[float]] = {"alone": [], "behind_poison": []}
-    async with _worker(folder, servers.postgres.url, servers.broker.url, "relay"):
+    async with running_worker(folder, servers.postgres.url, servers.broker.url, "relay"):
         for _ in range(_PROBES):
             for name, times in seconds.items():
                 request_id = new_request_id()
@@ -250,7 +128,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
                         while writing.lane_of(poison) != writing.lane_of(request_id):
                             poison = new_request_id()
                         await _insert(connection, poison, "request." + "x" * 300)
-                    await _insert(connection, request_id, _TYPE)
+                    await _insert(connection, request_id, TYPE)
                 times.append(await _seconds_until_gone(connection, request_id))
     parked = await connection.fetchval("SELECT count(*) FROM outbox_held")
     await connection.execute("DELETE FROM outbox_held")
@@ -288,7 +166,7 @@ async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
 async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
     """Measure what an idle worker with all roles uses, scraped every five seconds."""
     connection = await connect(servers.postgres.url)
-    async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
+    async with running_worker(folder, servers.postgres.url, servers.broker.url) as worker:
         await asyncio.sleep(5.0)  # until it has connected and Postgres has reported the statistics
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
         async with httpx.AsyncClient(base_url=worker.base_url) as client:
@@ -313,7 +191,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
     url = await _another_database(servers.postgres.url, "scraped")
     connection, holder = await connect(url), await connect(url)
     nowhere = [0] * writing.LANES
-    await _fill(connection, rows)
+    await fill(connection, rows)
     await connection.execute("SELECT pg_stat_force_next_flush()")
     full, pending = await _time_scrape(connection, nowhere)
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
@@ -373,7 +251,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 durable=True,
                 arguments={"x-queue-type": "quorum", "x-max-length": 10_000, "x-overflow": "drop-head"},
             )
-            await sink.bind(topology.REQUESTS, _TYPE)
+            await sink.bind(topology.REQUESTS, TYPE)
         if "idle" in arguments.only:
             figures["idle"] = await _measure_idle(folder, servers, arguments.idle_seconds)
         if "poison" in arguments.only:

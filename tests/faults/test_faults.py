@@ -1,4 +1,4 @@
-"""The harness itself: a short run holds every invariant, and broken programs are found."""
+"""The harness itself: every invariant holds in a short run, and broken programs are found."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:
-            process.terminate()  # It ends what it has started.
+            process.terminate()  # It ends its own processes.
             await asyncio.wait_for(process.wait(), 60)
     return process.returncode, output.decode()
 
 
-# The machine that runs all tests is busy, so this is no place to measure recovery: `make faults` is.
+# Recovery is not measured here, where other tests load the machine, but by `make faults`.
 _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
 
 

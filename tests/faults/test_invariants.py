@@ -1,4 +1,4 @@
-"""Every check of the harness can fail: records of runs in which one thing is wrong."""
+"""Every invariant can be breached: records of runs with one thing wrong."""
 
 from collections import Counter
 
@@ -40,7 +40,7 @@ def acceptance(at: float, *, answered: bool = True, process: str = SENDER) -> Ac
 
 @pytest.fixture
 def record() -> Record:
-    """One request that has gone all the way, beside a poison row and a poison message."""
+    """One request that has gone through the whole chain, a poison row and a poison message."""
     return Record(
         acknowledged={"case-1"},
         statuses=Counter({200: 1}),
@@ -206,7 +206,7 @@ def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(
     record.read_only = [Interval(began, 105.0)]
     record.spans = [Span("Postgres read-only", began, 105.0, repeats_events=True)]
     del record.arrivals[1:]
-    others = {"nothing lost"}  # The rest of the story is cut off.
+    others = {"nothing lost"}  # The later events are deleted.
     assert breached(record) - others == (
         set() if allowed else {"nothing published while Postgres is read-only"}
     )

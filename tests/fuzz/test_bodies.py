@@ -66,20 +66,20 @@ def _judge(body: bytes) -> list[Any]:
         draft = Draft(body)
         draft.validated(waiver_applies=draft.asks_for_waiver)
     except (MalformedBody, InvalidSubmission) as error:
-        told = msgspec.json.decode(msgspec.json.encode(answer(error).content), type=ErrorEnvelope)
-        assert told.errors
-        _check_pointers(body, told)
-        return told.errors
+        refusal = msgspec.json.decode(msgspec.json.encode(answer(error).content), type=ErrorEnvelope)
+        assert refusal.errors
+        _check_pointers(body, refusal)
+        return refusal.errors
     except Exception as error:
         raise AssertionError(body) from error
     return []
 
 
-def _check_pointers(body: bytes, told: ErrorEnvelope) -> None:
+def _check_pointers(body: bytes, refusal: ErrorEnvelope) -> None:
     """Check that every error points to an existing place, and no two to the same."""
-    pointers = [error.pointer for error in told.errors]
+    pointers = [error.pointer for error in refusal.errors]
     assert len(set(pointers)) == len(pointers), body
-    for error in told.errors:
+    for error in refusal.errors:
         if error.pointer is None:
             assert error.code == "malformed_body", body
         elif error.pointer:

@@ -177,7 +177,7 @@ class TcpProxy:
         try:
             await self._forward(connection, reader)
         except (OSError, asyncio.CancelledError):
-            pass  # No server, or reset: `close` tells both ends.
+            pass  # No server, or reset: both ends are closed below.
         finally:
             self._open.discard(connection)
             connection.close()

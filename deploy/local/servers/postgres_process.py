@@ -148,8 +148,8 @@ def _as_owner_of(data: Path) -> list[str]:
 
 def _environment() -> Mapping[str, str]:
     """Return this process's environment without the variables that configure Postgres."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return {**ours, "LC_ALL": "C"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**inherited, "LC_ALL": "C"}
 
 
 def _password(folder: Path) -> str:

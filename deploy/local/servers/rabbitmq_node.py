@@ -97,9 +97,11 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
     )
     (folder / "rabbitmq-env.conf").write_text("")
     (folder / "enabled_plugins").write_text("[].\n")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))
+    }
     return {
-        **ours,
+        **inherited,
         "HOME": str(folder / "home"),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_EPMD_PORT": str(epmd_port),

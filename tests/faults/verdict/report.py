@@ -78,6 +78,10 @@ def table(figures: dict[str, Any]) -> str:
         )
         for row in rows
     ]
+    return "\n".join([*lines, "", _totals(figures)])
+
+
+def _totals(figures: dict[str, Any]) -> str:
     latency = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in figures["latency_seconds"].items())
     totals = (
         f"{figures['seconds']:.0f} s, {figures['requests_acknowledged']} requests acknowledged "
@@ -88,7 +92,7 @@ def table(figures: dict[str, Any]) -> str:
         f"({figures['emails_repeated']} repeats), {figures['poison_rows']} poison rows, "
         f"{figures['poison_messages']} poison messages"
     )
-    return "\n".join([*lines, "", totals, f"commit → consumer: {latency}"])
+    return f"{totals}\ncommit → consumer: {latency}"
 
 
 def verdict(breaches: Sequence[Breach]) -> str:

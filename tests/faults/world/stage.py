@@ -62,13 +62,8 @@ async def started(
 ) -> AsyncIterator[Stage]:
     """Start auditor, team, mail server, an old snapshot and the service's processes."""
     latencies = Latencies()
-
-    def watch(arrival: Arrival) -> None:
-        if arrival.type == CREATED and not arrival.redelivered:
-            latencies.arrived(arrival.key, arrival.at)
-
     issuer = Issuer(folder)
-    auditor = Auditor(servers.broker.url, watch)
+    auditor = Auditor(servers.broker.url, partial(_note, latencies))
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(MailServer(NOTIFIERS, chance))
         hold_snapshot = partial(_hold_snapshot, servers.postgres.url)
@@ -101,6 +96,11 @@ async def started(
             longest_stall_seconds=plan.longest_stall_seconds,
         )
         yield Stage(world=world, latencies=latencies, apis=apis, auditor=auditor)
+
+
+def _note(latencies: Latencies, arrival: Arrival) -> None:
+    if arrival.type == CREATED and not arrival.redelivered:
+        latencies.arrived(arrival.key, arrival.at)
 
 
 def _client(base_url: str, token: str) -> httpx.AsyncClient:

@@ -15,8 +15,8 @@ from service.postgres.pool import Pool
 from service.settings import Settings
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
-from tests.benchmarks.create import OURS
 from tests.benchmarks.http_load import P50, P99, load
+from tests.benchmarks.measurements.create import OURS
 from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
 from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.harness import queues

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
-from tests.benchmarks.create import ORM, OURS, orm_api
 from tests.benchmarks.http_load import throughput
+from tests.benchmarks.measurements.create import ORM, OURS, orm_api
 from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
 

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
-from tests.benchmarks.create import orm_api
 from tests.benchmarks.http_load import load
+from tests.benchmarks.measurements.create import orm_api
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process

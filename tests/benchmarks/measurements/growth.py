@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 from tests.benchmarks import outboxes, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
 from tests.benchmarks.http_load import throughput
+from tests.benchmarks.measurements.reading import LIST
+from tests.benchmarks.measurements.relay import drained
 from tests.benchmarks.outboxes import our_relays
-from tests.benchmarks.reading import LIST
-from tests.benchmarks.relay import drained
 from tests.benchmarks.rows import fill
 from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
