@@ -107,7 +107,7 @@ def _check_ports(ports: Ports) -> None:
     for variable, port in (("PORT", ports.api), ("HEALTH_PORT", ports.worker)):
         if not is_free(port):
             raise LocalStackError(
-                f"Port {port} is in use: choose another, for instance {variable}={port + 1} make run."
+                f"Port {port} is in use: choose another with {variable}={port + 1} make run."
             )
 
 

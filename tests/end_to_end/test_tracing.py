@@ -222,7 +222,7 @@ def test_opentelemetry_is_not_imported_without_tracing() -> None:
     program = """
 import sys
 import service.__main__, worker.__main__
-from service import tracing
+from service.telemetry import tracing
 from service.settings import DatabaseSettings
 class Off: otel_exporter_otlp_endpoint = None
 with tracing.exporting(Off, service="x"):
