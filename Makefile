@@ -1,4 +1,4 @@
-# `make` lists what there is. Everything runs in .venv, which is made when it is first needed.
+# `make` lists what there is. Everything runs in .venv, which is made when first needed.
 
 # The Python that .venv is made with: 3.11, 3.12 or 3.13.
 PYTHON ?= python3
@@ -20,13 +20,13 @@ run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=
 demo:     .venv/installed  ## send one request through the whole chain and show the time of each step
 	@$(IN_VENV) deploy.local demo
 
-test:     .venv/installed  ## run all tests, with branch coverage (ARGS="-k name" for some)
+test:     .venv/installed  ## run all tests, with branch coverage (some: ARGS="-k name")
 	@mkdir -p .local/coverage && rm -f .local/coverage/data*
 	$(IN_VENV) coverage run -m pytest $(ARGS)
 	@$(IN_VENV) coverage combine --quiet
 	$(IN_VENV) coverage report $(if $(ARGS),--fail-under=0)
 
-fuzz:     .venv/installed  ## call the API with all that its OpenAPI document allows and forbids, and spoilt bodies
+fuzz:     .venv/installed  ## call the API with everything its OpenAPI document allows or forbids, and with mutated bodies
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
 	$(IN_VENV) tests.benchmarks.rejections
 
@@ -34,10 +34,10 @@ faults:   .venv/installed  ## inject faults into running processes for half an h
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
 	$(IN_VENV) tests.faults $(ARGS)
 
-drain:    .venv/installed  ## measure the relay on a full outbox, an old snapshot, poison, nothing (ARGS="--only idle")
+drain:    .venv/installed  ## measure the relay: full outbox, old snapshot, poison, idle (some: ARGS="--only idle")
 	$(IN_VENV) tests.faults.drain $(ARGS)
 
-bench:    .venv/installed .local/peers/installed  ## compare us with others (ARGS="--only create relay --rounds 1")
+bench:    .venv/installed .local/peers/installed  ## compare the product with other programs (ARGS="--only create relay --rounds 1")
 	$(IN_VENV) tests.benchmarks $(ARGS)
 
 check:    .venv/installed  ## lint, format, types, import contracts
@@ -52,14 +52,14 @@ deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kuber
 	@deploy/node/install
 	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)
 
-asyncapi: .venv/installed  ## bring deploy/asyncapi.json up to date, unless that breaks who built on it
+asyncapi: .venv/installed  ## update deploy/asyncapi.json, unless that breaks its consumers
 	$(IN_VENV) service asyncapi --update deploy/asyncapi.json
 
-format:   .venv/installed  ## format the code and fix what can be fixed
+format:   .venv/installed  ## format the code and apply safe fixes
 	$(IN_VENV) ruff check --fix .
 	$(IN_VENV) ruff format .
 
-lock:     .venv/installed  ## compile the locks of the dependencies anew (ARGS=--upgrade for newer releases)
+lock:     .venv/installed  ## compile the dependency locks (newer releases: ARGS=--upgrade)
 	$(LOCK) pyproject.toml -o requirements.lock
 	$(LOCK) pyproject.toml --group test --group tools -o requirements-dev.lock
 	$(LOCK) --group deploy -c requirements-dev.lock -o deploy/requirements.lock

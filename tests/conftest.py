@@ -1,64 +1,37 @@
-"""Real servers, a database for each test, and callers with tokens."""
+"""Fixtures: real servers, a database for each test, tokens, and settings of the processes."""
 
-import asyncio
 import itertools
-import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import asyncpg
 import httpx
-import jwt
 import pytest
 from aio_pika.abc import AbstractChannel
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from litestar.types import ASGIApp
 
-from deploy.local import servers
-from service.api import access_log
-from service.app import create_app
-from service.calculation_requests import conveyancers
-from service.postgres import schema
+from deploy.local.machine.folders import LOCAL
+from deploy.local.servers import lookup as servers
 from service.postgres.pool import Connection, Pool, open_pool
-from service.server import http_server
-from service.server.http_server import listen
 from service.settings import ServiceSettings
-from tests.certificates import Authority
-from tests.mail_server import MailServer
+from tests.harness import databases
+from tests.harness.certificates import Authority
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.in_process import api_client
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.mail_server import MailServer
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
-
-ROOT = Path(__file__).parent.parent
-ISSUER = "https://issuer.test"
-AUDIENCE = "calculation-requests"
-SECRET_KEYS = "current:" + "A" * 43 + ",older:" + "B" * 43
-CONVEYANCER = "acme-conveyancing"  # charges a calculation fee
-FREE_CONVEYANCER = "free-conveyancing"  # does not
-
-A_REQUEST: dict[str, Any] = {
-    "customer_email": "ada@customer.example.com",
-    "customer_first_name": "Ada",
-    "customer_last_name": "Lovelace",
-    "sender_email": "grace@firm.example.com",
-    "sender_organization_name": "Hopper & Partners",
-    "sender_first_name": "Grace",
-    "sender_last_name": "Hopper",
-    "case_ref": "12 High Street",
-}
 
 _database_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def both_servers() -> Iterator[servers.Servers]:
-    """Postgres and RabbitMQ, found or started side by side."""
-    with servers.both(ROOT / ".local" / "tests", keep=False, report=print) as both:
+    """Postgres and RabbitMQ, given by URL or started concurrently."""
+    with servers.both(LOCAL / "tests", keep=False, report=print) as both:
         yield both
 
 
@@ -86,68 +59,32 @@ async def administrator(postgres_server: str) -> AsyncIterator[Connection]:
 async def template(postgres_server: str, administrator: Connection) -> AsyncIterator[str]:
     """Name of a database with the schema and two conveyancers, from which each test's is copied."""
     name = f"template_{time.time_ns()}"
-    await administrator.execute(f'CREATE DATABASE "{name}"')
-    connection = await asyncpg.connect(_with_database(postgres_server, name))
-    await schema.apply(connection)
-    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
-    await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
+    await databases.create(administrator, name)
+    connection = await asyncpg.connect(databases.url_of(postgres_server, name))
+    await databases.prepare(connection)
     await connection.close()
     yield name
     if "DATABASE_URL" not in os.environ:
-        return  # The server goes, and its databases with it.
+        return  # The server was started for this run; its databases end with it.
     made = await administrator.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", name)
     for row in made:
-        await administrator.execute(f'DROP DATABASE "{row["datname"]}" WITH (FORCE)')
+        await databases.drop(administrator, row["datname"])
 
 
 @pytest.fixture
 async def database_url(postgres_server: str, template: str, administrator: Connection) -> str:
-    """URL of an empty database of this test's own."""
+    """URL of this test's database: the schema and two conveyancers."""
     name = f"{template}_{next(_database_numbers)}"
-    await administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
-    return _with_database(postgres_server, name)
-
-
-def _with_database(url: str, name: str) -> str:
-    return httpx.URL(url).copy_with(path=f"/{name}").__str__()
+    await databases.create(administrator, name, template=template)
+    return databases.url_of(postgres_server, name)
 
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Connection]:
-    """A connection to look at the test's database with."""
+    """A connection to the test's database."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
-
-
-class Issuer:
-    """An OAuth 2.0 issuer: signs access tokens, publishes its key in a file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
-        self.jwks = folder / "jwks.json"
-        self.publish("local")
-
-    def publish(self, key_id: str) -> None:
-        """Write the JWK set, with the key under this id."""
-        jwk = jwt.algorithms.ECAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
-        self.jwks.write_text(json.dumps({"keys": [{**jwk, "kid": key_id, "use": "sig", "alg": "ES256"}]}))
-
-    def token(
-        self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
-    ) -> str:
-        """Return a token, valid unless *claims* or *headers* say otherwise."""
-        usual = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
-            "client_id": client_id,
-            "scope": "request:read request:write",
-            "exp": int(time.time()) + 600,
-        }
-        every = {name: value for name, value in {**usual, **claims}.items() if value is not None}
-        return jwt.encode(
-            every, self.key, algorithm="ES256", headers={"typ": "at+jwt", "kid": "local", **(headers or {})}
-        )
 
 
 @pytest.fixture(scope="session")
@@ -164,7 +101,7 @@ def own_issuer(tmp_path: Path) -> Issuer:
 
 @pytest.fixture
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """An authority that this process trusts."""
+    """A certificate authority that this process trusts."""
     made = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
     return made
@@ -183,31 +120,6 @@ def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     )
 
 
-@asynccontextmanager
-async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
-    """Serve *app* on a free port of the loopback; yields its base URL."""
-    stop = asyncio.Event()
-    with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(
-            http_server.serve(app, listening, stop, refuse=access_log.refuse, shutdown_seconds=5.0, **limits)
-        )
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        stop.set()
-        await serving
-
-
-@asynccontextmanager
-async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve an API with *settings*; yields a client of it that sends *token*."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    limits = {"head_seconds": settings.http_head_seconds, "body_seconds": settings.http_body_seconds}
-    async with (
-        serve(create_app(settings), **limits) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the API with a token of CONVEYANCER."""
@@ -217,7 +129,7 @@ async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIter
 
 @pytest.fixture
 async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
-    """A channel to a broker on which our topology is freshly declared and every queue is empty."""
+    """A channel to a broker with the topology freshly declared and every queue empty."""
     connection = await aio_pika.connect(amqp_url)
     async with connection:
         opened = await connection.channel()
@@ -232,7 +144,7 @@ async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
 
 @pytest.fixture
 async def mail_server() -> AsyncIterator[MailServer]:
-    """A real SMTP server whose answers the test decides."""
+    """A real SMTP server whose replies the test decides."""
     async with MailServer() as server:
         yield server
 
@@ -266,49 +178,3 @@ async def pool(worker_settings: WorkerSettings) -> AsyncIterator[Pool]:
     """The pool of a worker."""
     async with open_pool(worker_settings) as opened:
         yield opened
-
-
-@asynccontextmanager
-async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIterator[None]:
-    """Run parts of the worker until the block is left, and let them stop in order."""
-    stop = asyncio.Event()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for part in parts:
-            group.create_task(_run(part, stop))
-        try:
-            yield
-        finally:
-            stop.set()
-
-
-async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event) -> None:
-    await part(stop)
-
-
-async def someone_waits(database: Connection) -> bool:
-    """Whether a statement waits for the lock of another transaction."""
-    waiting: bool = await database.fetchval(
-        """
-        SELECT EXISTS (
-                   SELECT
-                     FROM pg_locks
-                    WHERE NOT granted
-                      AND (database IS NULL
-                           OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-               )
-        """
-    )
-    return waiting
-
-
-async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:
-    """Return what *check* returns, or its coroutine, once that is true; fail after *seconds*."""
-    deadline = time.monotonic() + seconds
-    while True:
-        result = check()
-        if isinstance(result, Awaitable):
-            result = await result
-        if result:
-            return result
-        assert time.monotonic() < deadline, "this did not happen in time"
-        await asyncio.sleep(0.01)

@@ -10,14 +10,14 @@ from deploy.local.terminal import Terminal
 
 
 def main() -> int:
-    """Run one command. Trouble that can be expected is told in a line; exit status 1."""
+    """Run one command. An expected failure is one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument("command", choices=("run", "demo", "clean"))
     name = parser.parse_args().command
-    # Libraries would log what the exceptions they raise tell us anyway.
+    # Libraries would log what their exceptions say anyway.
     logging.getLogger().addHandler(logging.NullHandler())
     terminal = Terminal()
-    # Imported by name, because `clean` has to work where nothing is installed.
+    # Imported by name: `clean` has to work where nothing is installed.
     command = importlib.import_module(f"deploy.local.{name}")
     try:
         status: int = command.main(terminal)
@@ -28,7 +28,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     except PermissionError as error:
-        sys.stderr.write(f"{error.filename}: not allowed. Was it made by another user?\n")
+        sys.stderr.write(f"{error.filename}: not permitted. Was it made by another user?\n")
         return 1
     return status
 

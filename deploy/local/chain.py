@@ -1,4 +1,4 @@
-"""One request, followed from the caller through the outbox, the broker and the mail server, and back."""
+"""One request, followed from the API through outbox, broker and mail server, and back."""
 
 import asyncio
 import email
@@ -19,7 +19,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.example import a_request
-from deploy.local.waiting import Stopping
+from deploy.local.machine.waiting import Stopping
 
 _STEP_SECONDS = 30.0
 _POLL_SECONDS = 0.002
@@ -48,7 +48,7 @@ class StepMissing(Exception):
 
 @dataclass
 class Chain:
-    """The connections the demo has to a stack, and what it has seen so far."""
+    """The demo's connections to a stack, and the events it has received."""
 
     variables: Mapping[str, str]
     http: httpx.AsyncClient
@@ -59,16 +59,16 @@ class Chain:
     events: dict[tuple[str, str], float] = field(default_factory=dict)
 
     async def note_event(self, message: AbstractIncomingMessage) -> None:
-        """Remember when an event came. It may be one of somebody else's request."""
+        """Note when an event arrived. It may belong to another request."""
         event = json.loads(message.body)
         self.events.setdefault((event["type"], event["data"]["uuid"]), time.perf_counter())
 
     def happened(self, step: str, detail: str, at: float | None = None) -> None:
-        """Enter a step into the timeline."""
+        """Add a step to the timeline."""
         self.timeline.steps[step] = ((at or time.perf_counter()) - self.sent_at, detail)
 
     async def until(self, step: str, condition: Callable[[], Awaitable[object]]) -> None:
-        """Wait for *condition*. Raises StepMissing when it does not come true in time."""
+        """Wait until *condition* is true. Raises StepMissing after 30 seconds."""
         try:
             async with asyncio.timeout(_STEP_SECONDS):
                 while not await condition():
@@ -80,7 +80,7 @@ class Chain:
 
 
 async def follow_one_request(variables: Mapping[str, str], stopping: Stopping) -> Timeline:
-    """Send a request, play the calculation team that answers it, and note when each step happened."""
+    """Send a request, answer it as a calculation team does, and note when each step happened."""
     async with _connected(variables, stopping) as chain:
         try:
             request, seen_mails = await _store(chain)
@@ -100,7 +100,7 @@ async def follow_one_request(variables: Mapping[str, str], stopping: Stopping) -
 
 @asynccontextmanager
 async def _connected(variables: Mapping[str, str], stopping: Stopping) -> AsyncIterator[Chain]:
-    """Connect to API and broker, and listen to every event about requests."""
+    """Connect to API and broker, and consume every event about requests."""
     headers = {"Authorization": f"Bearer {variables['ACCESS_TOKEN']}"}
     client = httpx.AsyncClient(
         base_url=variables["BASE_URL"], headers=headers, timeout=_STEP_SECONDS, trust_env=False
@@ -109,7 +109,7 @@ async def _connected(variables: Mapping[str, str], stopping: Stopping) -> AsyncI
         async with asyncio.timeout(_STEP_SECONDS):
             connection = await aio_pika.connect(variables["AMQP_URL"])
     except (OSError, TimeoutError, aio_pika.exceptions.AMQPError) as error:
-        raise LocalStackError(f"RabbitMQ at AMQP_URL cannot be reached ({type(error).__name__}).") from None
+        raise LocalStackError(f"RabbitMQ at AMQP_URL is unreachable ({type(error).__name__}).") from None
     async with client as http, connection:
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         chain = Chain(variables, http, channel, stopping)
@@ -118,16 +118,16 @@ async def _connected(variables: Mapping[str, str], stopping: Stopping) -> AsyncI
             await queue.bind("calculation-requests", "request.*", timeout=_STEP_SECONDS)
         except aio_pika.exceptions.ChannelNotFoundEntity:
             raise LocalStackError(
-                "The exchange calculation-requests does not exist: is the worker up?"
+                "The exchange calculation-requests does not exist: is the worker running?"
             ) from None
         await queue.consume(chain.note_event, no_ack=True)
         yield chain
 
 
 async def _store(chain: Chain) -> tuple[dict[str, Any], set[Path]]:
-    """Send the request. Return it as it was stored, and the e-mails that were there before."""
+    """Send the request. Return it as stored, and the e-mails that existed before."""
     mails = set(_mail_folder(chain).glob("*.eml"))
-    await chain.http.get("/livez")  # So that the request finds a connection and is not charged for it.
+    await chain.http.get("/livez")  # Opens the connection, so that its time is not counted.
     body = a_request(f"demo-{secrets.token_hex(4)}@example.com")
     chain.sent_at = time.perf_counter()
     response = await chain.http.post("/v1/request", json=body)
@@ -151,7 +151,7 @@ async def _be_mailed(chain: Chain, request: Mapping[str, Any], seen: set[Path]) 
 
 
 async def _be_calculated(chain: Chain, request: Mapping[str, Any]) -> None:
-    """Take the request as a calculation team would, give it a calculation, and see that it is there."""
+    """Consume the request as a calculation team, send a calculation, and wait until the API shows it."""
     uuid = request["uuid"]
     await _see_event(chain, "published", "request.created", uuid)
     calculation_id = f"calc_{secrets.token_hex(8)}"
@@ -204,6 +204,6 @@ def _mail_folder(chain: Chain) -> Path:
 
 
 def text_of(file: Path) -> str:
-    """Return all text of an e-mail, decoded as its recipient's mail program would."""
+    """Return all text of an e-mail, decoded as a mail program does."""
     message = email.message_from_bytes(file.read_bytes(), policy=email.policy.default)
     return "\n".join(part.get_content() for part in message.walk() if part.get_content_maintype() == "text")

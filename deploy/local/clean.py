@@ -1,10 +1,10 @@
-"""`make clean`: end and remove what earlier runs left, unless one is still running."""
+"""`make clean`: end and remove what earlier runs left behind, unless one is running."""
 
 import shutil
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, claimed
-from deploy.local.processes import end_leftovers
+from deploy.local.machine.folders import LOCAL, Claimed, claimed
+from deploy.local.machine.processes import end_leftovers
 from deploy.local.terminal import Terminal
 
 
@@ -25,12 +25,12 @@ def _check_nothing_runs() -> None:
             with claimed(lock):
                 pass
         except Claimed as error:
-            raise LocalStackError(f"{error} Stop it before cleaning.") from None
+            raise LocalStackError(f"{error} Stop it first.") from None
 
 
 def _remove_volumes() -> None:
     try:
-        from deploy.local.containers import remove_volumes  # noqa: PLC0415 - see below
+        from deploy.local.servers.containers import remove_volumes  # noqa: PLC0415 - see below
     except ImportError:
-        return  # Nothing is installed, so no container can have run.
+        return  # Nothing is installed, so no container has ever run.
     remove_volumes()

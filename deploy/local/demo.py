@@ -1,4 +1,4 @@
-"""`make demo`: one request through the whole chain, with the time that each step took."""
+"""`make demo`: one request through the whole chain, with the time of each step."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -9,14 +9,14 @@ import httpx
 from deploy.local import environment
 from deploy.local.chain import follow_one_request
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, Place, claimed
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import LOCAL, Claimed, Place, claimed
+from deploy.local.machine.ports import free_port
 from deploy.local.stack import running_stack
 from deploy.local.terminal import Terminal
 
 
 def main(terminal: Terminal) -> int:
-    """Follow one request through the running stack, or through one of our own."""
+    """Follow one request through the running stack, or through one started for it."""
     with _stack(terminal) as variables:
         terminal.report(f"One request through the whole chain at {variables['BASE_URL']}:\n")
         timeline = asyncio.run(follow_one_request(variables, terminal.stopping))
@@ -32,7 +32,7 @@ def _stack(terminal: Terminal) -> Iterator[Mapping[str, str]]:
     if running and _answers(running):
         yield running
         return
-    terminal.report("No stack answers here, so this starts one of its own, and stops it afterwards.")
+    terminal.report("No stack is running, so this starts one, and stops it afterwards.")
     folder = LOCAL / "demo"
     place = Place(folder=folder, keep=False, report=terminal.report, stopping=terminal.stopping)
     ports = environment.Ports(api=free_port(), worker=free_port(), smtp=free_port())
@@ -41,7 +41,9 @@ def _stack(terminal: Terminal) -> Iterator[Mapping[str, str]]:
             terminal.report("")
             yield stack.variables
     except Claimed:
-        raise LocalStackError("`make demo` is running in this checkout already.") from None
+        raise LocalStackError(
+            "`make demo` is already running in this checkout: wait until it ends."
+        ) from None
 
 
 def _answers(variables: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""What the processes of a local stack, and the people who try it, find in their environment."""
+"""The environment of a local stack's processes, and of the shell of its user."""
 
 import os
 import re
@@ -13,14 +13,14 @@ CONVEYANCER = "demo-conveyancer"
 _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
 _MAIL_FROM = "no-reply@calculation-requests.test"
-# The API process is given no broker and no mail server: the outbox is its only way out.
+# The API gets no broker and no mail server: the outbox is its only way out.
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
 _EXPORT = re.compile(r"export ([A-Z_]+)=(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Where the parts of ours listen, on the loopback interface."""
+    """The ports of the service's own processes, on the loopback interface."""
 
     api: int
     worker: int
@@ -28,7 +28,7 @@ class Ports:
 
 
 def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -> dict[str, str]:
-    """Return what processes, operators' commands and people need to know of a stack."""
+    """Return what processes, operators' commands and users need to reach a stack."""
     base_url = f"http://127.0.0.1:{ports.api}"
     return {
         "BASE_URL": base_url,
@@ -58,7 +58,7 @@ def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
 
 
 def of_operator(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of a command that an operator gives."""
+    """Return the whole environment of an operator's command."""
     return {**os.environ, **variables}
 
 
@@ -67,17 +67,17 @@ def _of_processes() -> dict[str, str]:
 
 
 def write(file: Path, named: Mapping[str, str]) -> None:
-    """Write *named* values for a shell to read: `. .local/env`."""
+    """Write a file that a shell can source: `. .local/env`."""
     keys.write_private(file, render(named))
 
 
 def render(named: Mapping[str, str]) -> str:
-    """Return the lines that export *named* values; every value reaches a shell as it is."""
+    """Return the lines that export *named* values, quoted so that a shell reads each value unchanged."""
     return "".join(f"export {name}={_quoted(value)}\n" for name, value in named.items())
 
 
 def read(file: Path) -> dict[str, str]:
-    """Return what `write` wrote, or nothing where it did not."""
+    """Return what `write` wrote, or nothing if there is no such file."""
     if not file.exists():
         return {}
     matches = (_EXPORT.fullmatch(line) for line in file.read_text().splitlines())
@@ -85,5 +85,5 @@ def read(file: Path) -> dict[str, str]:
 
 
 def _quoted(value: str) -> str:
-    # Quoted even where nothing demands it, so that other scripts can rely on one form.
+    # Always quoted, so that other scripts can rely on one form.
     return "'" + value.replace("'", "'\"'\"'") + "'"

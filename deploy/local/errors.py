@@ -1,9 +1,9 @@
-"""Trouble that is told to a person."""
+"""Errors whose text is shown to the user."""
 
 
 class LocalStackError(Exception):
-    """The text says in one line what is wrong and what to do; lines of a log may follow it."""
+    """The text says in one line what is wrong and what to do. The end of a log may follow."""
 
 
 class Interrupted(LocalStackError):
-    """The end was asked for while something was still starting."""
+    """The user asked for the end while something was still starting."""

@@ -37,6 +37,6 @@ def commands(env_file: str, mail_folder: str) -> str:
   # the questionnaire
   curl -sS "$BASE_URL/v1/questionnaire/structure" -H "Authorization: Bearer $API_KEY"
 
-  # the e-mail its customer got
+  # the e-mail to its customer
   sleep 1; cat "$(ls {mail_folder}/*.eml | tail -1)"
 """

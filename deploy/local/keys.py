@@ -1,4 +1,4 @@
-"""The keys of a local stack: one that signs its access tokens, one ring that makes its request secrets."""
+"""The keys of a local stack: the signing key of access tokens, and the key ring of request secrets."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ KEY_ID = "local"
 
 
 def write_signing_key(private: Path, public: Path) -> None:
-    """Make the ES256 key that signs access tokens, unless there is one, and publish its public half."""
+    """Make the ES256 key that signs access tokens, unless it exists, and write its public part."""
     if not private.exists():
         pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
             Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
@@ -33,7 +33,7 @@ def write_signing_key(private: Path, public: Path) -> None:
 
 
 def request_secret_keys(file: Path) -> str:
-    """Return the key ring of the request secrets, made when there is none: secrets outlive a run."""
+    """Return the key ring of the request secrets, made once: secrets outlive a run."""
     if not file.exists():
         key = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
         write_private(file, f"{KEY_ID}:{key}\n")
@@ -41,7 +41,7 @@ def request_secret_keys(file: Path) -> str:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, in one step: nobody ever sees half of it."""
+    """Write a file that only its owner can read, atomically."""
     unfinished = file.with_name(f"{file.name}.part")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as output:

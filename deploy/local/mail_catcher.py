@@ -1,4 +1,4 @@
-"""An SMTP server that keeps each message it accepts as a file: what customers would have received."""
+"""An SMTP server that writes each accepted message to a file: what customers would have received."""
 
 import argparse
 import asyncio
@@ -14,24 +14,24 @@ _numbers = itertools.count()
 
 
 class MailCatcher:
-    """The handler of the SMTP server: one `.eml` file per message, with the bytes as they came."""
+    """The handler of the SMTP server: one `.eml` file a message, byte for byte."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
-        """Accept the message, or ask the client to come again when it cannot be written."""
+        """Accept the message, or answer 451, try again later, if it cannot be written."""
         try:
             name = await asyncio.to_thread(keep, self._folder, envelope.original_content or b"")
         except OSError as error:
-            return f"451 4.3.0 The message cannot be kept: {error.strerror}"
+            return f"451 4.3.0 The message cannot be written: {error.strerror}"
         return f"250 2.0.0 Kept as {name}"
 
 
 def keep(folder: Path, message: bytes) -> str:
-    """Write *message* to a file of its own and return its name; names sort by time."""
+    """Write *message* to a new file and return its name. Names sort by time."""
     name = f"{time.time_ns()}-{os.getpid()}-{next(_numbers):06d}.eml"
-    # Under another name until it is complete: who looks for .eml files never sees half a message.
+    # Renamed when complete: a reader of .eml files never sees half a message.
     unfinished = folder / f"{name}.part"
     try:
         unfinished.write_bytes(message)
@@ -57,14 +57,14 @@ async def catch_mail(folder: Path, port: int) -> None:
 
 
 def main() -> None:
-    """Run the server as a process of its own."""
+    """Run the server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     arguments = parser.parse_args()
     os.umask(0o077)  # The e-mails hold the secrets of requests.
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    arguments.folder.chmod(0o700)  # One of an earlier run may be open to all.
+    arguments.folder.chmod(0o700)  # A folder of an earlier run may be open to all.
     asyncio.run(catch_mail(arguments.folder, arguments.port))
 
 

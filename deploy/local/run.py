@@ -4,8 +4,8 @@ import time
 
 from deploy.local import environment, example
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import LOCAL, Claimed, Place, claimed
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import LOCAL, Claimed, Place, claimed
+from deploy.local.machine.ports import free_port
 from deploy.local.stack import running_stack
 from deploy.local.terminal import Terminal, port_from
 
@@ -13,14 +13,14 @@ _LOOK_SECONDS = 0.5
 
 
 def main(terminal: Terminal) -> int:
-    """Start everything, say how to use it, and keep it running until the end is asked for."""
+    """Start everything, print how to use it, and keep it running until Ctrl-C."""
     place = Place(folder=LOCAL, keep=True, report=terminal.report, stopping=terminal.stopping)
     try:
         with claimed(LOCAL / "run.lock"):
             _run(place, terminal)
     except Claimed:
         raise LocalStackError(
-            "`make run` is running in this checkout already: use it (. .local/env), or stop it first."
+            "`make run` is already running in this checkout: use it (. .local/env), or stop it first."
         ) from None
     return 0
 
@@ -34,7 +34,7 @@ def _run(place: Place, terminal: Terminal) -> None:
     began = time.monotonic()
     with running_stack(place, ports) as stack:
         seconds = time.monotonic() - began
-        terminal.report(f"\nUp after {seconds:.1f} seconds. To try it, in another terminal:\n")
+        terminal.report(f"\nUp after {seconds:.1f} seconds. Try it in another terminal:\n")
         terminal.report(example.commands(".local/env", ".local/mail"))
         terminal.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
         terminal.report("Logs are in .local/logs, e-mails in .local/mail. Ctrl-C stops everything.\n")
@@ -43,4 +43,4 @@ def _run(place: Place, terminal: Terminal) -> None:
             stack.look_after(place)
             time.sleep(_LOOK_SECONDS)
         terminal.report("Stopping …")
-    terminal.report("Stopped. The data stays in .local.")
+    terminal.report("Stopped. The data is kept in .local.")

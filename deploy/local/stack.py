@@ -1,4 +1,4 @@
-"""All the parts of the service on this machine, started in order and kept running."""
+"""The whole service on this machine, started in order and kept running."""
 
 import sys
 import time
@@ -14,12 +14,12 @@ import httpx
 from deploy.local import environment, keys
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place
-from deploy.local.ports import accepts, is_free
-from deploy.local.processes import Process, Program, end_leftovers, run_command, running
-from deploy.local.server import Server
-from deploy.local.servers import both
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.ports import accepts, is_free
+from deploy.local.machine.processes import Process, Program, end_leftovers, run_command, running
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.lookup import both
+from deploy.local.servers.server import Server
 
 _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0
@@ -31,33 +31,33 @@ _RESTARTS_A_MINUTE = 5
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack that is ready: how it is reached, and the processes it is made of."""
+    """A stack that is ready: its addresses and its processes."""
 
     variables: Mapping[str, str]
     servers: tuple[Server, ...]
     mail_catcher: Process
-    ours: tuple["Restarted", ...]
+    restarted: tuple["Restarted", ...]
 
     def look_after(self, place: Place) -> None:
-        """Restart API or worker where one has died. Raises LocalStackError when more is lost than that."""
+        """Restart API or worker if one has died. Raises LocalStackError if anything else has."""
         for trouble in [server.trouble() for server in self.servers]:
             if trouble:
                 raise LocalStackError(f"{trouble} Its log, if it runs here, is in {place.folder / 'logs'}.")
         if trouble := self.mail_catcher.trouble():
             raise LocalStackError(self.mail_catcher.describe(trouble))
-        for process in self.ours:
+        for process in self.restarted:
             process.restart_if_dead(place)
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """A process that users may kill to see what happens: it comes back, but not over and over again."""
+    """A process that users may kill, to see what happens: it is restarted, five times a minute at most."""
 
     process: Process
     deaths: deque[float] = field(default_factory=partial(deque, maxlen=_RESTARTS_A_MINUTE + 1))
 
     def restart_if_dead(self, place: Place) -> None:
-        """Start the process again when it has died. Raises LocalStackError when it keeps dying."""
+        """Start the process again if it has died. Raises LocalStackError if it keeps dying."""
         trouble = self.process.trouble()
         if trouble is None:
             return
@@ -70,7 +70,7 @@ class Restarted:
 
 @contextmanager
 def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
-    """Start everything, give it when it is ready, and stop it in reverse order.
+    """Start everything, yield it when it is ready, and stop it in reverse order.
 
     The caller holds the claim on the folder.
     """
@@ -103,7 +103,7 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
 
 
 def _check_ports(ports: Ports) -> None:
-    """Say so at once when a port that the user chose is taken."""
+    """Raise LocalStackError if a port that the user chose is in use."""
     for variable, port in (("PORT", ports.api), ("HEALTH_PORT", ports.worker)):
         if not is_free(port):
             raise LocalStackError(
@@ -148,11 +148,11 @@ def _worker(place: Place, variables: Mapping[str, str], ports: Ports) -> Program
 
 
 def _register_conveyancer(place: Place, variables: Mapping[str, str]) -> dict[str, str]:
-    """Register the demo conveyancer, and return the access token and the API key it uses."""
+    """Add the demo conveyancer, and return its access token and its API key."""
     key_file = str(place.folder / "signing-key.pem")
     token = ("token", _CONVEYANCER, "--key", key_file, "--key-id", keys.KEY_ID)
-    with ThreadPoolExecutor(1) as beside:
-        access_token = beside.submit(_run, place, variables, *token, "--expires-in", str(_TOKEN_SECONDS))
+    with ThreadPoolExecutor(1) as thread:
+        access_token = thread.submit(_run, place, variables, *token, "--expires-in", str(_TOKEN_SECONDS))
         charges = ("--name", "Demo Conveyancing", "--charges-calculation-fee")
         _run(place, variables, "conveyancer", "add", _CONVEYANCER, *charges)
         api_key = _run(place, variables, "api-key", "create", _CONVEYANCER)
@@ -160,7 +160,7 @@ def _register_conveyancer(place: Place, variables: Mapping[str, str]) -> dict[st
 
 
 def _run(place: Place, variables: Mapping[str, str], *arguments: str) -> str:
-    """Run a command of `python -m service` and return what it printed."""
+    """Run a command of `python -m service` and return its output."""
     return run_command(
         f"python -m service {' '.join(arguments[:2])}",
         [sys.executable, "-m", "service", *arguments],
@@ -182,7 +182,7 @@ def _wait_for_mail_catcher(mail_catcher: Process, ports: Ports, place: Place) ->
 
 
 def _wait_until_ready(process: Process, url: str, place: Place) -> None:
-    """Wait until the process says that it is ready, and show what it lacks when that takes long."""
+    """Wait until the process is ready, and report what it lacks every five seconds."""
     name = process.program.name
     shown = time.monotonic()
     lacking: str | None = ""
@@ -204,7 +204,7 @@ def _wait_until_ready(process: Process, url: str, place: Place) -> None:
 
 
 def _lacking(url: str) -> str | None:
-    """Return why the process at *url* is not ready, or None when it is."""
+    """Return why the process at *url* is not ready, or None if it is."""
     try:
         answer = httpx.get(f"{url}/readyz", timeout=2.0, trust_env=False)
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""The person at the terminal: what they are told, and when they want it to end."""
+"""The terminal: lines to its user, and the signals that ask for the end."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from deploy.local.errors import LocalStackError
 
 
 class Terminal:
-    """Prints lines, and notes the signals that ask for the end."""
+    """Prints lines, and notes SIGINT, SIGTERM and SIGHUP."""
 
     def __init__(self) -> None:
         self._stopping = False
@@ -20,18 +20,18 @@ class Terminal:
         self._stopping = True
 
     def stopping(self) -> bool:
-        """Return whether the end was asked for."""
+        """Return whether a signal has asked for the end."""
         return self._stopping
 
     def report(self, line: str) -> None:
-        """Print a line now. Nobody may be there to read it any more, which is no trouble."""
+        """Print a line now. A closed terminal is ignored."""
         with suppress(OSError):
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
 
 
 def port_from(variable: str, *, default: int) -> int:
-    """Return the port that an environment variable names. Raises LocalStackError when it names none."""
+    """Return the port in an environment variable. Raises LocalStackError if it is not a port."""
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal() or not 1 <= int(text) <= 65_535:
         raise LocalStackError(f"{variable} must be a number from 1 to 65535.")

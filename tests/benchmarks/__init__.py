@@ -1,1 +1,1 @@
-"""Measurements. `make bench` compares us with others, side by side in one run."""
+"""Measurements. `make bench` compares the product with other programs in one run."""

@@ -1,4 +1,4 @@
-"""Compares us with others, in one run on the same servers: `make bench`."""
+"""Compares the product with other programs, in one run on the same servers: `make bench`."""
 
 import argparse
 import asyncio
@@ -11,9 +11,10 @@ import msgspec
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks import consumers, create, footprint, growth, latency, reading, relay, report
+from tests.benchmarks import report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import ensure_wrk
+from tests.benchmarks.measurements import consumers, create, footprint, growth, latency, reading, relay
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
@@ -28,7 +29,7 @@ MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
 
 
 def main() -> int:
-    """Measure what was asked for, and show it. The exit status says whether a bar was missed."""
+    """Carry out the chosen measurements and print them. Exit status 1 if a bar is missed."""
     arguments = _parser().parse_args()
     sizes = Sizes(
         rounds=arguments.rounds,
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 async def _measure_until_signal(sizes: Sizes, names: list[str]) -> tuple[dict[str, str], list[Comparison]]:
-    """Measure. A signal ends it early, and all that it has started."""
+    """Measure. A signal ends it early, and every process it has started."""
     running = asyncio.ensure_future(_measure(sizes, names))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
@@ -91,13 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     every = list(MEASUREMENTS)
     parser.add_argument("--only", nargs="+", choices=every, default=every)
-    parser.add_argument("--rounds", type=int, default=3, help="in which every side is measured in turn")
-    parser.add_argument("--seconds", type=int, default=5, help="of load on an API, a side and round")
+    parser.add_argument("--rounds", type=int, default=3, help="in each of which every side is measured")
+    parser.add_argument("--seconds", type=int, default=5, help="of load on an API, for each side and round")
     parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
-    parser.add_argument("--relay-seconds", type=float, default=8.0, help="given to a relay, a side and round")
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000], help="stored, for growth")
-    parser.add_argument("--huge", action="store_true", help="growth to ten million rows, too")
-    parser.add_argument("--folder", type=Path, default=LOCAL, help="of the JSON and the picture")
+    parser.add_argument(
+        "--relay-seconds", type=float, default=8.0, help="a relay may take, for each side and round"
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[10_000, 1_000_000], help="of stored requests, for growth"
+    )
+    parser.add_argument("--huge", action="store_true", help="also measure growth to ten million rows")
+    parser.add_argument("--folder", type=Path, default=LOCAL, help="to write figures.json and figures.svg to")
     return parser
 
 

@@ -1,4 +1,9 @@
-"""Compares this tree with an earlier commit of it, in turn: `python -m tests.benchmarks.before COMMIT`."""
+"""Compares this tree with an earlier commit, in turn: `python -m tests.benchmarks.before COMMIT`.
+
+The earlier tree is used only through its programs and settings: `python -m service schema apply`,
+`conveyancer add` and `serve`, `python -m worker relay`. None of its modules are imported, so their layout may
+differ. The table `outbox` and the topology on RabbitMQ must be those of this tree.
+"""
 
 import argparse
 import asyncio
@@ -14,14 +19,15 @@ import httpx
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT
-from deploy.local.processes import run_command
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.processes import run_command
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput
-from tests.benchmarks.latency import Arrivals
-from tests.benchmarks.relay import drained
-from tests.benchmarks.stand import LOCAL, Running, Sizes, Stand, stand
+from tests.benchmarks.measurements.latency import Arrivals
+from tests.benchmarks.measurements.relay import drained
+from tests.benchmarks.stand import LOCAL, Sizes, Stand, stand
+from tests.harness.processes import Process
 
 NOW, BEFORE = "now", "before"
 
@@ -33,7 +39,7 @@ _SOONER = tuple(Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1 / 
 
 
 def main() -> int:
-    """Measure both trees, and show it. The exit status says whether this one is slower."""
+    """Measure both trees and print the figures. Exit status 1 if this tree is slower."""
     arguments = _parser().parse_args()
     sizes = Sizes(
         rounds=arguments.rounds,
@@ -55,7 +61,7 @@ def main() -> int:
 
 @contextmanager
 def _worktree(commit: str) -> Iterator[Path]:
-    """Check *commit* out beside this tree."""
+    """Check *commit* out in a worktree, until the block is left."""
     _git("worktree", "remove", "--force", str(_WORKTREE), missing_is_fine=True)
     _git("worktree", "add", "--detach", str(_WORKTREE), commit)
     try:
@@ -82,7 +88,7 @@ async def _measure(sizes: Sizes, trees: dict[str, Path]) -> list[Comparison]:
 
 
 @asynccontextmanager
-async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Running]:
+async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Process]:
     async with stand.api(await stand.database(tree, checkout=checkout), checkout) as api:
         yield api
 
@@ -98,10 +104,10 @@ async def _measure_http(stand: Stand, trees: dict[str, Path]) -> list[Comparison
             for api in apis.values()
         }
 
-        async def create(api: Running) -> Figures:
+        async def create(api: Process) -> Figures:
             return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
-        async def retrieve(api: Running) -> Figures:
+        async def retrieve(api: Process) -> Figures:
             return await throughput(stand, api.base_url, paths[api.base_url])
 
         for api in apis.values():
@@ -136,7 +142,7 @@ async def _measure_relay(stand: Stand, trees: dict[str, Path]) -> Comparison:
 
 
 async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
-    """Store requests at a steady rate; note how long after its answer each one's event is with a consumer."""
+    """Store requests at a steady rate, and time from each answer to the arrival of its event."""
 
     async def latency(tree: str) -> Figures:
         url = await stand.database(f"{tree} latency", checkout=trees[tree])
@@ -161,7 +167,7 @@ async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
     )
 
 
-async def _store_steadily(stand: Stand, api: Running, arrivals: Arrivals, *, seconds: int) -> None:
+async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, seconds: int) -> None:
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
 
@@ -180,8 +186,8 @@ async def _store_steadily(stand: Stand, api: Running, arrivals: Arrivals, *, sec
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.before", description=__doc__)
     parser.add_argument("commit", help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=5, help="in which both trees are measured in turn")
-    parser.add_argument("--seconds", type=int, default=5, help="of load, a tree and round")
+    parser.add_argument("--rounds", type=int, default=5, help="in each of which both trees are measured")
+    parser.add_argument("--seconds", type=int, default=5, help="of load, for each tree and round")
     parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
     return parser
 

@@ -1,4 +1,4 @@
-"""Comparisons: sides measured in turn, round after round, and the bars that we set ourselves."""
+"""Comparisons: sides measured in turn, round after round, and the bars they should meet."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import median
@@ -13,14 +13,14 @@ Measure = Callable[[], Awaitable[Figures]]
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """What a figure of *side* must be: in itself, or as a ratio to the same figure of another side."""
+    """A limit for a figure of *side*: absolute, or as a ratio to the same figure of another side."""
 
     side: str
     of: str | None = None
     figure: str = PER_SECOND
     kind: Literal["at least", "at most"] = "at least"
     limit: float
-    is_aim: bool = False  # what we would like; nobody has failed who misses it
+    is_aim: bool = False  # missing it is no failure
 
     def is_met_by(self, value: float) -> bool:
         """Whether *value* is on the right side of the bar."""
@@ -28,7 +28,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """What was measured: a figure for every side and round. The first side is ours."""
+    """What was measured: figures for every side and round. The first side is the product."""
 
     name: str
     bars: Sequence[Bar] = ()
@@ -37,7 +37,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def ours(self) -> str:
-        """The side that the others are set against."""
+        """The side that the others are compared with."""
         return next(iter(self.rounds))
 
     def median(self, side: str, figure: str) -> float:
@@ -45,18 +45,18 @@ class Comparison(msgspec.Struct, kw_only=True):
         return median(figures[figure] for figures in self.rounds[side])
 
     def ratio(self, side: str, of: str, figure: str) -> float:
-        """Return the median ratio of two sides that were measured one after the other."""
+        """Return the median over all rounds of the ratio of two sides."""
         pairs = zip(self.rounds[side], self.rounds[of], strict=True)
         return median(ours[figure] / theirs[figure] for ours, theirs in pairs)
 
     def value(self, bar: Bar) -> float:
-        """Return what a bar is held against."""
+        """Return the value that a bar limits."""
         if bar.of is None:
             return self.median(bar.side, bar.figure)
         return self.ratio(bar.side, bar.of, bar.figure)
 
     def bars_met(self) -> list[tuple[Bar, bool]]:
-        """Return every bar that could be measured, and whether it is met."""
+        """Return every bar whose figures were measured, and whether it is met."""
         return [(bar, bar.is_met_by(self.value(bar))) for bar in self.bars if self._has(bar)]
 
     def _has(self, bar: Bar) -> bool:
@@ -73,10 +73,10 @@ async def compare(
     settle: Callable[[], Awaitable[None]],
     note: str = "",
 ) -> Comparison:
-    """Measure all *sides* in turn, *rounds* times: the machine's moods meet all alike.
+    """Measure all *sides* in turn, *rounds* times, so that other load on the machine affects all alike.
 
-    Every other round goes backwards, and *settle* comes before each side, so that none gains or loses by
-    what is measured before it.
+    Every second round is in reverse order, and *settle* is called before each side, so that no side gains or
+    loses by the one before it.
     """
     comparison = Comparison(name=name, bars=bars, rounds={side: [] for side in sides}, note=note)
     for number in range(rounds):

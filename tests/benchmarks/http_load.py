@@ -1,4 +1,4 @@
-"""Load on an HTTP API by wrk, a load generator in C: it shares the processors with what it measures."""
+"""Load on an HTTP API by wrk: a load generator in C, because it shares the processors with the API."""
 
 import asyncio
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.local import packages
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import Report
+from deploy.local.machine import packages
+from deploy.local.machine.folders import Report
 from tests.benchmarks.comparison import PER_SECOND, Figures
 from tests.benchmarks.stand import LOCAL, Stand
 
@@ -30,15 +30,15 @@ class _Summary(msgspec.Struct, frozen=True):
 
 
 def ensure_wrk(report: Report) -> None:
-    """Install wrk where it is missing and that is allowed. Raises LocalStackError."""
+    """Install wrk if it is missing and this user may. Raises LocalStackError."""
     if shutil.which("wrk") is None:
         packages.install("wrk", report=report, log=LOCAL / "logs" / "apt.log")
     if shutil.which("wrk") is None:
-        raise LocalStackError("There is no wrk to make load with: install it (on Debian: the package wrk).")
+        raise LocalStackError("wrk is missing: install it (on Debian: the package wrk).")
 
 
 async def throughput(stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"") -> Figures:
-    """Return how many requests a second are answered, over all connections at once."""
+    """Return how many requests a second are answered, over all connections."""
     figures = await load(stand, base_url, paths, body=body)
     return {PER_SECOND: figures[PER_SECOND]}
 
@@ -53,7 +53,7 @@ async def load(
     connections: int = CONNECTIONS,
     pause_milliseconds: int = 0,
 ) -> Figures:
-    """Send GETs of *paths*, or POSTs of *body*, over *connections* at once, and see that none fails.
+    """Send GETs of *paths*, or POSTs of *body*, over *connections* at once. A failed request is an error.
 
     Each connection waits *pause_milliseconds* after an answer.
     """

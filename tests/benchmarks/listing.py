@@ -1,4 +1,4 @@
-"""What a page of the list costs in a small table and in a large one: `python -m tests.benchmarks.listing`."""
+"""The cost of a page of the list, in a small table and a large one: `python -m tests.benchmarks.listing`."""
 
 import argparse
 import asyncio
@@ -8,12 +8,13 @@ from uuid import UUID
 
 import asyncpg
 
-from deploy.local import servers
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.servers import lookup as servers
 from service.calculation_requests.reading import Listing, read_page
-from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import fill
-from tests.conftest import CONVEYANCER, ROOT
+from tests.harness import databases
+from tests.harness.examples import CONVEYANCER
 
 _ROWS = (10_000, 1_000_000)
 _TIMES = 1000
@@ -21,11 +22,11 @@ _NEWEST = UUID(int=2**128 - 1)
 
 
 def main() -> None:
-    """Measure, on a Postgres found or started as for the tests."""
+    """Measure on a Postgres found or started as for the tests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs=2, default=_ROWS, metavar="N", help="of both tables")
     rows = parser.parse_args().rows
-    with servers.postgres(ROOT / ".local" / "benchmarks", keep=False, report=print) as url:
+    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as url:
         asyncio.run(_compare(url, *rows))
 
 
@@ -37,20 +38,15 @@ async def _compare(url: str, few: int, many: int) -> None:
         print(f"{name:16}{small[name]:>17.3f}{large[name]:>17.3f}{large[name] / small[name]:>8.2f}")
 
 
-async def _measure(url: str, rows: int) -> dict[str, float]:
+async def _measure(server_url: str, rows: int) -> dict[str, float]:
     """Return the median milliseconds of each kind of page, in a database of its own."""
-    administrator = await asyncpg.connect(url)
-    name = f"listing_{time.time_ns()}"
-    await administrator.execute(f"CREATE DATABASE {name}")
-    connection = await asyncpg.connect(url, database=name)
-    try:
-        await schema.apply(connection)
-        await fill(connection, rows=rows)
-        return await _pages(connection)
-    finally:
-        await connection.close()
-        await administrator.execute(f"DROP DATABASE {name}")
-        await administrator.close()
+    async with databases.temporary(server_url, f"listing_{time.time_ns()}") as url:
+        connection = await asyncpg.connect(url)
+        try:
+            await fill(connection, rows=rows)
+            return await _pages(connection)
+        finally:
+            await connection.close()
 
 
 async def _pages(connection: Connection) -> dict[str, float]:

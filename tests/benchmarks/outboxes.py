@@ -1,4 +1,4 @@
-"""Outboxes, ours and those of the peers: how each is filled, and what relays it."""
+"""The outboxes of the product and its peers: how each is filled, and what relays it."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.local.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
@@ -19,9 +19,9 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     """A table of events, in a database of its own."""
 
     database: str
-    schema: tuple[str, ...] = ()  # the program of the peer that makes it; else it is ours
+    schema: tuple[str, ...] = ()  # the peer's program that makes it; empty for the product's
     fill: str  # given the number of events, and the event
-    append: str = ""  # given a request and its event; it spares the peers to store the request, too
+    append: str = ""  # given a request and its event; peers need not store the request
     pending: str = "SELECT count(*) FROM outbox"
 
     async def open(self, stand: Stand, checkout: Path = CHECKOUT) -> str:
@@ -32,13 +32,13 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         return url
 
     async def refill(self, connection: Connection, events: int) -> None:
-        """Put *events* of as many requests into the empty table."""
+        """Empty the table, and put *events* of as many requests into it."""
         await connection.execute("TRUNCATE outbox")
         await connection.execute(self.fill, events, subjects.event())
         await connection.execute("ANALYZE outbox")
 
     async def store(self, connection: Connection) -> str:
-        """Store one more event, ours with its request as always; return the uuid of the request."""
+        """Store one more event, the product's with its request; return the uuid of the request."""
         if not self.append:
             return await subjects.store(connection)
         uuid = uuid_of(new_request_id())
@@ -91,7 +91,7 @@ FASTSTREAM = Outbox(
 
 
 def our_relays(stand: Stand, processes: int = 1, checkout: Path = CHECKOUT) -> Runs:
-    """Return what runs our relay, in as many processes of *checkout*."""
+    """Return a context manager that runs the product's relay in as many processes of *checkout*."""
 
     @asynccontextmanager
     async def runs(url: str) -> AsyncIterator[None]:
@@ -104,5 +104,5 @@ def our_relays(stand: Stand, processes: int = 1, checkout: Path = CHECKOUT) -> R
 
 
 def peer_relay(stand: Stand, script: str, *arguments: str) -> Runs:
-    """Return what runs the relay of a peer."""
+    """Return a context manager that runs the relay of a peer."""
     return lambda url: stand.peer(script, *arguments, DATABASE_URL=url)

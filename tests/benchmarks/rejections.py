@@ -1,10 +1,10 @@
-"""How long a refusal takes beside an acceptance: `python -m tests.benchmarks.rejections`.
+"""How long a refusal takes, compared with an acceptance: `python -m tests.benchmarks.rejections`.
 
-A process of the API, a busy one, and one without Postgres; one caller, every kind of call in any order;
-medians in milliseconds, and their ratio to the median of an accepted create: of an ordinary one, or, where
-the body is as large as may be, of the dearest that is as large. The last two lines are one refusal: of
-another conveyancer's, and of what is nobody's. 409 is not among them: it waits for the other caller by
-design.
+One caller sends every kind of call, in random order, to an API, to a busy one and to one without Postgres.
+The table has medians in milliseconds, and their ratio to the median of an accepted create: of an ordinary
+one, or, for bodies of the largest size, of the slowest accepted one of that size. The last two lines must not
+differ: another conveyancer's request, and one that does not exist. 409 is missing: it waits for the other
+caller by design.
 """
 
 import argparse
@@ -19,29 +19,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import msgspec
 
-from deploy.local import servers
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
+from deploy.local.servers import lookup as servers
 from service.app import LARGEST_BODY
-from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of
-from service.postgres import schema
 from service.settings import ServiceSettings
-from tests.conftest import (
-    A_REQUEST,
-    AUDIENCE,
-    CONVEYANCER,
-    FREE_CONVEYANCER,
-    ISSUER,
-    ROOT,
-    SECRET_KEYS,
-    Issuer,
-    eventually,
-)
-from tests.end_to_end.processes import Process, api_process, started
+from tests.harness import databases
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, SECRET_KEYS
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.processes import Process, api_process, started
+from tests.harness.waiting import eventually
 
 ALLOWED = 1.2  # of the median of an accepted create
 
@@ -51,33 +42,21 @@ _ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 accepted, large"
 
 
 def main() -> int:
-    """Print the table. Exit status 1 when a refusal is dearer than allowed."""
+    """Print the table. Exit status 1 if a refusal is slower than allowed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=500, help="of each kind (default: 500)")
     samples = parser.parse_args().samples
-    with servers.postgres(ROOT / ".local" / "benchmarks", keep=False, report=print) as url:
+    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as url:
         return asyncio.run(_run(url, samples))
 
 
 async def _run(server_url: str, samples: int) -> int:
-    name = f"rejections_{time.time_ns()}"
-    administrator = await asyncpg.connect(server_url)
-    await administrator.execute(f'CREATE DATABASE "{name}"')
-    url = str(httpx.URL(server_url).copy_with(path=f"/{name}"))
-    try:
+    async with databases.temporary(server_url, f"rejections_{time.time_ns()}") as url:
         with tempfile.TemporaryDirectory() as folder:
             return await _measure_api(url, Path(folder), samples)
-    finally:
-        await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-        await administrator.close()
 
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
-    connection = await asyncpg.connect(url)
-    await schema.apply(connection)
-    for conveyancer in (CONVEYANCER, FREE_CONVEYANCER):
-        await conveyancers.add(connection, conveyancer, name=conveyancer, charges_calculation_fee=True)
-    await connection.close()
     issuer = Issuer(folder)
     settings = ServiceSettings(
         database_url=url,
@@ -101,7 +80,7 @@ async def _measure_api(url: str, folder: Path, samples: int) -> int:
 
 @asynccontextmanager
 async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> AsyncIterator[str]:
-    """Start an API whose one connection is lent for as long as the block lasts; yields its address."""
+    """Start an API whose only connection is in use until the block is left; yields its address."""
     is_lent, is_over = asyncio.Event(), asyncio.Event()
 
     async def stay_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,8 +117,8 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
 @asynccontextmanager
 async def _api_without_postgres(settings: ServiceSettings, folder: Path) -> AsyncIterator[str]:
     """Start an API whose Postgres refuses connections; yields its address."""
-    nobody = f"postgresql://127.0.0.1:{free_port()}/none"
-    helpless = api_process(msgspec.structs.replace(settings, database_url=nobody), folder, LOG_LEVEL="ERROR")
+    nowhere = f"postgresql://127.0.0.1:{free_port()}/none"
+    helpless = api_process(msgspec.structs.replace(settings, database_url=nowhere), folder, LOG_LEVEL="ERROR")
     async with started(helpless, ready=False):
         await eventually(lambda: _is_alive(helpless))
         yield helpless.base_url
@@ -158,7 +137,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless: str) -> dict[str, Call]:
-    """Return every kind of call; the first is the one that is accepted. At *busy* and *helpless* none is."""
+    """Return every kind of call; the first is accepted. *busy* and *helpless* accept none."""
     token, fake = issuer.token(), issuer.token(headers={"kid": "unheard-of"})
     body = json.dumps(A_REQUEST).encode()
     signed, _, signature = token.rpartition(".")
@@ -222,12 +201,12 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless:
         "503 at the door": Call(503, create(server=busy)),
         "503 without Postgres": Call(503, create(server=helpless)),
         "404 another's": Call(404, retrieve(ours)),
-        "404 nobody's": Call(404, retrieve(uuid_of(new_request_id()))),
+        "404 unknown": Call(404, retrieve(uuid_of(new_request_id()))),
     }
 
 
 def _large_bodies() -> Iterator[tuple[int, str, bytes]]:
-    """Yield bodies as large as may be: the status, and of what there is so much in them."""
+    """Yield bodies of the largest size: the status, what fills them, the bytes."""
     beginning = json.dumps(A_REQUEST).removesuffix("}").encode()
     room = LARGEST_BODY - len(beginning) - 64
     lists = b"[" + b"[]," * (room // 3 - 1) + b"[]]"
@@ -254,7 +233,7 @@ def _with_api_key(client: httpx.AsyncClient) -> httpx.Request:
 async def _medians(client: httpx.AsyncClient, calls: Mapping[str, Call], samples: int) -> dict[str, float]:
     """Return the median milliseconds of each kind."""
     taken: dict[str, list[float]] = {kind: [] for kind in calls}
-    chance = random.Random(1)  # noqa: S311 - so that none always comes after the same one
+    chance = random.Random(1)  # noqa: S311 - no call always follows the same one
     for _ in range(samples):
         for kind, call in chance.sample(list(calls.items()), len(calls)):
             started_at = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What was measured, for people: a table and a picture."""
+"""What was measured, as a table and a picture."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -26,7 +26,7 @@ HEAD = Row("comparison", "side", "figure", "ratio", "bar", "met")
 
 
 def rows(comparison: Comparison) -> Iterable[Row]:
-    """Return a line for every figure of every side, with the bar that it is held against."""
+    """Yield a row for every figure of every side, with its bar."""
     met = comparison.bars_met()
     for side, rounds in comparison.rounds.items():
         for figure in rounds[0]:
@@ -43,7 +43,7 @@ def rows(comparison: Comparison) -> Iterable[Row]:
 
 
 def _stands_at(bar: Bar, comparison: Comparison) -> tuple[str, str]:
-    """Return side and figure of the line that shows a bar: the other side's, if ours is held against it."""
+    """Return side and figure of the row with a bar: the other side's, if the bar is a ratio of ours to it."""
     is_against_ours = bar.of is not None and bar.side == comparison.ours
     return (bar.of or "" if is_against_ours else bar.side, bar.figure)
 
@@ -63,7 +63,7 @@ def _bar(bar: Bar) -> str:
     return f"{sign} {bar.limit:g}{against}{' (aim)' if bar.is_aim else ''}"
 
 
-def _verdict(bar: Bar, is_met: bool) -> str:  # noqa: FBT001 - a pair of what belongs together
+def _verdict(bar: Bar, is_met: bool) -> str:  # noqa: FBT001 - a pair from bars_met
     return "yes" if is_met else "not yet" if bar.is_aim else "NO"
 
 
@@ -82,14 +82,14 @@ def table(comparisons: Sequence[Comparison]) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with three digits that matter, and no more than that."""
+    """Return a figure with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def picture(comparisons: Sequence[Comparison]) -> str:
-    """Return an SVG: for every figure, a bar for each side, as long as the figure is large."""
+    """Return an SVG: for every figure, a bar for each side, proportional to the figure."""
     drawn: list[str] = []
     top = 10
     for comparison in comparisons:

@@ -1,11 +1,14 @@
-"""An SMTP server that accepts everything and counts: as little work as a mail server can have."""
+"""An SMTP server that accepts and counts everything.
+
+Not one of tests/harness/mail_server.py, but built for speed: it shares the processors with the sender.
+"""
 
 import asyncio
 from typing import Self, cast
 
 
 class SmtpSink:
-    """Listens on a port of its own while its context lasts."""
+    """Listens on a free port until its block is left."""
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -37,7 +40,7 @@ class _Session(asyncio.Protocol):
             pass
 
     def _take(self) -> bool:
-        """Answer the next command, or the content after DATA; False when it has not come in full."""
+        """Answer the next command, or the content after DATA. False if it is not complete yet."""
         whole, end, rest = self._received.partition(b"\r\n.\r\n" if self._in_content else b"\r\n")
         if not end:
             return False

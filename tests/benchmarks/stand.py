@@ -1,8 +1,7 @@
-"""What is measured runs here: private servers, databases of each side's own, processes and peers."""
+"""The test stand: private servers, a database for each side, processes and peers."""
 
 import asyncio
 import os
-import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -11,80 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import httpx
 import msgspec
-from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place, Report, working_folder
-from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program, end_leftovers, run_command
+from deploy.local.machine.folders import CHECKOUT, Place, Report, working_folder
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import end_leftovers, run_command
 from service.postgres.pool import Connection
-from tests.conftest import AUDIENCE, CONVEYANCER, ISSUER, SECRET_KEYS, Issuer
-from tests.faults import queues
-from tests.faults.servers import Servers, private_servers
-from tests.faults.waiting import until
+from tests.harness import databases, queues
+from tests.harness.examples import CONVEYANCER, SECRET_KEYS
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.processes import Process, bare_environment, python
+from tests.harness.servers import Servers, private_servers
 from worker.rabbitmq import topology
 
 LOCAL = CHECKOUT / ".local" / "benchmarks"
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 
-POOL_SIZE = 10  # connections to Postgres, of ours and of the peers
+POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 _READY_SECONDS = 30.0
-_PAUSE_SECONDS = 0.01
 _TOKEN_SECONDS = 24 * 3600
-_INHERITED = ("PATH", "HOME", "LANG")
-
-
-class Running:
-    """A process under measurement."""
-
-    def __init__(self, process: Process, port: int) -> None:
-        self.base_url = f"http://127.0.0.1:{port}"
-        self.process = process
-        self.seconds_to_ready = 0.0
-
-    def rss_megabytes(self) -> float:
-        """Return the memory that it has in use."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024 / 1e6
-
-    def check(self) -> None:
-        """Raise LocalStackError when it has ended."""
-        if trouble := self.process.trouble():
-            raise LocalStackError(trouble)
-
-    async def becomes_ready(self) -> None:
-        """Wait until it says that it is ready."""
-        began = time.monotonic()
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=5.0) as client:
-
-            async def is_ready() -> bool:
-                self.check()
-                try:
-                    return (await client.get("/readyz")).status_code == httpx.codes.OK
-                except httpx.TransportError:
-                    return False
-
-            if not await until(is_ready, seconds=_READY_SECONDS, pause_seconds=_PAUSE_SECONDS):
-                raise LocalStackError("It does not become ready.")
-        self.seconds_to_ready = time.monotonic() - began
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """How long and how large the measurements are."""
 
     rounds: int
-    seconds: int  # of load on the API, a side and round
+    seconds: int  # of load on the API, for each side and round
     events: int  # pending when a relay starts
-    relay_seconds: float  # after which a relay that is not done has shown enough
-    rows: Sequence[int]  # stored, from the smallest on
+    relay_seconds: float  # after which a relay is stopped
+    rows: Sequence[int]  # stored, in ascending order
 
 
 class Stand:
-    """The servers, and what can be started beside them."""
+    """The servers, and what can be started on them."""
 
     def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
         self.folder = folder
@@ -96,11 +55,11 @@ class Stand:
         self._databases: dict[str, str] = {}
 
     async def database(self, name: str, *, with_schema: bool = True, checkout: Path = CHECKOUT) -> str:
-        """Return the URL of a database, made when it is first asked for, with the schema of *checkout*."""
+        """Return the URL of a database, created on the first call, with the schema of *checkout*."""
         if name not in self._databases:
             async with self.connected(self._servers.postgres.url) as administrator:
-                await administrator.execute(f'CREATE DATABASE "{name}"')
-            url = str(URL(self._servers.postgres.url).with_path(f"/{name}"))
+                await databases.create(administrator, name)
+            url = databases.url_of(self._servers.postgres.url, name)
             if with_schema:
                 await self._prepare(url, checkout)
             self._databases[name] = url
@@ -114,15 +73,15 @@ class Stand:
             await asyncio.to_thread(
                 run_command,
                 " ".join(arguments[:2]),
-                [sys.executable, "-m", "service", *arguments],
-                environment=self._inherited | {"DATABASE_URL": database_url},
+                python("service", *arguments),
+                environment=bare_environment(DATABASE_URL=database_url),
                 folder=checkout,
                 seconds=_READY_SECONDS,
             )
 
     @asynccontextmanager
     async def connected(self, url: str) -> AsyncIterator[Connection]:
-        """Lend a connection to Postgres."""
+        """Yield a connection to Postgres."""
         connection = await asyncpg.connect(url, timeout=10.0, command_timeout=600.0)
         try:
             yield connection
@@ -130,13 +89,13 @@ class Stand:
             await connection.close()
 
     async def settle(self) -> None:
-        """Have Postgres write what it has in memory, and rest a moment."""
+        """Have Postgres write a checkpoint, and pause."""
         async with self.connected(self._servers.postgres.url) as connection:
             await connection.execute("CHECKPOINT")
         await asyncio.sleep(0.2)
 
     async def versions(self) -> Mapping[str, str]:
-        """Return what the servers are, and how safely Postgres writes."""
+        """Return the versions of the servers, and how safely Postgres writes."""
         async with self.connected(self._servers.postgres.url) as connection:
             settings = {
                 name: await connection.fetchval("SELECT current_setting($1)", name)
@@ -153,8 +112,8 @@ class Stand:
         }
 
     @asynccontextmanager
-    async def api(self, database_url: str, checkout: Path = CHECKOUT) -> AsyncIterator[Running]:
-        """Run one API process of *checkout*, with its usual logs."""
+    async def api(self, database_url: str, checkout: Path = CHECKOUT) -> AsyncIterator[Process]:
+        """Run one API process of *checkout*, with its default logs."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -165,7 +124,7 @@ class Stand:
             "PORT": str(port),
             **self.auth_settings,
         }
-        command = [sys.executable, "-m", "service", "serve"]
+        command = python("service", "serve")
         async with self._running("api", command, environment, port, checkout) as api:
             await api.becomes_ready()
             yield api
@@ -178,7 +137,7 @@ class Stand:
         smtp_url: str = "smtp://127.0.0.1:9",
         ready: bool = True,
         checkout: Path = CHECKOUT,
-    ) -> AsyncIterator[Running]:
+    ) -> AsyncIterator[Process]:
         """Run one worker process of *checkout*."""
         port = free_port()
         environment = {
@@ -190,7 +149,7 @@ class Stand:
             "MAIL_FROM": "calculations@service.example.com",
             "HEALTH_PORT": str(port),
         }
-        command = [sys.executable, "-m", "worker", *roles]
+        command = python("worker", *roles)
         async with self._running("worker", command, environment, port, checkout) as worker:
             if ready:
                 await worker.becomes_ready()
@@ -199,8 +158,8 @@ class Stand:
     @asynccontextmanager
     async def peer(
         self, script: str, *arguments: str, ready: bool = False, **variables: str
-    ) -> AsyncIterator[Running]:
-        """Run a program of tests/benchmarks/peers, in the environment that has its packages."""
+    ) -> AsyncIterator[Process]:
+        """Run a program of tests/benchmarks/peers, in the environment with its packages."""
         port = free_port()
         command = self._peer_command(script, arguments)
         environment = {"AMQP_URL": self.amqp_url, "PORT": str(port), **self.auth_settings, **variables}
@@ -215,7 +174,7 @@ class Stand:
             run_command,
             script,
             self._peer_command(script, arguments),
-            environment=self._inherited | {"AMQP_URL": self.amqp_url, **variables},
+            environment=bare_environment(AMQP_URL=self.amqp_url, **variables),
             folder=CHECKOUT,
             seconds=_READY_SECONDS,
         )
@@ -224,12 +183,8 @@ class Stand:
         return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
 
     @property
-    def _inherited(self) -> dict[str, str]:
-        return {each: os.environ[each] for each in _INHERITED if each in os.environ}
-
-    @property
     def auth_settings(self) -> Mapping[str, str]:
-        """The settings by which access tokens are verified."""
+        """The settings that verify access tokens."""
         return {
             "AUTH_ISSUER": ISSUER,
             "AUTH_AUDIENCE": AUDIENCE,
@@ -244,36 +199,34 @@ class Stand:
         environment: Mapping[str, str],
         port: int,
         checkout: Path = CHECKOUT,
-    ) -> AsyncIterator[Running]:
+    ) -> AsyncIterator[Process]:
         process = Process(
-            Program(
-                name=name,
-                command=command,
-                environment={**self._inherited, **environment},
-                folder=checkout,
-                log=self.folder / f"{name}-{port}.log",
-                pid_file=self.folder / f"{name}-{port}.pid",
-            )
+            name,
+            command,
+            environment=bare_environment(**environment),
+            port=port,
+            folder=self.folder,
+            checkout=checkout,
         )
+        process.start()
         try:
-            running = Running(process, port)
-            yield running
-            running.check()
+            yield process
+            process.check()
         except LocalStackError as error:
-            raise LocalStackError(process.describe(str(error))) from None
+            raise LocalStackError(f"{error} The end of {process.log}:\n{process.output[-1000:]}") from None
         finally:
-            await asyncio.to_thread(process.stop)
+            await asyncio.to_thread(process.running.stop)
 
 
 def ensure_peers() -> None:
-    """Raise LocalStackError where the packages of the peers are missing."""
+    """Raise LocalStackError if the packages of the peers are missing."""
     if not PEERS_PYTHON.exists():
         raise LocalStackError("The peers are not installed: use `make bench`.")
 
 
 @asynccontextmanager
 async def stand(sizes: Sizes, report: Report) -> AsyncIterator[Stand]:
-    """Start the servers with data that is thrown away, but written as safely as if it were not."""
+    """Start the servers. Their data is thrown away, but written with fsync."""
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(report))
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
@@ -290,6 +243,6 @@ def _folder(report: Report) -> Iterator[Path]:
 
 
 def _end_all(folder: Path) -> None:
-    """End what a run that died left behind: its processes, then its servers."""
+    """End what a dead run left behind: its processes, then its servers."""
     for each in (folder, *(child for child in folder.glob("*") if child.is_dir())):
         end_leftovers(each)

@@ -1,4 +1,4 @@
-"""What the load consists of: a request of real size, the statement that stores it, its event."""
+"""The subject of the measurements: a request of realistic size, the statement that stores it, its event."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,7 +14,7 @@ from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from tests.benchmarks.stand import Stand
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
 KEYS = SecretKeyRing.parse(SECRET_KEYS)
 
@@ -43,7 +43,7 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 class _Recorder:
-    """Stands where a connection would, and keeps the statement."""
+    """A connection that records the statement instead of executing it."""
 
     statement: Statement
 
@@ -83,7 +83,7 @@ def event(uuid: str | None = None) -> bytes:
 
 
 async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:
-    """Have *count* requests stored through an API; return the paths under which they can be read."""
+    """Store *count* requests through an API; return their paths."""
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     paths = []
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=10.0) as client:

@@ -1,4 +1,4 @@
-"""The image: built, run without privileges on a read-only filesystem, and given a request to see through.
+"""The image: built, run without privileges on a read-only filesystem, and tried with one request.
 
 Not part of `make test`, because building takes its time: `make deploy-check` runs it where an engine answers.
 """
@@ -15,19 +15,21 @@ from pathlib import Path
 import pytest
 
 from deploy.local.chain import follow_one_request
-from deploy.local.ports import accepts
-from deploy.local.waiting import never
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.waiting import never
 from service.settings import ServiceSettings, Settings
-from tests.conftest import ROOT, Issuer, eventually
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.processes import Process, environment_of, free_port
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, environment_of
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _IMAGE = "calculation-requests:check"
 _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PYTHON_IMAGE")
 _BUILD_SECONDS = 600
 _BASE = os.environ.get("PYTHON_IMAGE") or "python:3.13-slim"
-_LARGEST_MEGABYTES = 150  # beside the base image
+_LARGEST_MEGABYTES = 150  # without the base image
 _RESTRICTED = (
     *("--network", "host", "--read-only", "--user", "10001:10001"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -35,10 +37,10 @@ _RESTRICTED = (
 
 
 def docker(*arguments: str | Path, seconds: float = 60) -> str:
-    """Run the Docker client, and return what it printed."""
+    """Run the Docker client, and return its output."""
     ended = subprocess.run(
         ["docker", *arguments],  # noqa: S607 - wherever it is installed
-        cwd=ROOT,
+        cwd=CHECKOUT,
         capture_output=True,
         text=True,
         timeout=seconds,
@@ -57,7 +59,7 @@ def _engine_answers() -> bool:
 
 
 if not _engine_answers():
-    pytest.skip("no Docker engine answers: the image is not tried", allow_module_level=True)
+    pytest.skip("no Docker engine answers: the image is not tested", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +75,10 @@ def image() -> str:
 
 @contextmanager
 def catching_mail(folder: Path) -> Iterator[int]:
-    """Run a mail server that keeps what it accepts in *folder*; yields its port."""
+    """Run a mail server that writes accepted mail to *folder*; yields its port."""
     port = free_port()
     options = ("--port", str(port), "--folder", folder)
-    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=ROOT)
+    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
     try:
         yield port
     finally:
@@ -101,7 +103,7 @@ def running(image: str, *command: str, environment: Mapping[str, str], jwks: Pat
 def test_image_is_small_and_its_user_is_a_number_other_than_root(image: str) -> None:
     size, base = (int(docker("inspect", "--format", "{{.Size}}", name)) / 1e6 for name in (image, _BASE))
 
-    print(f"image: {size - base:.0f} MB beside the {base:.0f} MB of {_BASE}")  # noqa: T201 - for whoever looks
+    print(f"image: {size - base:.0f} MB beside the {base:.0f} MB of {_BASE}")  # noqa: T201 - a figure
     assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
     assert size - base < _LARGEST_MEGABYTES
 
@@ -156,7 +158,7 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
             stack.enter_context(running(image, "worker", environment=worker, jwks=issuer.jwks)),
         ]
         for port in ports.values():
-            await becomes_ready(int(port), tmp_path)
+            await Process("container", [], environment={}, port=int(port), folder=tmp_path).becomes_ready()
 
         variables = {
             "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
@@ -178,16 +180,6 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
 
 
 def of_container(settings: Settings, **variables: str) -> dict[str, str]:
-    """Return the environment of a container, which shares the network of this machine and nothing else."""
+    """Return the environment of a container, which shares only the network of this machine."""
     environment = environment_of(settings, HOST="127.0.0.1", **variables)
     return {name: value for name, value in environment.items() if name not in os.environ}
-
-
-async def becomes_ready(port: int, folder: Path) -> None:
-    """Wait until the process at *port* is ready."""
-    process = Process(environment={}, port=port, output=folder / "none")
-
-    async def ready() -> bool:
-        return await process.status("/readyz") == 200
-
-    await eventually(ready, seconds=30)

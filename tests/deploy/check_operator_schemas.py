@@ -1,4 +1,4 @@
-"""The operators' kinds, by the schemas that are made from these operators' source and published on npm.
+"""The operators' kinds, checked with the schemas generated from the operators' source and published on npm.
 
 They know types and what is required, but let unknown fields pass, which test_manifests.py refuses. The kinds
 of RabbitMQ's operators and of the Barman Cloud plugin are not published there.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.manifests import Manifest, rendered
 
 _PUBLISHED = ("postgresql.cnpg.io/", "keda.sh/", "monitoring.coreos.com/")
@@ -22,11 +22,11 @@ _INSTALL_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def schemas() -> Path:
-    """A folder with the packages installed, by their hashes."""
+    """A folder with the packages, installed by their hashes."""
     npm = shutil.which("npm")
     if not npm:
-        pytest.skip("npm is not installed: the operators' published schemas are not consulted")
-    folder = ROOT / ".local" / "operator-schemas"
+        pytest.skip("npm is not installed: the operators' published schemas are not checked")
+    folder = CHECKOUT / ".local" / "operator-schemas"
     shutil.copytree(_HERE, folder, dirs_exist_ok=True)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
     installed = subprocess.run(
@@ -43,7 +43,7 @@ def schemas() -> Path:
 
 
 def refusals(schemas: Path, manifests: Sequence[Manifest]) -> list[str]:
-    """Return one line for each manifest that its schema refuses."""
+    """Return one line for each manifest that is invalid by its schema."""
     ended = subprocess.run(
         ["node", "validate.mjs"],  # noqa: S607 - npm is not without it
         cwd=schemas,
@@ -57,7 +57,7 @@ def refusals(schemas: Path, manifests: Sequence[Manifest]) -> list[str]:
 
 
 def published() -> list[Manifest]:
-    """Return what the published schemas are about."""
+    """Return the manifests that have a published schema."""
     return [one for one in rendered("production") if one["apiVersion"].startswith(_PUBLISHED)]
 
 

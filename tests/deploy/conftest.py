@@ -1,21 +1,21 @@
-"""What these tests share: a place for servers, and what it was told."""
+"""Fixtures: a place for servers, and the lines reported to it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from deploy.local.folders import Place
+from deploy.local.machine.folders import Place
 
 
 @dataclass
 class Reports:
-    """A person who remembers every line they were told."""
+    """Collects the reported lines."""
 
     lines: list[str] = field(default_factory=list)
 
     def __call__(self, line: str) -> None:
-        """Hear one line."""
+        """Collect one line."""
         self.lines.append(line)
 
 
@@ -31,7 +31,7 @@ def place(tmp_path: Path, reports: Reports) -> Place:
 
 @pytest.fixture
 def without_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Take away the URLs and the Docker engine that this machine may have."""
+    """Hide the URLs and the Docker engine of this machine."""
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("AMQP_URL", raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")

@@ -1,9 +1,9 @@
-"""The metrics that the processes and the engines export, and the metrics that a query asks for."""
+"""The metrics that the processes and the engines export, and those that a query uses."""
 
 import re
 from collections.abc import Iterable, Mapping
 
-# What Prometheus and its operator add to whatever it scrapes.
+# The labels that Prometheus and its operator add to everything they scrape.
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "endpoint"})
 
 _HISTOGRAMS: Mapping[str, frozenset[str]] = {
@@ -49,7 +49,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "reconciliation_last_success_timestamp_seconds": frozenset(),
 }
 
-# Of CloudNativePG, its Barman Cloud plugin, RabbitMQ, and the kubelet: those that we ask for.
+# Of CloudNativePG, its Barman Cloud plugin, RabbitMQ and the kubelet: only those that are used.
 _OF_ENGINES: Mapping[str, frozenset[str]] = {
     "cnpg_pg_replication_streaming_replicas": frozenset(),
     "cnpg_pg_stat_archiver_last_failed_time": frozenset(),
@@ -70,12 +70,12 @@ _OPERATORS = frozenset({"and", "or", "unless", "bool", "by", "without", "on", "i
 
 
 def exported_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series, by its name, that our processes and the engines export."""
+    """Return the labels of every series that the processes and the engines export, by its name."""
     return {**our_metrics(), **_OF_ENGINES}
 
 
 def our_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series, by its name, that our processes export."""
+    """Return the labels of every series that the service's processes export, by its name."""
     parts = {
         f"{name}_{suffix}": labels | extra
         for name, labels in _HISTOGRAMS.items()
@@ -85,7 +85,7 @@ def our_metrics() -> Mapping[str, frozenset[str]]:
 
 
 def not_exported(query: str) -> set[str]:
-    """Return what a PromQL query asks for and no process exports: names, and labels as `name{label}`.
+    """Return what a PromQL query uses and no process exports: names, and labels as `name{label}`.
 
     A label that a query groups by has to be one of some metric in it.
     """
@@ -97,7 +97,7 @@ def not_exported(query: str) -> set[str]:
         for name, matchers in _SELECTOR.findall(_GROUPING.sub("", bare))
         if name not in _OPERATORS
     ]
-    assert selectors, f"this asks for nothing: {query}"
+    assert selectors, f"this query selects nothing: {query}"
     names = {name for name, _ in selectors}
     known = TARGET_LABELS.union(*(exported.get(name, ()) for name in names))
     return {

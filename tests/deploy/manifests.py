@@ -1,4 +1,4 @@
-"""The manifests of an overlay as Kubernetes would be given them."""
+"""The manifests of an overlay, as applied to Kubernetes."""
 
 import functools
 import shutil
@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 
 Manifest: TypeAlias = dict[str, Any]
 
-K8S = ROOT / "deploy" / "k8s"
+K8S = CHECKOUT / "deploy" / "k8s"
 OVERLAYS = ("dev", "external", "production")
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
@@ -27,7 +27,7 @@ def rendered(overlay: str) -> tuple[Manifest, ...]:
 
 
 def render(folder: Path) -> tuple[Manifest, ...]:
-    """Return every object of a kustomization; skips the test where no kustomize is installed."""
+    """Return every object of a kustomization. Skips the test if kustomize is not installed."""
     kubectl, kustomize = shutil.which("kubectl"), shutil.which("kustomize")
     if not (kubectl or kustomize):
         pytest.skip("neither kubectl nor kustomize is installed: the manifests cannot be rendered")
@@ -43,7 +43,7 @@ def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
 
 
 def the_one(overlay: str, kind: str, name: str) -> Manifest:
-    """Return the object of that kind and name; a hash that kustomize appended to the name counts as none."""
+    """Return the object of that kind and name, without the hash that kustomize may append."""
     objects = of_kind(overlay, kind)
     found: Manifest = objects.get(name) or next(
         one for full, one in objects.items() if full.rpartition("-")[0] == name
@@ -65,36 +65,36 @@ def container_of(workload: Manifest) -> Manifest:
 
 
 def schema_container_of(overlay: str) -> Manifest:
-    """Return the container that brings the schema up to date before an API starts."""
+    """Return the init container that applies the schema before an API starts."""
     first = pod_of(workloads(overlay)["api"])["initContainers"]
     return next(container for container in first if container["name"] == "schema")
 
 
 def workloads(overlay: str) -> dict[str, Manifest]:
-    """Return everything that makes pods, by name; not what operators make of their own objects."""
+    """Return every workload by name, except those that operators create."""
     return of_kind(overlay, "Deployment", "StatefulSet")
 
 
 def grace_seconds() -> float:
-    """Return how long a pod of ours may take to end; needs no kustomize."""
+    """Return the grace period of the service's pods. Needs no kustomize."""
     patch = msgspec.yaml.decode((K8S / "base" / "patches" / "every-deployment.yaml").read_bytes())
     return float(pod_of(patch)["terminationGracePeriodSeconds"])
 
 
 def configuration(overlay: str) -> dict[str, str]:
-    """Return the values of the ConfigMap that every process of ours reads."""
+    """Return the values of the ConfigMap of the service's processes."""
     values: dict[str, str] = the_one(overlay, "ConfigMap", "configuration")["data"]
     return values
 
 
 def environment_of(overlay: str, process: str) -> dict[str, str | None]:
-    """Return what a process finds in its environment; None for values that come from a Secret."""
+    """Return the environment of a process; None for values that come from a Secret."""
     container = container_of(workloads(overlay)[process])
     return configuration(overlay) | {entry["name"]: entry.get("value") for entry in container["env"]}
 
 
 def setting(overlay: str, process: str, name: str, default: float) -> float:
-    """Return a setting of a process that is a number."""
+    """Return a numeric setting of a process."""
     return float(environment_of(overlay, process).get(name) or default)
 
 

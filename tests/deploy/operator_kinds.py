@@ -1,4 +1,4 @@
-"""The kinds that operators add to Kubernetes, as far as we use them.
+"""The kinds that operators add to Kubernetes, with the fields used here.
 
 Each struct holds fields that its custom resource definition names, and no more than we write: a misspelt one,
 which the API server would drop in silence, is refused here. The schemas that are published as packages let
@@ -16,7 +16,7 @@ Texts = dict[str, str]
 
 
 class Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Part of an object; knows all its fields."""
+    """Part of an object. Unknown fields are errors."""
 
 
 class Reference(Part):
@@ -33,13 +33,13 @@ class SecretKey(Part):
 
 
 class Storage(Part):
-    """A volume that is asked for."""
+    """A volume claim."""
 
     size: str
 
 
 class Synchronous(Part):
-    """How many standbys a commit waits for."""
+    """The number of standbys that a commit waits for."""
 
     method: Literal["any", "first"]
     number: Positive
@@ -55,20 +55,20 @@ class PostgresConfiguration(Part):
 
 
 class Initdb(Part):
-    """The database that is made first."""
+    """The initial database."""
 
     database: str
     owner: str
 
 
 class Bootstrap(Part):
-    """How the first instance comes to be."""
+    """How the first instance is made."""
 
     initdb: Initdb
 
 
 class PostgresAffinity(Part):
-    """Where instances may stand."""
+    """Where instances may be scheduled."""
 
     enable_pod_anti_affinity: bool
     topology_key: str
@@ -145,7 +145,7 @@ class S3Credentials(Part):
 
 
 class Compression(Part):
-    """How files are packed."""
+    """How files are compressed."""
 
     compression: Literal["bzip2", "gzip", "lz4", "snappy", "xz", "zstd"]
 
@@ -160,7 +160,7 @@ class BarmanConfiguration(Part):
 
 
 class ObjectStore(Part):
-    """A place for backups."""
+    """A store for backups."""
 
     retention_policy: Annotated[str, msgspec.Meta(pattern=r"\A[1-9]\d*[dwm]\Z")]
     configuration: BarmanConfiguration
@@ -186,7 +186,7 @@ class ApartTerm(Part):
 
 
 class PodAntiAffinity(Part):
-    """Which pods keep apart."""
+    """Anti-affinity of pods."""
 
     required: list[ApartTerm] = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution")
 
@@ -211,7 +211,7 @@ class RabbitmqCluster(Part):
 
 
 class OfBroker(Part):
-    """What belongs to a RabbitmqCluster."""
+    """The RabbitmqCluster that an object belongs to."""
 
     rabbitmq_cluster_reference: Reference
 
@@ -243,7 +243,7 @@ class Binding(OfBroker):
 
 
 class Policy(OfBroker):
-    """What all queues of a pattern share."""
+    """Settings of all queues that match a pattern."""
 
     name: str
     pattern: str
@@ -282,7 +282,7 @@ class SecretTarget(Part):
 
 
 class TriggerAuthentication(Part):
-    """What KEDA logs in with."""
+    """The credentials of KEDA."""
 
     secret_target_ref: list[SecretTarget]
 
@@ -319,7 +319,7 @@ class QueueTrigger(Part, tag_field="type", tag="rabbitmq"):
 
 
 class Fallback(Part):
-    """What holds while a trigger cannot be asked."""
+    """The number of replicas while a trigger fails."""
 
     failure_threshold: Positive
     replicas: Positive
@@ -352,7 +352,7 @@ class Selector(Part):
 
 
 class Endpoint(Part):
-    """Where metrics are read."""
+    """An endpoint with metrics."""
 
     port: str
     interval: Annotated[str, msgspec.Meta(pattern=r"\A\d+[sm]\Z")]
@@ -376,7 +376,7 @@ class PrivateKey(Part):
 
 
 class Certificate(Part):
-    """A certificate that is made, kept in a Secret and renewed."""
+    """A certificate, kept in a Secret and renewed."""
 
     secret_name: str
     issuer_ref: Reference
@@ -401,7 +401,7 @@ class Issuer(Part):
 
 
 class ParentReference(Part):
-    """The Gateway that a route hangs on."""
+    """The Gateway of a route."""
 
     name: str
     namespace: str
@@ -429,7 +429,7 @@ class RouteRule(Part):
 
 
 class HTTPRoute(Part):
-    """What of a host goes to which Service."""
+    """Which paths go to which Service."""
 
     parent_refs: list[ParentReference]
     hostnames: list[str]
@@ -437,7 +437,7 @@ class HTTPRoute(Part):
 
 
 class AlertAnnotations(Part):
-    """What is told of an alert."""
+    """The texts of an alert."""
 
     summary: str
     description: str
@@ -445,7 +445,7 @@ class AlertAnnotations(Part):
 
 
 class Alert(Part):
-    """When to tell somebody."""
+    """One alerting rule."""
 
     alert: str
     expr: str
@@ -455,7 +455,7 @@ class Alert(Part):
 
 
 class AlertGroup(Part):
-    """Alerts that are looked at together."""
+    """Alerts evaluated together."""
 
     name: str
     rules: list[Alert]

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 
-OPERATORS_PAGE = ROOT / "deploy" / "README.md"
+OPERATORS_PAGE = CHECKOUT / "deploy" / "README.md"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Prometheus's own checker of rules, and its bench for them."""
+"""Prometheus's own checks and unit tests of rules."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 def promtool(*words: str | Path) -> str:
-    """Run promtool, which has to succeed, and return what it printed. Skips the test where there is none."""
+    """Run promtool, which must succeed, and return its output. Skips the test if it is not installed."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is missing: install it (on Debian: the package prometheus)")
@@ -20,19 +20,19 @@ def promtool(*words: str | Path) -> str:
 
 
 def check_rules(groups: Any, folder: Path) -> str:
-    """Have the syntax of rule groups checked. Warnings, as for rules that are there twice, count too."""
+    """Check the syntax of rule groups. Warnings, for instance about duplicates, are errors."""
     rules = written(folder / "rules.json", {"groups": groups})
     return promtool("check", "rules", "--lint=all", "--lint-fatal", rules)
 
 
 def run_test(groups: Any, test: Any, folder: Path) -> None:
-    """Evaluate rule groups on made-up series every 15 seconds, and compare the result."""
+    """Evaluate rule groups on made-up series every 15 seconds, and compare the results."""
     rules = written(folder / "rules.json", {"groups": groups})
     bench = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": [{"interval": "15s", **test}]}
     promtool("test", "rules", written(folder / "test.json", bench))
 
 
 def written(file: Path, content: Any) -> Path:
-    """Write JSON, which is YAML too."""
+    """Write JSON, which is also YAML."""
     file.write_bytes(msgspec.json.encode(content))
     return file

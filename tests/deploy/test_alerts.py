@@ -1,4 +1,4 @@
-"""Every alert fires on made-up series when it should, and only then; and its runbook says what to do."""
+"""Every alert fires on made-up series when it should and only then, and has a section in the runbook."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.exported_metrics import not_exported
 from tests.deploy.promtool import check_rules, run_test
 
-COMPONENTS = ROOT / "deploy" / "k8s" / "components"
+COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
 RULES = [COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
-RUNBOOK = ROOT / "deploy" / "README.md"
+RUNBOOK = CHECKOUT / "deploy" / "README.md"
 GROUPS = [group for file in RULES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
@@ -52,7 +52,7 @@ SIZE = 'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="postgres-1-wa
 
 
 def nodes(count: int) -> dict[str, str]:
-    """Return the series of that many nodes of RabbitMQ, each read at two paths."""
+    """Return the series of *count* RabbitMQ nodes, each scraped at two paths."""
     return {
         f'rabbitmq_build_info{{pod="{pod}",erlang_version="{path}"}}': "1x60"
         for pod in range(count)
@@ -61,7 +61,7 @@ def nodes(count: int) -> dict[str, str]:
 
 
 def members(count: int) -> dict[str, str]:
-    """Return the series of that many nodes that hold a queue, and of those that only know of it."""
+    """Return the series of *count* nodes that hold a queue, and of those that only know of it."""
     membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
     return {
         f'rabbitmq_detailed_queue_info{{pod="{pod}",queue="notifications",membership="{one}"}}': "1x400"
@@ -78,7 +78,7 @@ ALL_ENGINES = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """Made-up series, a sample every 15 seconds, and with which labels the alert fires then, if it does."""
+    """Made-up series, a sample every 15 seconds, and the labels with which the alert fires, if it does."""
 
     alert: str
     story: str
@@ -130,7 +130,7 @@ CASES = [
         role="calculations",
         queue="calculation-results",
     ),
-    fires("PostgresUnavailable", "away", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
+    fires("PostgresUnavailable", "down", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
     silent("PostgresUnavailable", "never", {"postgres_unavailable_total": "7x40"}, at="10m"),
     silent(
         "PostgresUnavailable",
@@ -156,7 +156,7 @@ CASES = [
     fires("ApiErrorRate", "2 %", {CALLS: "0+98x60", FAILED: "0+2x60"}, at="10m"),
     silent("ApiErrorRate", "0.5 %", {CALLS: "0+199x60", FAILED: "0+1x60"}, at="10m"),
     silent("ApiErrorRate", "one of few calls", {CALLS: "0+1x60", FAILED: "0x10 1x50"}, at="7m30s"),
-    silent("ApiErrorRate", "503 is told apart", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="10m"),
+    silent("ApiErrorRate", "503 does not count", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="10m"),
     fires("ApiUnavailable", "half", {CALLS: "0+50x60", TURNED_AWAY: "0+50x60"}, at="5m"),
     silent("ApiUnavailable", "2 %", {CALLS: "0+98x60", TURNED_AWAY: "0+2x60"}, at="10m"),
     silent("ApiUnavailable", "for 30 seconds", {CALLS: "0+50x60", TURNED_AWAY: "0 50 100x60"}, at="3m15s"),
@@ -207,7 +207,7 @@ CASES = [
     ),
     silent(
         "OutboxNotDraining",
-        "Postgres is away",
+        "Postgres is down",
         {"outbox_oldest_event_age_seconds": " ".join(["NaN"] * 40)},
         at="10m",
     ),
@@ -337,7 +337,7 @@ CASES = [
     fires("QueueMemberMissing", "one is", members(2), at="91m", queue="notifications"),
     silent("QueueMemberMissing", "none is", members(3), at="91m"),
 ]
-# When the first story that makes an alert fire has begun, but for too short a time.
+# Times at which the first story that makes an alert fire has begun, but not lasted long enough.
 TOO_EARLY = {
     "BackgroundWorkFailing": "3m",
     "ProcessAbsent": "4m",

@@ -1,4 +1,4 @@
-"""What the autoscalers ask is answered, and means what they take it for."""
+"""The autoscalers' queries work, and return what they scale on."""
 
 from typing import Any
 

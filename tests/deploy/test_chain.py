@@ -1,4 +1,4 @@
-"""What `make demo` shows, and how it reads an e-mail."""
+"""The timeline of `make demo`, and how it reads an e-mail."""
 
 from email.message import EmailMessage
 from pathlib import Path

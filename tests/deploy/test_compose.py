@@ -1,4 +1,4 @@
-"""The Compose file starts what the manifests start, in an order that works."""
+"""The Compose file starts the same processes as the manifests, in an order that works."""
 
 import re
 import shutil
@@ -7,8 +7,8 @@ import subprocess
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings
-from tests.conftest import ROOT
 from tests.deploy.manifests import (
     PROCESSES,
     WORKERS,
@@ -20,7 +20,7 @@ from tests.deploy.manifests import (
 )
 from worker.settings import WorkerSettings
 
-FILE = ROOT / "deploy" / "compose.yaml"
+FILE = CHECKOUT / "deploy" / "compose.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def services() -> dict[str, Manifest]:
     return found
 
 
-def test_compose_itself_finds_no_fault() -> None:
-    """Neither of its two programs needs an engine for that."""
+def test_compose_accepts_the_file() -> None:
+    """Neither of its two programs needs an engine to validate."""
     program = _compose()
 
     ended = subprocess.run(
@@ -67,8 +67,8 @@ def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
         assert services[name]["stop_grace_period"] == f"{seconds}s"
 
 
-def test_image_is_built_once_and_pulled_by_nobody(services: dict[str, Manifest]) -> None:
-    """Docker refuses a second build that ends at the same time with the same name."""
+def test_image_is_built_once_and_never_pulled(services: dict[str, Manifest]) -> None:
+    """Docker rejects two concurrent builds of one name."""
     ours = {name: one for name, one in services.items() if one["image"] == "calculation-requests"}
 
     assert ours.keys() == {*PROCESSES, "schema", "issuer"}
@@ -76,7 +76,7 @@ def test_image_is_built_once_and_pulled_by_nobody(services: dict[str, Manifest])
     assert {one["pull_policy"] for one in ours.values()} == {"never"}
 
 
-def test_everybody_waits_for_what_they_need(services: dict[str, Manifest]) -> None:
+def test_every_service_waits_for_its_dependencies(services: dict[str, Manifest]) -> None:
     waits = {
         name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()}
         for name, service in services.items()
@@ -91,7 +91,7 @@ def test_everybody_waits_for_what_they_need(services: dict[str, Manifest]) -> No
         assert "healthcheck" in services[name]
 
 
-def test_settings_are_complete_and_the_api_is_given_no_broker(services: dict[str, Manifest]) -> None:
+def test_settings_are_complete_and_the_api_gets_no_broker(services: dict[str, Manifest]) -> None:
     msgspec.convert(services["api"]["environment"], ServiceSettings, strict=False)
     for name in WORKERS:
         msgspec.convert(services[name]["environment"], WorkerSettings, strict=False)

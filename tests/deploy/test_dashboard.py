@@ -1,4 +1,4 @@
-"""The dashboard asks only for what the processes export, in PromQL that Prometheus understands."""
+"""The dashboard uses only exported metrics, in valid PromQL."""
 
 import re
 from collections import Counter
@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.conftest import ROOT
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_exported
 from tests.deploy.promtool import check_rules
 
-FILE = ROOT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
+FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
 DASHBOARD = msgspec.json.decode(FILE.read_bytes())
 PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
@@ -24,7 +24,7 @@ GRAFANA_VARIABLES = {
 
 
 def filled_in(query: str) -> str:
-    """Return a query as Grafana sends it."""
+    """Return a query with its variables filled in, as Grafana does."""
     for name, value in GRAFANA_VARIABLES.items():
         query = query.replace(name, value)
     assert "$" not in query

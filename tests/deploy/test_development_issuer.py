@@ -8,15 +8,17 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, ROOT, api_client
 from tests.deploy.manifests import Manifest, configuration, container_of, pod_of, the_one, workloads
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
 
 
 def run(*words: str | Path, **variables: str) -> str:
     ended = subprocess.run(
         [sys.executable, *words],
-        cwd=ROOT,
+        cwd=CHECKOUT,
         env=os.environ | variables,
         capture_output=True,
         text=True,

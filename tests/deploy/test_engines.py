@@ -21,7 +21,7 @@ def rabbitmq_configuration() -> dict[str, str]:
 
 
 def test_only_a_standby_that_holds_every_answered_commit_is_promoted() -> None:
-    """A commit waits for any one standby: without a look at all of them, the other one may be promoted."""
+    """A commit waits for any one standby; without a check of all of them the other one could be promoted."""
     synchronous = postgres()["postgresql"]["synchronous"]
 
     assert synchronous["dataDurability"] == "required"
@@ -29,7 +29,7 @@ def test_only_a_standby_that_holds_every_answered_commit_is_promoted() -> None:
 
 
 def test_queue_that_was_declared_while_nodes_were_away_grows_to_all_three() -> None:
-    """A policy's `target-group-size` is heeded only while members are reconciled, by default never."""
+    """`target-group-size` of a policy takes effect only while members are reconciled, by default never."""
     policy = the_one("production", "Policy", "quorum-queues")["spec"]
 
     enabled = rabbitmq_configuration()["quorum_queue.continuous_membership_reconciliation.enabled"]

@@ -1,4 +1,4 @@
-"""What processes and people find in their environment."""
+"""The environment of processes and of users' shells."""
 
 import stat
 import subprocess
@@ -25,7 +25,7 @@ def variables(folder: Path) -> dict[str, str]:
     return environment.variables(folder, PORTS, database_url="postgresql://d", amqp_url="amqp://q")
 
 
-def test_values_reach_a_shell_as_they_are(tmp_path: Path) -> None:
+def test_values_reach_a_shell_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "env"
     environment.write(file, AWKWARD)
 
@@ -43,13 +43,13 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert environment.read(tmp_path / "none") == {}
 
 
-def test_file_with_secrets_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_file_with_secrets(tmp_path: Path) -> None:
     environment.write(tmp_path / "env", AWKWARD)
 
     assert stat.S_IMODE((tmp_path / "env").stat().st_mode) == 0o600
 
 
-def test_api_is_given_no_broker_and_no_mail_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_gets_no_broker_and_no_mail_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMQP_URL", "amqp://from-the-shell")
 
     api = environment.of_api(variables(tmp_path), PORTS.api)
@@ -58,7 +58,7 @@ def test_api_is_given_no_broker_and_no_mail_server(tmp_path: Path, monkeypatch: 
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
 
 
-def test_worker_is_given_broker_and_mail_server(tmp_path: Path) -> None:
+def test_worker_gets_broker_and_mail_server(tmp_path: Path) -> None:
     worker = environment.of_worker(variables(tmp_path), PORTS.worker)
 
     assert worker["AMQP_URL"] == "amqp://q"
@@ -73,7 +73,7 @@ def test_request_secrets_stay_valid_over_runs(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "request-secret-keys").stat().st_mode) == 0o600
 
 
-def test_signing_key_is_made_once_and_its_private_half_kept_private(tmp_path: Path) -> None:
+def test_signing_key_is_made_once_and_its_private_part_kept_private(tmp_path: Path) -> None:
     private, public = tmp_path / "key.pem", tmp_path / "jwks.json"
     keys.write_signing_key(private, public)
     first = private.read_bytes(), public.read_text()

@@ -1,4 +1,4 @@
-"""One process at a time works in a folder, and nothing is left of one that died."""
+"""One process at a time uses a folder, and the next one cleans up after a process that died."""
 
 import subprocess
 import sys
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Claimed, Place, claimed, working_folder
+from deploy.local.machine.folders import CHECKOUT, Claimed, Place, claimed, working_folder
 
 CLAIM_AND_DIE = """
 import os, sys
 from pathlib import Path
-from deploy.local.folders import Place, working_folder
+from deploy.local.machine.folders import Place, working_folder
 place = Place(folder=Path(sys.argv[1]), keep=False, report=print)
 with working_folder(place, "server") as folder:
     (folder / "data").write_text("half written")
@@ -21,7 +21,7 @@ with working_folder(place, "server") as folder:
 """
 
 
-def test_claimed_folder_is_refused_to_others_with_the_number_of_its_owner(tmp_path: Path) -> None:
+def test_claimed_folder_is_refused_to_others_with_the_process_id_of_its_owner(tmp_path: Path) -> None:
     lock = tmp_path / "run.lock"
     with claimed(lock), pytest.raises(Claimed, match=r"run is in use by process \d+\."), claimed(lock):
         pass
@@ -42,7 +42,7 @@ def test_kept_folder_is_the_same_next_time(place: Place) -> None:
         assert (folder / "data").read_text() == "kept"
 
 
-def test_second_run_in_a_kept_folder_is_told_to_wait_for_the_first(place: Place) -> None:
+def test_second_run_in_a_kept_folder_fails_and_says_why(place: Place) -> None:
     kept = replace(place, keep=True)
     with (
         working_folder(kept, "server"),
@@ -59,13 +59,13 @@ def test_folder_that_is_not_kept_is_removed(place: Place) -> None:
     assert list(place.folder.iterdir()) == []
 
 
-def test_two_runs_that_keep_nothing_do_not_meet(place: Place) -> None:
+def test_two_runs_that_keep_nothing_use_different_folders(place: Place) -> None:
     with working_folder(place, "server") as one, working_folder(place, "server") as other:
         assert one != other
         assert one.is_dir()
 
 
-def test_folder_of_a_run_that_died_is_ended_and_removed_by_the_next(place: Place) -> None:
+def test_next_run_ends_and_removes_what_a_dead_run_left_behind(place: Place) -> None:
     subprocess.run([sys.executable, "-c", CLAIM_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
     (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
     ended: list[Path] = []

@@ -1,4 +1,4 @@
-"""The mail catcher, as its own process and over real SMTP."""
+"""The mail catcher, as a process and over real SMTP."""
 
 import signal
 import smtplib
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.folders import CHECKOUT
-from deploy.local.ports import accepts, free_port
-from deploy.local.waiting import wait_until
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.waiting import wait_until
 
 MESSAGE = (
     b"From: sender@example.com\r\nTo: jane@example.com\r\nSubject: =?utf-8?q?caf=C3=A9?=\r\n"
@@ -73,7 +73,7 @@ def test_names_of_messages_sort_by_time(port: int, files: Path) -> None:
     assert subjects == [b"Subject: %d" % number for number in range(20)]
 
 
-def test_messages_hold_secrets_and_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path: Path) -> None:
     folder = tmp_path / "mails"
     folder.mkdir(mode=0o755)
     with mail_catcher(folder) as port:

@@ -1,4 +1,4 @@
-"""Every overlay renders, and says what its API servers, and the operators, understand."""
+"""Every overlay renders to objects that are valid for Kubernetes and for the operators."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from deploy.local.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
 from tests.deploy.manifests import (
     K8S,
@@ -34,7 +34,7 @@ from worker.settings import WorkerSettings
 
 KUBERNETES_VERSION = "1.33"
 OF_KUBERNETES = {"rbac.authorization.k8s.io", "networking.k8s.io"}
-# Secrets that operators make, and the keys in them that we may use.
+# The Secrets that operators create, and the keys of them that may be used.
 MADE_BY_OPERATORS = {
     "postgres-app": {"username", "password", "uri", "fqdn-uri"},
     "worker-user-credentials": {"username", "password"},
@@ -53,7 +53,7 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 @pytest.fixture
 def copy_of_k8s(tmp_path: Path) -> Path:
-    """A copy of the manifests, to be changed as an operator does."""
+    """A copy of the manifests, for a test to change."""
     return shutil.copytree(K8S, tmp_path / "k8s")
 
 
@@ -77,7 +77,7 @@ def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
 
 
 @each_overlay
-def test_kinds_of_operators_have_the_fields_that_these_know(overlay: str) -> None:
+def test_kinds_of_operators_have_only_known_fields(overlay: str) -> None:
     for manifest in rendered(overlay):
         if kind := KINDS.get((manifest["apiVersion"], manifest["kind"])):
             assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
@@ -95,7 +95,7 @@ def test_kinds_of_operators_are_all_used_and_all_known() -> None:
 
 
 def test_every_file_is_part_of_an_overlay() -> None:
-    """A kustomization's own lists are what kustomize reads, so nothing stands beside them."""
+    """Only the files that a kustomization lists are read."""
     listed = set()
     for file in K8S.rglob("kustomization.yaml"):
         said = msgspec.yaml.decode(file.read_bytes())
@@ -164,7 +164,7 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
         shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
         needed = shutdown if name != "api" else sleeps.get("seconds", 0) + shutdown + giving_back
         assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
-    assert sleeps == {}, "only the API is told to wait for those who still send to it"
+    assert sleeps == {}, "only the API waits for load balancers that still send to it"
 
 
 @each_overlay
@@ -197,7 +197,7 @@ def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) 
 
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
-def test_every_setting_that_has_no_default_is_given_and_none_is_misspelt(overlay: str, process: str) -> None:
+def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay: str, process: str) -> None:
     settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
     fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
     given = environment_of(overlay, process)
@@ -206,7 +206,7 @@ def test_every_setting_that_has_no_default_is_given_and_none_is_misspelt(overlay
 
     assert missing == set()
     values = {name: value for name, value in given.items() if name in fields}
-    # What comes from a Secret is not known here: only the rest is converted.
+    # Values from a Secret are unknown here: only the others are converted.
     made_up = {
         "DATABASE_URL": "postgresql://host/name",
         "AMQP_URL": "amqp://host/",
@@ -254,7 +254,7 @@ def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay: str) -> N
 
 @each_overlay
 def test_variables_are_defined_before_they_are_used(overlay: str) -> None:
-    """Kubernetes leaves `$(NAME)` as it stands where NAME comes later."""
+    """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
     for workload in workloads(overlay).values():
         defined: set[str] = set()
         for entry in container_of(workload).get("env", []):
@@ -264,7 +264,7 @@ def test_variables_are_defined_before_they_are_used(overlay: str) -> None:
 
 
 @each_overlay
-def test_api_is_given_no_broker_and_no_mail_server(overlay: str) -> None:
+def test_api_gets_no_broker_and_no_mail_server(overlay: str) -> None:
     assert not environment_of(overlay, "api").keys() & {"AMQP_URL", "SMTP_URL"}
 
 
@@ -276,7 +276,7 @@ def test_no_secret_is_committed_but_the_made_up_ones_of_development() -> None:
     assert committed.count("made-up") >= 4
 
 
-def test_all_that_a_cluster_without_operators_has_to_bring_is_one_secret() -> None:
+def test_cluster_without_operators_needs_only_one_secret() -> None:
     given = {
         (secret, key)
         for workload in workloads("external").values()
@@ -309,7 +309,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> 
         assert all(f"`{word}`" in RUNBOOK for word in {name, *keys})
 
 
-def test_secrets_made_by_operators_belong_to_objects_that_are_there() -> None:
+def test_secrets_made_by_operators_belong_to_objects_that_exist() -> None:
     users = {f"{name}-user-credentials" for name in of_kind("production", "User")}
     clusters = {f"{name}-app" for name in of_kind("production", "Cluster")}
 
@@ -329,7 +329,7 @@ def test_hosts_in_production_are_services_that_the_operators_make() -> None:
 
 
 @pytest.mark.parametrize("process", WORKERS)
-def test_worker_speaks_with_rabbitmq_by_tls_and_trusts_the_authority_that_signed(process: str) -> None:
+def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process: str) -> None:
     deployment = workloads("production")[process]
     (mount,), (volume,) = container_of(deployment)["volumeMounts"], pod_of(deployment)["volumes"]
     certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
@@ -371,7 +371,7 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
 
 
 def connections_of(overlay: str, process: str) -> float:
-    """Return how many a pod's pool may open: one more is for the readiness probe."""
+    """Return the connections of a pod: its pool, and one for the readiness probe."""
     return setting(overlay, process, "DATABASE_POOL_SIZE", 10) + 1
 
 
@@ -391,12 +391,12 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
     schema = replicas["api"] + surge  # each before it starts
     servers = pooler["instances"] * int(parameters["default_pool_size"])
 
-    # One PgBouncer may be left with all of them.
+    # One PgBouncer may have to carry all of them.
     assert clients <= int(parameters["max_client_conn"])
     assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
 
 
-def test_page_says_how_many_connections_a_postgres_outside_has_to_allow() -> None:
+def test_page_says_how_many_connections_an_external_postgres_must_allow() -> None:
     deployments = of_kind("external", "Deployment")
     pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}  # one more in a rollout
 
@@ -412,7 +412,7 @@ def test_connections_of_development_fit_into_its_postgres() -> None:
     assert 2 * pools + 2 <= 100 - 3  # a rollout doubles them; the last three are the superuser's
 
 
-def test_autoscalers_aim_at_deployments_that_are_there_and_leave_replicas_to_themselves() -> None:
+def test_autoscalers_target_deployments_that_exist_and_set_no_replicas() -> None:
     deployments = of_kind("production", "Deployment")
     aims = {
         scaler["spec"]["scaleTargetRef"]["name"]
@@ -424,7 +424,7 @@ def test_autoscalers_aim_at_deployments_that_are_there_and_leave_replicas_to_the
 
 
 @pytest.mark.parametrize("overlay", ["external", "production"])
-def test_ingress_leads_to_what_is_for_callers_only(overlay: str) -> None:
+def test_ingress_exposes_only_the_api_of_callers(overlay: str) -> None:
     ingress = the_one(overlay, "Ingress", "api")["spec"]
     (rule,) = ingress["rules"]
 

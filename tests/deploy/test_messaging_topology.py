@@ -1,4 +1,4 @@
-"""The messaging topology in the manifests is the worker's own."""
+"""The messaging topology in the manifests is the one that the worker declares."""
 
 import re
 
@@ -38,7 +38,7 @@ async def remove_topology(channel: AbstractChannel) -> None:
 async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(
     channel: AbstractChannel,
 ) -> None:
-    """A broker refuses a second declaration that differs from the first in any argument."""
+    """A broker refuses a second declaration with any other argument."""
     await remove_topology(channel)
     await declare_as_the_operator_does(channel)
 
@@ -74,7 +74,7 @@ def test_manifests_name_what_the_worker_declares_and_no_more() -> None:
     }
 
 
-def test_policy_concerns_our_queues_and_touches_no_argument_of_theirs() -> None:
+def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_arguments() -> None:
     (policy,) = specifications("Policy")
     arguments = {name for queue in specifications("Queue") for name in queue["arguments"]}
 
@@ -84,7 +84,7 @@ def test_policy_concerns_our_queues_and_touches_no_argument_of_theirs() -> None:
 
 
 @pytest.mark.parametrize("may", ["configure", "write", "read"])
-def test_user_of_the_worker_may_touch_ours_and_nothing_else(may: str) -> None:
+def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may: str) -> None:
     permission = of_kind("production", "Permission")["worker"]["spec"]["permissions"][may]
     ours = [one["name"] for kind in ("Exchange", "Queue") for one in specifications(kind)]
 

@@ -1,4 +1,4 @@
-"""Who can reach whom in production, by the rules that a network plugin would apply."""
+"""Which pods can reach which in production, by the rules that a network plugin applies."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ HERE = "calculation-requests"
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A pod of some namespace, with its labels; or, without labels, an address outside of the cluster."""
+    """A pod of a namespace, with its labels; without labels, an address outside of the cluster."""
 
     namespace: str
     labels: Mapping[str, str]
@@ -95,7 +95,7 @@ def test_other_flows_are_closed(flow: str) -> None:
     assert not can_reach(*DENIED[flow])
 
 
-def test_default_is_to_deny_every_pod_of_ours_both_ways() -> None:
+def test_default_denies_every_pod_of_the_service_both_ways() -> None:
     policy = of_kind("production", "NetworkPolicy")["default-deny"]["spec"]
 
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -110,7 +110,7 @@ def test_names_of_ports_are_those_of_the_containers() -> None:
 
 
 def can_reach(source: Peer, target: Peer, port: int) -> bool:
-    """Return whether the policies let a connection out of *source* and into *target*."""
+    """Return whether the policies allow a connection from *source* to *target*."""
     return _lets(source, "Egress", "to", target, port) and _lets(target, "Ingress", "from", source, port)
 
 

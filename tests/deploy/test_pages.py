@@ -5,18 +5,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
-from tests.conftest import ROOT
 from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import anchors, links, metrics_listed, settings_listed
 from worker.settings import WorkerSettings
 
-_PAGES = [ROOT / "README.md", *sorted(ROOT.glob("[!.]*/README.md")), *sorted(ROOT.glob("tests/*/README.md"))]
+_PAGES = [
+    CHECKOUT / "README.md",
+    *sorted(CHECKOUT.glob("[!.]*/README.md")),
+    *sorted(CHECKOUT.glob("tests/*/README.md")),
+]
 # Settings without a default that need not be set, with what the page has in place of one.
 _OPTIONAL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "none", "LISTEN_DATABASE_URL": "DATABASE_URL"}
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links(page) if not _leads_somewhere(page, link)] == []
 

@@ -1,4 +1,4 @@
-"""Programs beside us, and what is left of them after a crash."""
+"""Child processes, and their end after a crash of this one."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.processes import (
+from deploy.local.machine.processes import (
     Process,
     Program,
     command_line,
@@ -20,7 +20,7 @@ from deploy.local.processes import (
     run_command,
     running,
 )
-from deploy.local.waiting import wait_until
+from deploy.local.machine.waiting import wait_until
 
 SLEEP = "import time; time.sleep(60)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
@@ -40,7 +40,7 @@ def program(folder: Path, code: str, *, stop_seconds: float = 10.0) -> Program:
 
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that is none of ours."""
+    """Run a process that no pid file names."""
     with subprocess.Popen([sys.executable, "-c", SLEEP]) as process:
         yield process
         process.kill()
@@ -81,7 +81,7 @@ def test_leftover_of_a_crashed_run_is_ended(tmp_path: Path) -> None:
     assert not (tmp_path / "sleeper.pid").exists()
 
 
-def test_process_that_got_the_number_of_an_old_one_is_left_alone(
+def test_process_with_the_reused_id_of_an_old_one_is_left_alone(
     tmp_path: Path, stranger: subprocess.Popen[bytes]
 ) -> None:
     pid_file = tmp_path / "sleeper.pid"
@@ -116,7 +116,7 @@ def test_process_that_has_ended_has_no_identity_even_before_it_is_reaped(
     assert wait_until(lambda: identity(stranger.pid) is None, seconds=5)
 
 
-def test_command_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
 
     with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
@@ -130,7 +130,7 @@ def test_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
         run_command("sleep", command, environment=os.environ, folder=tmp_path, seconds=0.1)
 
 
-def test_command_is_given_up_when_the_end_is_asked_for(tmp_path: Path) -> None:
+def test_command_is_abandoned_when_the_end_is_asked_for(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SLEEP]
 
     with pytest.raises(Interrupted):

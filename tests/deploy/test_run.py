@@ -1,4 +1,4 @@
-"""`make run`, as far as it needs no service: what it says when it cannot start."""
+"""`make run` without its servers: its errors when it cannot start, and the commands it prints."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ import pytest
 
 from deploy.local import environment, example, stack
 from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place
-from deploy.local.ports import free_port
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.ports import free_port
 from deploy.local.terminal import port_from
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
-from tests.conftest import Issuer
+from tests.harness.issuer import Issuer
 
 
 def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:
@@ -32,14 +32,14 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "0", "65536", "-1", "80.5"])
-def test_port_that_is_none_is_refused_by_name(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_port_is_refused_by_its_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", value)
 
     with pytest.raises(LocalStackError, match="PORT must be a number from 1 to 65535"):
         port_from("PORT", default=8000)
 
 
-def test_trouble_is_told_in_a_line_and_by_the_exit_status() -> None:
+def test_error_is_one_line_and_the_exit_status() -> None:
     command = [sys.executable, "-m", "deploy.local", "run"]
     settings = {**os.environ, "PORT": "no-port"}
 

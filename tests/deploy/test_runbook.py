@@ -1,11 +1,11 @@
-"""The runbook tells of commands that there are, of every alert, and of behaviour that a test shows."""
+"""The runbook names commands that exist, every alert, and behaviour that a test shows."""
 
 import re
 
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.__main__ import _parser as service_parser
-from tests.conftest import ROOT
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker.operating import commands
 
@@ -16,7 +16,7 @@ COMMANDS = sorted(
 )
 PARSERS = {"service": service_parser, "worker": commands.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
-# What stands in capitals is for the reader to fill in.
+# Words in capitals are for the reader to fill in.
 EXAMPLES = {
     "UUID": "req_0000000000000000000000",
     "TIME": "2026-01-31T09:30:00Z",
@@ -44,7 +44,7 @@ def test_tests_that_are_named_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {
         name
-        for file in (ROOT / "tests").rglob("test_*.py")
+        for file in (CHECKOUT / "tests").rglob("test_*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
     }
 

@@ -1,4 +1,4 @@
-"""Where Postgres and RabbitMQ come from, and in which order they are looked for."""
+"""Where Postgres and RabbitMQ come from, and in which order they are looked up."""
 
 import asyncio
 import http.server
@@ -16,12 +16,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from deploy.local import servers
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.folders import Place
-from deploy.local.ports import free_port, remembered_port
-from deploy.local.postgres_process import postgres_process
-from deploy.local.server import NotHere, Server
+from deploy.local.machine.folders import Place
+from deploy.local.machine.ports import free_port, remembered_port
+from deploy.local.servers import lookup as servers
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.server import NotHere, Server
 from tests.deploy.conftest import Reports
 
 
@@ -39,10 +39,10 @@ def elsewhere(_: Place) -> AbstractContextManager[Server]:
 
 
 class DockerEngine(http.server.BaseHTTPRequestHandler):
-    """A Docker engine that has no images and cannot get any."""
+    """A Docker engine without images, which cannot pull any."""
 
     def do_GET(self) -> None:
-        """Answer questions about the engine and about images."""
+        """Answer requests about the engine and about images."""
         if self.path.endswith("/version"):
             self._answer(HTTPStatus.OK, {"ApiVersion": "1.43"})
         else:
@@ -60,7 +60,7 @@ class DockerEngine(http.server.BaseHTTPRequestHandler):
         self.wfile.write(encoded)
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def select_one(url: str) -> int:
     return asyncio.run(select())
 
 
-def test_first_way_that_leads_to_a_server_is_taken(place: Place, reports: Reports) -> None:
-    with servers.first_to_be_had((nowhere, here, elsewhere), place) as server:
+def test_first_available_server_is_used(place: Place, reports: Reports) -> None:
+    with servers.first_available((nowhere, here, elsewhere), place) as server:
         assert server.url == "url://here"
 
     assert reports.lines == ["nothing to be had this way"]
@@ -99,7 +99,7 @@ def test_first_way_that_leads_to_a_server_is_taken(place: Place, reports: Report
         ("AMQP_URL", "amqp://me:s3cret@127.0.0.1:{port}/", servers.rabbitmq),
     ],
 )
-def test_url_that_leads_nowhere_is_one_clear_line_without_its_password(
+def test_unreachable_url_is_one_clear_line_without_its_password(
     variable: str,
     url: str,
     server: Callable[..., AbstractContextManager[str]],
@@ -119,7 +119,7 @@ def test_url_that_leads_nowhere_is_one_clear_line_without_its_password(
     assert "\n" not in text
 
 
-def test_url_that_is_no_url_is_not_quoted(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_invalid_url_is_not_quoted(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.setenv("DATABASE_URL", "mysql://me:s3cret@[nowhere")
 
     with (
@@ -168,7 +168,7 @@ def test_kept_postgres_that_was_killed_starts_again_on_its_port_with_its_data(pl
         pid_file = kept.folder / "postgres-18" / "data" / "postmaster.pid"
         os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
 
-    # As if the system had given the number of the dead server to another process: here, to this one.
+    # As if the id of the dead server had been reused: here, for this process.
     pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]))
     with postgres_process(kept) as second:
         asyncio.run(execute(second.url, "SELECT n FROM kept"))
@@ -184,14 +184,14 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-def test_server_that_is_given_up_leaves_nothing_behind(place: Place) -> None:
+def test_interrupted_start_leaves_nothing_behind(place: Place) -> None:
     with pytest.raises(Interrupted), postgres_process(replace(place, stopping=lambda: True)):
         pass
 
     assert list(place.folder.iterdir()) == []
 
 
-def test_remembered_port_is_given_up_when_somebody_else_has_it(tmp_path: Path) -> None:
+def test_remembered_port_is_replaced_when_another_server_has_it(tmp_path: Path) -> None:
     file = tmp_path / "port"
     port = remembered_port(file)
     assert remembered_port(file) == port

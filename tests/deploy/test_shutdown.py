@@ -1,4 +1,4 @@
-"""A pod that is deleted under load: what it had accepted is answered, and every event still arrives."""
+"""A pod deleted under load: accepted requests are answered, and every event still arrives."""
 
 import asyncio
 import time
@@ -8,11 +8,12 @@ from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import Issuer, eventually
 from tests.deploy.manifests import grace_seconds
 from tests.end_to_end.callers import under_load
 from tests.end_to_end.events import Subscriber, subscribed
-from tests.end_to_end.processes import api_process, started, worker_process
+from tests.harness.issuer import Issuer
+from tests.harness.processes import api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 

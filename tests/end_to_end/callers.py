@@ -1,4 +1,4 @@
-"""Callers of the API, and the load that they make."""
+"""Callers of the API, and load."""
 
 import asyncio
 import itertools
@@ -8,16 +8,16 @@ from typing import Any
 
 import httpx
 
-from tests.conftest import A_REQUEST
-from tests.end_to_end.processes import Process
+from tests.harness.examples import A_REQUEST
+from tests.harness.processes import Process
 from worker.waiting import wait_at_most
 
-_PAUSE_SECONDS = 0.05  # after a call that nobody has answered
+_PAUSE_SECONDS = 0.05  # after a call without an answer
 _numbers = itertools.count(1)
 
 
 def another_request() -> dict[str, Any]:
-    """Return a body like no other: its customer's address and external_id tell it from the rest."""
+    """Return a body with a unique customer's address and external_id."""
     number = next(_numbers)
     return A_REQUEST | {
         "customer_email": f"customer-{number}@customer.example.com",
@@ -33,7 +33,7 @@ def client_of(api: Process, token: str) -> httpx.AsyncClient:
 
 
 async def create(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Have another request stored, and return its record."""
+    """Create another request, and return its record."""
     response = await client.post("/v1/request", json=another_request())
     assert response.status_code == 200, response.text
     record: dict[str, Any] = response.json()["data"]
@@ -41,7 +41,7 @@ async def create(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4) -> list[dict[str, Any]]:
-    """Have *count* requests stored, a few at a time, and return their records."""
+    """Create *count* requests, *at_once* at a time, and return their records."""
     places = asyncio.Semaphore(at_once)
 
     async def create_in_turn() -> dict[str, Any]:
@@ -52,7 +52,7 @@ async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4
 
 
 class Load:
-    """What callers have sent and heard so far."""
+    """What callers have sent so far, and the answers."""
 
     def __init__(self) -> None:
         self.sent: set[str] = set()  # by external_id
@@ -60,7 +60,7 @@ class Load:
         self.refused: list[int] = []  # the status of any other answer
 
     async def call(self, api: Process, token: str, stop: asyncio.Event) -> None:
-        """Post one request after another until *stop*; an API that is away is no reason to give up."""
+        """Post one request after another until *stop*, also while the API is down."""
         async with client_of(api, token) as client:
             while not stop.is_set():
                 body = another_request()
@@ -78,7 +78,7 @@ class Load:
 
 @asynccontextmanager
 async def under_load(api: Process, token: str, *, callers: int = 4) -> AsyncIterator[Load]:
-    """Have *callers* post requests until the block is left."""
+    """Let *callers* post requests until the block is left."""
     load = Load()
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as calls:

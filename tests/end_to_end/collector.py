@@ -1,4 +1,4 @@
-"""A collector of traces: a real OTLP/HTTP receiver that keeps what it is sent."""
+"""A collector of traces: a real OTLP/HTTP receiver that keeps what it gets."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What has been collected so far."""
+    """The traces received so far."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -18,7 +18,7 @@ class Collector:
 
     @property
     def spans(self) -> list[Span]:
-        """Every span that came."""
+        """Every span received."""
         return [
             span
             for request in self.requests
@@ -66,7 +66,7 @@ def collecting() -> Iterator[Collector]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         collector.endpoint = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""An API and a worker as processes, a caller, and another team that listens."""
+"""Fixtures: an API and a worker as processes, a caller, and another team's subscription."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from service.settings import ServiceSettings
-from tests.conftest import Issuer
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber, subscribed
-from tests.end_to_end.processes import Process, api_process, worker_process
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, api_process, worker_process
 from worker.settings import WorkerSettings
 
 
@@ -36,6 +36,6 @@ async def caller(api: Process, issuer: Issuer) -> AsyncIterator[httpx.AsyncClien
 
 @pytest.fixture
 async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
-    """Another team, which hears every event about requests."""
-    async with subscribed(channel) as listening:
-        yield listening
+    """Another team, subscribed to every event about requests."""
+    async with subscribed(channel) as team:
+        yield team

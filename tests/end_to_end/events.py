@@ -1,4 +1,4 @@
-"""What another team sees of us on RabbitMQ, and what the calculation teams tell us there."""
+"""Other teams on RabbitMQ: a subscriber to the events, and a calculation team."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,59 +13,51 @@ from worker.rabbitmq import topology
 
 
 class Subscriber:
-    """Another team: hears every event about requests, in the order in which it is delivered."""
+    """Another team: gets every event about requests, in the order of delivery."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
-        self.strays: list[bytes] = []  # what came, but is no event
+        self.received: list[dict[str, Any]] = []
+        self.strays: list[bytes] = []  # messages that are no events
 
-    async def hear(self, message: AbstractIncomingMessage) -> None:
+    async def receive(self, message: AbstractIncomingMessage) -> None:
         """Take one message."""
         if message.content_type == CONTENT_TYPE:
-            self.heard.append(json.loads(message.body))
+            self.received.append(json.loads(message.body))
         else:
             self.strays.append(message.body)
 
     @property
     def event_ids(self) -> set[str]:
-        """The ids of all events heard: one that is repeated counts once."""
-        return {event["id"] for event in self.heard}
+        """The ids of all events received, without repeats."""
+        return {event["id"] for event in self.received}
 
     def about(self, uuid: str) -> list[dict[str, Any]]:
         """Return the events about one request."""
-        return [event for event in self.heard if event["subject"] == uuid]
+        return [event for event in self.received if event["subject"] == uuid]
 
     def types(self, uuid: str) -> set[str]:
         """Return the types of the events about one request."""
         return {event["type"] for event in self.about(uuid)}
 
     def sequences(self, uuid: str) -> list[int]:
-        """Return the sequences of the events about one request, as they came."""
+        """Return the sequences of the events about one request, in the order of arrival."""
         return [event["data"]["sequence"] for event in self.about(uuid)]
 
 
 @asynccontextmanager
 async def subscribed(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
-    """Bind a queue of our own to the events about requests."""
+    """Bind an exclusive queue to the events about requests."""
     subscriber = Subscriber()
     queue = await channel.declare_queue(exclusive=True)
     await queue.bind(topology.REQUESTS, "#")
-    await queue.consume(subscriber.hear, no_ack=True)
+    await queue.consume(subscriber.receive, no_ack=True)
     yield subscriber
     await queue.delete(if_unused=False, if_empty=False)
 
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:
-    """Announce a calculation, as its team does."""
+    """Publish a calculation, as its team does."""
     exchange = await channel.get_exchange(topology.CALCULATIONS)
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
     message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)
     await exchange.publish(message, topology.CALCULATION_RESULTS.routing_key)
-
-
-async def waiting_messages(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that wait in a queue."""
-    declared = await channel.declare_queue(queue, passive=True)
-    count = declared.declaration_result.message_count
-    assert count is not None
-    return count

@@ -1,12 +1,13 @@
-"""From the request to its calculation: every link of the chain, once."""
+"""From the request to its calculation: every step of the chain, once."""
 
 import httpx
 from aio_pika.abc import AbstractChannel
 
-from tests.conftest import A_REQUEST, eventually
 from tests.end_to_end.events import Subscriber, publish_calculation
-from tests.end_to_end.processes import Process, started
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, started
+from tests.harness.waiting import eventually
 
 
 async def test_request_gets_its_email_and_its_calculation(

@@ -1,4 +1,4 @@
-"""`python -m service` and `python -m worker`, as operators use them: what works, and what goes wrong."""
+"""`python -m service` and `python -m worker`, as operators use them: results and errors."""
 
 import re
 import socket
@@ -9,20 +9,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from msgspec.structs import replace
 
+from deploy.local.machine.ports import free_port
 from service.postgres import schema
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import CONVEYANCER, FREE_CONVEYANCER, Issuer
 from tests.end_to_end.callers import another_request, client_of
-from tests.end_to_end.processes import (
-    Ended,
-    Process,
-    bare_environment,
-    environment_of,
-    free_port,
-    run,
-    started,
-)
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Ended, Process, bare_environment, environment_of, run, started
 from worker.settings import WorkerSettings
 
 STRUCTURE = "/v1/questionnaire/structure"
@@ -31,7 +25,7 @@ A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 @pytest.fixture
 def environment(database_url: str) -> dict[str, str]:
-    """What the commands of an operator need to know."""
+    """The environment of an operator's commands."""
     return bare_environment(DATABASE_URL=database_url)
 
 
@@ -65,7 +59,7 @@ async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str
     [("", "New Firm", "id"), ("new-firm\u202e", "New Firm", "id"), ("new-firm", "", "name")],
     ids=ascii,
 )
-async def test_conveyancer_that_nobody_could_read_is_not_added(
+async def test_conveyancer_with_an_unreadable_name_is_not_added(
     environment: Mapping[str, str], database: Connection, conveyancer_id: str, name: str, named: str
 ) -> None:
     ended = await run(
@@ -123,7 +117,7 @@ async def test_missing_setting_is_named(command: tuple[str, ...]) -> None:
     _assert_one_clear_line(await run(*command, environment=bare_environment()), "DATABASE_URL")
 
 
-async def test_postgres_that_cannot_be_reached_is_named() -> None:
+async def test_unreachable_postgres_is_named() -> None:
     url = f"postgresql://user:zqmark@127.0.0.1:{free_port()}/none"
 
     ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=url))
@@ -131,7 +125,7 @@ async def test_postgres_that_cannot_be_reached_is_named() -> None:
     _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
 
 
-async def test_trouble_with_a_file_is_not_put_down_to_postgres(tmp_path: Path) -> None:
+async def test_error_with_a_file_is_not_blamed_on_postgres(tmp_path: Path) -> None:
     file = str(tmp_path / "missing" / "asyncapi.json")
 
     ended = await run("service", "asyncapi", "--update", file, environment=bare_environment())
@@ -143,7 +137,7 @@ async def test_trouble_with_a_file_is_not_put_down_to_postgres(tmp_path: Path) -
     "url",
     ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],
 )
-async def test_postgres_address_that_makes_no_sense_is_named_but_not_shown(url: str) -> None:
+async def test_invalid_postgres_address_is_named_but_not_shown(url: str) -> None:
     ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
 
     _assert_one_clear_line(ended, "DATABASE_URL", hidden="zqmark")
@@ -155,7 +149,7 @@ async def test_unknown_conveyancer_gets_no_api_key(environment: Mapping[str, str
     _assert_one_clear_line(ended, "conveyancer")
 
 
-async def test_key_that_is_not_there_cannot_be_revoked(environment: Mapping[str, str]) -> None:
+async def test_unknown_key_cannot_be_revoked(environment: Mapping[str, str]) -> None:
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
     assert ended.status != 0
@@ -182,7 +176,7 @@ async def test_missing_schema_is_named(environment: Mapping[str, str], database:
         ("LOG_LEVEL", "zqmark"),
     ],
 )
-async def test_setting_of_the_api_that_cannot_be_used_is_named_but_not_shown(
+async def test_invalid_setting_of_the_api_is_named_but_not_shown(
     name: str, value: str, service_settings: ServiceSettings
 ) -> None:
     usable = environment_of(service_settings, PORT=str(free_port()))
@@ -203,7 +197,7 @@ async def test_setting_of_the_api_that_cannot_be_used_is_named_but_not_shown(
         ("REQUEST_SECRET_KEYS", "zqmark"),
     ],
 )
-async def test_setting_of_the_worker_that_cannot_be_used_is_named_but_not_shown(
+async def test_invalid_setting_of_the_worker_is_named_but_not_shown(
     name: str, value: str, worker_settings: WorkerSettings
 ) -> None:
     usable = environment_of(worker_settings, HEALTH_PORT=str(free_port()))
@@ -258,7 +252,7 @@ async def test_unknown_role_is_named(worker_settings: WorkerSettings) -> None:
 
 
 def _assert_one_clear_line(ended: Ended, *named: str, hidden: str | None = None) -> None:
-    """Check that a command failed with one line, which names what is wrong without showing its value."""
+    """Check that a command failed with one line that names what is wrong without its value."""
     printed = ended.output + ended.errors
     assert ended.status not in (0, None)
     assert len(printed.splitlines()) == 1, printed

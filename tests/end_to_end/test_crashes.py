@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: whatever was answered with 200 sees its whole chain."""
+"""SIGKILL at any moment: every request answered with 200 goes through its whole chain."""
 
 import asyncio
 import random
@@ -12,11 +12,12 @@ from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber, publish_calculation
-from tests.end_to_end.processes import Process, api_process, started, worker_process
-from tests.mail_server import MailServer
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _ROUNDS = 6
@@ -50,7 +51,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
         for _ in range(_ROUNDS):
             async with asyncio.TaskGroup() as load:
                 load.create_task(create_and_calculate())
-                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.heard]))  # noqa: S311
+                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.received]))  # noqa: S311
                 await worker.kill()
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()
@@ -71,13 +72,13 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
 
 
 async def _any_moment_while_growing(collection: Collection[object]) -> None:
-    """Wait for a moment of chance, but not so late that all is quiet again."""
+    """Wait for a random moment while work is in progress."""
     goal = len(collection) + random.randint(1, _REQUESTS_A_ROUND - 5)  # noqa: S311
     await eventually(lambda: len(collection) >= goal, seconds=30)
 
 
 async def _claimed_emails(database: Connection) -> set[str]:
-    """Return the e-mails that a dead worker may have handed over without recording it."""
+    """Return the e-mails that a dead worker may have sent without recording it."""
     rows = await database.fetch(
         "SELECT event_id FROM email WHERE state = 'pending' AND claimed_by IS NOT NULL"
     )
@@ -97,7 +98,7 @@ async def _is_finished(database: Connection) -> bool:
 
 
 def _assert_mailed_once_but_for(in_flight: set[str], mail_server: MailServer, *, customers: int) -> None:
-    """Two e-mails to one customer are one and the same, sent again because nobody knew the first's fate."""
+    """A second e-mail to a customer is a copy, sent because the outcome of the first was unknown."""
     message_ids: dict[str, list[str]] = defaultdict(list)
     for mail in mail_server.accepted:
         (recipient,) = mail.recipients

@@ -10,31 +10,33 @@ import msgspec
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, eventually
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, api_process, started
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started
+from tests.harness.waiting import eventually
 
 _TIMES = 1000
 _CALLERS = 64
 _KILLS = 4
-_PAUSE_SECONDS = 0.05  # while nobody listens
+_PAUSE_SECONDS = 0.05  # while the API is down
 
 
 class Calls:
-    """What came of the calls."""
+    """The outcomes of the calls."""
 
     def __init__(self) -> None:
         self.answers: list[httpx.Response] = []
-        self.lost = 0  # connections that broke before the answer
+        self.lost = 0  # calls whose connection broke before the answer
 
     @property
     def made(self) -> int:
-        """How many have ended."""
+        """How many calls have ended."""
         return len(self.answers) + self.lost
 
     async def make(self, client: httpx.AsyncClient, turns: Iterator[int]) -> None:
-        """Send the same request again for each of the turns, which are shared with other callers."""
+        """Send the same request once for each of *turns*, which callers share."""
         for _ in turns:
             try:
                 self.answers.append(await self._post(client))
@@ -42,7 +44,7 @@ class Calls:
                 self.lost += 1
 
     async def have_been_made(self, count: int) -> None:
-        """Wait until so many have ended."""
+        """Wait until *count* calls have ended."""
         await eventually(lambda: self.made >= count, seconds=60)
 
     async def _post(self, client: httpx.AsyncClient) -> httpx.Response:
@@ -63,7 +65,7 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
     subscriber: Subscriber,
     mail_server: MailServer,
 ) -> None:
-    # With time to spare: callers may queue for the pool, which is not what is tested.
+    # A long timeout: callers may queue for the pool, which is not tested here.
     api = api_process(msgspec.structs.replace(service_settings, database_timeout_seconds=10.0), tmp_path)
     calls = Calls()
     turns = iter(range(_TIMES))
@@ -92,9 +94,9 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
     assert calls.made == _TIMES
     assert statuses == {200}
     assert calls.lost > 0
-    assert len(firsts) <= 1  # the first answer may be one of the lost
+    assert len(firsts) <= 1  # the first answer may be among the lost ones
     (uuid,) = uuids
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
     assert subscriber.types(uuid) == {"request.created", "request.email_sent"}
-    assert {event["subject"] for event in subscriber.heard} == {uuid}
+    assert {event["subject"] for event in subscriber.received} == {uuid}
     assert len(mail_server.accepted) == 1

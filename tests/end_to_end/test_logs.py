@@ -1,4 +1,4 @@
-"""Logs: lines for machines, and nothing in them that is personal or secret, whatever is thrown at us."""
+"""Logs: machine-readable lines without anything personal or secret, whatever the input."""
 
 import asyncio
 import json
@@ -15,15 +15,18 @@ from msgspec.structs import replace
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS, Issuer, eventually
 from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
-from tests.end_to_end.processes import Process, api_process, started, worker_process
-from tests.mail_server import MailServer
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness import queues
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
-MARK = "zqmark"  # in everything that must not be repeated
+MARK = "zqmark"  # in every value that must not be logged
 PHONE = "+44 7700 900123"
 AN_EMAIL_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+")
 
@@ -58,13 +61,13 @@ BAD_VALUES: dict[str, Any] = {
 
 @pytest.fixture
 def verbose_api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
-    """An API that logs all it can."""
+    """An API that logs as much as possible."""
     return api_process(replace(service_settings, log_level="DEBUG"), tmp_path)
 
 
 @pytest.fixture
 def verbose_worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
-    """A worker that logs all it can."""
+    """A worker that logs as much as possible."""
     return worker_process(replace(worker_settings, log_level="DEBUG"), tmp_path)
 
 
@@ -96,7 +99,7 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(
 
 
 async def _statuses_of_calls(caller: httpx.AsyncClient, record: dict[str, Any], api_key: str) -> set[int]:
-    """Call every route, well and badly, with access to it."""
+    """Call every route with access to it, with valid and invalid requests."""
     path = f"/v1/request/{record['uuid']}"
     secret = {"secret": f"{MARK}{record['secret']}"}
     key = {"Authorization": f"Bearer {api_key}", "traceparent": MARK}
@@ -125,7 +128,7 @@ async def _statuses_of_calls(caller: httpx.AsyncClient, record: dict[str, Any], 
 
 
 async def _statuses_without_access(caller: httpx.AsyncClient, issuer: Issuer, uuid: str) -> set[int]:
-    """Call with credentials that do not open the door."""
+    """Call with invalid credentials."""
     credentials = [
         f"Bearer {MARK}",
         f"Bearer {MARK}.{MARK}.{MARK}",
@@ -150,7 +153,7 @@ async def _statuses_without_access(caller: httpx.AsyncClient, issuer: Issuer, uu
 
 
 async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection) -> set[int]:
-    """Call while Postgres refuses what it should take: its message quotes the whole row."""
+    """Call while Postgres refuses the row: its message quotes all of it."""
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
     refused = await caller.post("/v1/request", json=A_MARKED_REQUEST)
     await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
@@ -161,7 +164,7 @@ async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection)
 
 
 async def _send_raw(process: Process, text: str) -> None:
-    """Send something that no client library would, and hang up."""
+    """Send malformed HTTP, and hang up."""
     url = httpx.URL(process.base_url)
     _, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(text.encode())
@@ -242,7 +245,7 @@ async def _record_not_taken_by_postgres_at_first(
     subscriber: Subscriber,
     database: Connection,
 ) -> dict[str, Any]:
-    """Have Postgres refuse what it should take: its message quotes the whole row."""
+    """Make Postgres refuse the row: its message quotes all of it."""
     record = await _marked(caller)
     await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
@@ -277,12 +280,12 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
 
 
 async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, count: int) -> None:
-    """Wait until as many messages lie in the dead letters of a queue."""
+    """Wait until a queue has *count* dead letters."""
 
-    async def lie_there() -> bool:
-        return await waiting_messages(channel, queue.dead_letters) == count
+    async def are_dead() -> bool:
+        return await queues.count(channel, queue.dead_letters) == count
 
-    await eventually(lie_there)
+    await eventually(are_dead)
 
 
 async def test_console_format_is_for_people(

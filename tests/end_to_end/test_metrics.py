@@ -6,17 +6,18 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.conftest import A_REQUEST, eventually
 from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import metrics_listed
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, started
-from tests.metrics import scrape, series
+from tests.harness.examples import A_REQUEST
+from tests.harness.metrics import scrape, series
+from tests.harness.processes import Process, started
+from tests.harness.waiting import eventually
 
 _OF_THE_LIBRARY = ("process_", "python_")
 
 
-async def test_both_processes_tell_what_became_of_a_request(
+async def test_both_processes_count_what_became_of_a_request(
     *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
 ) -> None:
     async with started(api, worker), httpx.AsyncClient(base_url=worker.base_url) as probe:
@@ -48,7 +49,7 @@ async def test_page_for_operators_lists_every_metric_of_each_process_and_no_othe
     ]
 
 
-async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
+async def test_alerts_and_dashboard_are_checked_against_what_is_really_exported(
     *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
 ) -> None:
     async with started(api, worker):
@@ -64,7 +65,7 @@ async def test_alerts_and_dashboard_are_held_against_what_is_really_exported(
     assert families == {name for name in without_suffix if not name.startswith(_OF_THE_LIBRARY)}
 
 
-async def test_each_process_tells_of_itself_only(api: Process, worker: Process) -> None:
+async def test_each_process_exports_only_its_own_metrics(api: Process, worker: Process) -> None:
     async with started(api, worker):
         of_both = await _families(api) & await _families(worker)
 

@@ -1,4 +1,4 @@
-"""RabbitMQ, the mail server, Postgres and the issuer's keys away, and back again."""
+"""Outages of RabbitMQ, the mail server, Postgres and the issuer's keys, and the recovery."""
 
 import asyncio
 import statistics
@@ -16,19 +16,40 @@ from msgspec.structs import replace
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.certificates import Authority
-from tests.conftest import CONVEYANCER, Issuer, eventually
 from tests.end_to_end.callers import another_request, client_of, create, create_many
-from tests.end_to_end.events import Subscriber, publish_calculation, waiting_messages
-from tests.end_to_end.processes import Process, api_process, started, worker_process
-from tests.end_to_end.tcp_forwarder import TcpForwarder
-from tests.https_issuer import HttpsIssuer, status
-from tests.mail_server import MailServer
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness.certificates import Authority
+from tests.harness.examples import CONVEYANCER
+from tests.harness.issuer import HttpsIssuer, Issuer, status
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
-Outage = Callable[[TcpForwarder], Awaitable[None]]
-OUTAGES = pytest.mark.parametrize("outage", [TcpForwarder.switch_off, TcpForwarder.fall_silent])
+Outage = Callable[[TcpProxy], Awaitable[None]]
+
+
+async def unreachable(network: TcpProxy) -> None:
+    """Let connecting fail, and cut the open connections."""
+    await network.stop_listening()
+    await network.cut()
+
+
+async def silent(network: TcpProxy) -> None:
+    """Accept connections and keep them open, but forward nothing."""
+    network.hold()
+
+
+async def restore(network: TcpProxy) -> None:
+    """End either outage."""
+    network.resume()
+    await network.listen()
+
+
+OUTAGES = pytest.mark.parametrize("outage", [unreachable, silent])
 
 _MEASURED = 40  # requests
 
@@ -45,7 +66,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
     mail_server: MailServer,
     database: Connection,
 ) -> None:
-    async with TcpForwarder(worker_settings.amqp_url) as network:
+    async with TcpProxy(worker_settings.amqp_url) as network:
         impatient = replace(
             worker_settings,
             amqp_url=network.url,
@@ -62,7 +83,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
             api_ready = await api.status("/readyz")
             waiting = await database.fetchval("SELECT count(*) FROM outbox")
             held = await database.fetchval("SELECT count(*) FROM outbox_held")
-            await network.switch_on()
+            await restore(network)
             await eventually(lambda: len(subscriber.event_ids) == 4 * _MEASURED, seconds=30)
             await worker.becomes_ready()
 
@@ -75,7 +96,7 @@ async def test_api_is_as_fast_without_the_broker_and_all_is_delivered_when_it_is
 
 
 async def _median_seconds(caller: httpx.AsyncClient) -> float:
-    """Return how long it usually takes to have a request stored."""
+    """Return the median seconds of a create."""
     durations = []
     for _ in range(_MEASURED):
         started_at = time.perf_counter()
@@ -101,8 +122,8 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
     async with started(api, worker):
         records = await create_many(caller, 30)
         await eventually(is_written_down)
-        await worker.stop()  # Messages in hand, if there were any, would now be back in their queue.
-        waiting = await waiting_messages(channel, topology.NOTIFICATIONS.name)
+        await worker.stop()  # Unacknowledged messages, if there were any, would now be back in their queue.
+        waiting = await count(channel, topology.NOTIFICATIONS.name)
         worker.start()
         await worker.becomes_ready()
         await mail_server.start()
@@ -117,20 +138,20 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
 
 
 @pytest.fixture
-async def network(database_url: str) -> AsyncIterator[TcpForwarder]:
-    """The network between our processes and Postgres."""
-    async with TcpForwarder(database_url) as forwarder:
-        yield forwarder
+async def network(database_url: str) -> AsyncIterator[TcpProxy]:
+    """The network between the processes and Postgres."""
+    async with TcpProxy(database_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def remote_api(service_settings: ServiceSettings, network: TcpForwarder, tmp_path: Path) -> Process:
+def remote_api(service_settings: ServiceSettings, network: TcpProxy, tmp_path: Path) -> Process:
     """An API with a network between itself and Postgres."""
     return api_process(replace(service_settings, database_url=network.url), tmp_path)
 
 
 @pytest.fixture
-def remote_worker(worker_settings: WorkerSettings, network: TcpForwarder, tmp_path: Path) -> Process:
+def remote_worker(worker_settings: WorkerSettings, network: TcpProxy, tmp_path: Path) -> Process:
     """A worker with a network between itself and Postgres."""
     settings = replace(worker_settings, database_url=network.url, work_timeout_seconds=1.0)
     return worker_process(settings, tmp_path)
@@ -140,7 +161,7 @@ def remote_worker(worker_settings: WorkerSettings, network: TcpForwarder, tmp_pa
 async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_itself(
     *,
     outage: Outage,
-    network: TcpForwarder,
+    network: TcpProxy,
     remote_api: Process,
     remote_worker: Process,
     issuer: Issuer,
@@ -161,14 +182,14 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
         questionnaire = await caller.get("/v1/questionnaire/structure")
         api_ready = await remote_api.status("/readyz")
         await remote_worker.becomes_alive_but_not_ready()
-        await network.switch_on()
+        await restore(network)
         await eventually(lambda: _is_read(caller, before["uuid"]))
         await remote_worker.becomes_ready()
         after = await create(caller)
         await _completes(after["uuid"], channel, subscriber)
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
-    assert api_ready == 200, "callers would get the answer of the ingress"
+    assert api_ready == 200, "callers would get the ingress's answer"
     for response in responses:
         _assert_unavailable(response)
 
@@ -178,7 +199,7 @@ async def _is_read(caller: httpx.AsyncClient, uuid: str) -> bool:
 
 
 async def _completes(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:
-    """See a request through its whole chain."""
+    """Wait until a request has gone through its whole chain."""
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
     await publish_calculation(channel, uuid, "calc-1")
     await eventually(lambda: "request.calculated" in subscriber.types(uuid))
@@ -198,7 +219,7 @@ def _assert_unavailable(response: httpx.Response) -> None:
 async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
     *,
     outage: Outage,
-    network: TcpForwarder,
+    network: TcpProxy,
     remote_api: Process,
     remote_worker: Process,
     issuer: Issuer,
@@ -212,7 +233,7 @@ async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
     ):
         await remote_api.becomes_alive_but_not_ready()
         await remote_worker.becomes_alive_but_not_ready()
-        await network.switch_on()
+        await restore(network)
         await remote_api.becomes_ready()
         await remote_worker.becomes_ready()
         record = await create(caller)
@@ -221,7 +242,7 @@ async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
 
 @pytest.fixture
 async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
-    """The server of its keys, not up, but on a port that stays its own."""
+    """The issuer's key server, down, with a fixed port."""
     server = HttpsIssuer(authority)
     server.answer = status(200, own_issuer.jwks.read_bytes())
     async with server.up():
@@ -232,7 +253,7 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 def dependent_api(
     service_settings: ServiceSettings, key_server: HttpsIssuer, authority: Authority, tmp_path: Path
 ) -> Process:
-    """An API that gets the issuer's keys from that server, five times a second."""
+    """An API that fetches the issuer's keys from that server five times a second."""
     settings = replace(
         service_settings,
         auth_jwks_url=key_server.url,

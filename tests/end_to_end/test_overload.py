@@ -1,4 +1,4 @@
-"""More callers than Postgres can serve: those that can be are served, the others hear so at once."""
+"""More callers than Postgres can serve: as many as possible are served, the others refused at once."""
 
 import asyncio
 import time
@@ -11,9 +11,10 @@ import pytest
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.processes import api_process, started
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.processes import api_process, started
 
 STATEMENT_SECONDS = 0.05
 CONNECTIONS = 2
@@ -22,7 +23,7 @@ LOAD_SECONDS = 5.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one caller heard, and after how long."""
+    """The answer to one caller, and after how long."""
 
     status: int
     retry_after: str | None
@@ -37,7 +38,7 @@ async def call(client: httpx.AsyncClient) -> Answer:
 
 
 async def closed_loop(client: httpx.AsyncClient, seconds: float) -> float:
-    """Return how many requests a second are served to as many callers as there are connections."""
+    """Return how many requests a second are served if there are as many callers as connections."""
     started_at = time.perf_counter()
 
     async def call_again_and_again() -> int:
@@ -52,7 +53,7 @@ async def closed_loop(client: httpx.AsyncClient, seconds: float) -> float:
 
 
 async def open_loop(client: httpx.AsyncClient, rate: float, seconds: float) -> list[Answer]:
-    """Send *rate* requests a second, whether or not the earlier ones have been answered."""
+    """Send *rate* requests a second, even if earlier ones are not answered."""
     started_at = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         calls = []
@@ -91,7 +92,7 @@ async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
         f"slowest {max(a.seconds for a in served):.3f} s, refused {max(a.seconds for a in refused):.3f} s",
     )
     assert {(answer.status, answer.retry_after) for answer in refused} == {(503, "1")}
-    # Without a queue that ends it was a fifth and less; the rest is room for a busy machine.
+    # With an unbounded queue it was a fifth or less. The margin is for a busy machine.
     assert len(served) / LOAD_SECONDS >= 0.5 * min(capacity, after)
     assert after >= 0.3 * capacity
     assert "Traceback" not in api.output

@@ -1,4 +1,4 @@
-"""SIGTERM: what is in hand is finished, and nothing that was accepted is lost."""
+"""SIGTERM: work in progress is finished, and nothing that was accepted is lost."""
 
 import time
 from contextlib import AsyncExitStack
@@ -8,12 +8,13 @@ import httpx
 from msgspec.structs import replace
 
 from service.postgres.pool import Connection
-from tests.conftest import Issuer, eventually
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, started, worker_process
-from tests.end_to_end.tcp_forwarder import TcpForwarder
-from tests.mail_server import MailServer
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, started, worker_process
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _GRACE_SECONDS = 8.0
@@ -83,17 +84,17 @@ async def test_worker_ends_in_time_though_the_broker_and_postgres_fall_silent_wh
     tmp_path: Path,
 ) -> None:
     async with AsyncExitStack() as stack:
-        to_broker = await stack.enter_async_context(TcpForwarder(worker_settings.amqp_url))
-        to_postgres = await stack.enter_async_context(TcpForwarder(worker_settings.database_url))
+        to_broker = await stack.enter_async_context(TcpProxy(worker_settings.amqp_url))
+        to_postgres = await stack.enter_async_context(TcpProxy(worker_settings.database_url))
         settings = replace(
             worker_settings, amqp_url=to_broker.url, database_url=to_postgres.url, shutdown_seconds=3.0
         )
         worker = worker_process(settings, tmp_path)
         await stack.enter_async_context(started(api, worker))
-        await to_broker.fall_silent()
+        to_broker.hold()
         await create_many(caller, 1)
         await eventually(lambda: is_publishing(database))
-        await to_postgres.fall_silent()
+        to_postgres.hold()
         began_at = time.monotonic()
         status = await worker.stop()
         seconds = time.monotonic() - began_at
@@ -104,7 +105,7 @@ async def test_worker_ends_in_time_though_the_broker_and_postgres_fall_silent_wh
 
 
 async def is_publishing(database: Connection) -> bool:
-    """Whether a relay holds a lane for longer than it takes to find nothing in it."""
+    """Whether a relay holds a lane for longer than an empty lane takes."""
     held: bool = await database.fetchval(
         """
         SELECT count(*) > 0

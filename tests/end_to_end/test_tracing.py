@@ -1,4 +1,4 @@
-"""One trace from the caller to the e-mail, exported over OTLP; and nothing of it when nobody asks."""
+"""One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
 import json
 import subprocess
@@ -13,13 +13,16 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from deploy.local.machine.ports import free_port
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, eventually
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.collector import Collector, attributes_of, collecting
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.processes import Process, api_process, free_port, started, worker_process
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
@@ -149,7 +152,7 @@ async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_export
         assert (trace_id, flags) == (_TRACE, "00")
 
 
-async def test_traces_tell_nothing_personal_or_secret(
+async def test_traces_contain_nothing_personal_or_secret(
     *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
 ) -> None:
     api, _ = traced
@@ -161,11 +164,11 @@ async def test_traces_tell_nothing_personal_or_secret(
         await caller.head(f"/v1/request/{uuid}")
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
-    told = "".join(str(request) for request in collector.requests)
+    exported = "".join(str(request) for request in collector.requests)
 
-    assert record["uuid"] in told  # in the ids of messages: that is how a trace is found
+    assert record["uuid"] in exported  # in the ids of messages: that is how a trace is found
     for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
-        assert str(private) not in told
+        assert str(private) not in exported
     assert {span.name for span in collector.spans} >= {
         "GET",
         "GET /v1/request/{uuid}",
@@ -173,7 +176,7 @@ async def test_traces_tell_nothing_personal_or_secret(
     }
 
 
-async def test_fault_of_ours_is_marked_and_its_text_left_out(
+async def test_internal_error_is_marked_and_its_text_left_out(
     *,
     service_settings: ServiceSettings,
     tmp_path: Path,
@@ -215,7 +218,7 @@ async def test_absent_collector_delays_neither_answers_nor_the_end(
     assert took < 15.0
 
 
-def test_nothing_of_opentelemetry_is_imported_when_nobody_traces() -> None:
+def test_opentelemetry_is_not_imported_without_tracing() -> None:
     program = """
 import sys
 import service.__main__, worker.__main__

@@ -1,4 +1,4 @@
-"""The fault harness: `python -m tests.faults`. Exits with 1 when an invariant was breached."""
+"""The fault harness: `python -m tests.faults`. Exit status 1 if an invariant was breached."""
 
 import argparse
 import asyncio
@@ -12,15 +12,15 @@ from pathlib import Path
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.faults import harness
-from tests.faults.broken_relay import BREAKAGES
-from tests.faults.faults import FAULTS
-from tests.faults.harness import LOCAL, Plan
-from tests.faults.invariants import check_all
-from tests.faults.records import Record
-from tests.faults.report import summary, table, verdict
+from tests.faults.broken_programs import BREAKAGES
+from tests.faults.catalogue.fault import FAULTS
+from tests.faults.plan import LOCAL, Plan
+from tests.faults.run import run
+from tests.faults.verdict.invariants import check_all
+from tests.faults.verdict.records import Record
+from tests.faults.verdict.report import summary, table, verdict
 
-_ROUND_SECONDS = 150.0  # in which every fault comes once, mixed or by itself
+_ROUND_SECONDS = 150.0  # in which every fault is injected once, mixed or alone
 
 
 def main() -> int:
@@ -60,8 +60,8 @@ def main() -> int:
 
 
 async def _run_until_signal(plan: Plan) -> Record:
-    """Run the plan. A signal ends it early, and all that it has started."""
-    running = asyncio.ensure_future(harness.run(plan, _say))
+    """Run the plan. A signal ends it early, and every process it has started."""
+    running = asyncio.ensure_future(run(plan, _say))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     return await running
@@ -78,23 +78,30 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
-    parser.add_argument("--requests", type=int, help="acknowledged, at least; else seconds times rate")
+    parser.add_argument("--requests", type=int, help="acknowledged, at least (default: seconds times rate)")
     parser.add_argument(
         "--times",
         type=int,
-        help=f"that every fault comes, at least; else once in {_ROUND_SECONDS:.0f} s",
+        help=f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)",
     )
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument(
-        "--longest-stall", type=float, default=13.0, help="seconds of silence: longer than our timeouts"
+        "--longest-stall",
+        type=float,
+        default=13.0,
+        help="in seconds: longer than every timeout",
     )
     parser.add_argument(
-        "--recovery", type=float, default=5.0, help="seconds after a fault's end; more on a busy machine"
+        "--recovery", type=float, default=5.0, help="seconds allowed after a fault; more on a busy machine"
     )
-    parser.add_argument("--drain", type=float, default=120.0, help="seconds for what is left at the end")
-    parser.add_argument("--seed", type=int, help="of every random choice")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break our programs on purpose")
+    parser.add_argument("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
+    parser.add_argument("--seed", type=int, help="of every random choice (default: a random one)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--broken",
+        choices=sorted(BREAKAGES),
+        help="break the programs on purpose",
+    )
     parser.add_argument(
         "--faults",
         nargs="*",

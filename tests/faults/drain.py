@@ -1,218 +1,58 @@
-"""Measures the relay with a full outbox, an old snapshot, poison, nothing; and scrapes: `tests.faults.drain`.
+"""Measures the relay on a full outbox, an old snapshot, poison, and idle; and scrapes: `tests.faults.drain`.
 
-Postgres and RabbitMQ are private nodes on this machine; events go to a quorum queue of bounded length.
+Postgres and RabbitMQ are private nodes on this machine. Events go to a quorum queue of bounded length.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-import msgspec
 import uvloop
 from prometheus_client import REGISTRY
-from yarl import URL
 
-from deploy.local.errors import LocalStackError
-from deploy.local.folders import CHECKOUT, Place, working_folder
-from deploy.local.ports import free_port
-from deploy.local.processes import Process, Program
-from service.identifiers import new_request_id, uuid_of
-from service.outbox import events, writing
-from service.outbox.events import RequestCalculated
-from service.postgres import schema
+from deploy.local.machine.folders import Place, working_folder
+from service.identifiers import new_request_id
+from service.outbox import writing
 from service.postgres.pool import Connection
 from service.telemetry import metrics
-from tests.conftest import SECRET_KEYS
-from tests.faults import queues
-from tests.faults.harness import LOCAL
-from tests.faults.servers import Servers, private_servers
-from tests.faults.waiting import until
-from tests.faults.world import connect
+from tests.faults.draining import TYPE, PassLog, drain, fill, running_worker, watch
+from tests.faults.plan import LOCAL
+from tests.faults.world.world import connect
+from tests.harness import databases, queues
+from tests.harness.servers import Servers, private_servers
+from tests.harness.waiting import until
 from worker import gauges
 from worker.rabbitmq import topology
 from worker.relay.backlog import read_sizes
 from worker.relay.lanes import find_work
 
 _SINK = "harness.sink"
-_TYPE = RequestCalculated.type
-_DRAIN_SECONDS = 3_600.0
-_START_SECONDS = 30.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
 _SMALL, _SMALL_TIMES = 10_000, 3
 _PROBES = 20
 _SCRAPE_SECONDS = 5.0
 
 
-class Pass(msgspec.Struct, frozen=True):
-    """One batch that left the outbox, as the relay's log tells."""
-
-    at: float
-    events: int
-
-
-class Drain(msgspec.Struct, frozen=True):
-    """Events that left the outbox one after another."""
-
-    rows_per_second: float
-    batch_seconds: float  # median
-    largest_rss_megabytes: float
-
-
-class RunningWorker:
-    """A worker whose log and memory are watched."""
-
-    def __init__(self, folder: Path, environment: Mapping[str, str], *roles: str) -> None:
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        self.port = free_port()
-        self._process = Process(
-            Program(
-                name="worker",
-                command=[sys.executable, "-m", "worker", *roles],
-                environment={**inherited, **environment, "HEALTH_PORT": str(self.port)},
-                folder=CHECKOUT,
-                log=folder / f"worker-{self.port}.log",
-                pid_file=folder / f"worker-{self.port}.pid",
-            )
-        )
-        self._read = 0
-
-    def stop(self) -> None:
-        """End it in order."""
-        self._process.stop()
-
-    async def becomes_started(self) -> None:
-        """Wait until it says that it has started."""
-        log = self._process.program.log
-        if not await until(lambda: "worker_started" in log.read_text(), seconds=_START_SECONDS):
-            raise LocalStackError(self._process.describe("It does not start."))
-
-    def passes(self) -> list[Pass]:
-        """Return the passes since the last call."""
-        with self._process.program.log.open("rb") as log:
-            log.seek(self._read)
-            written = log.read()
-        whole = written[: written.rfind(b"\n") + 1]
-        self._read += len(whole)
-        parsed = (json.loads(line) for line in whole.splitlines() if b"outbox_relayed" in line)
-        return [
-            Pass(datetime.fromisoformat(line["timestamp"]).timestamp(), line["events"]) for line in parsed
-        ]
-
-    def rss_megabytes(self) -> float:
-        """Return the memory that it uses."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * _PAGE_BYTES / 1e6
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time that it has used."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-@asynccontextmanager
-async def _worker(
-    folder: Path, database_url: str, amqp_url: str, *roles: str
-) -> AsyncIterator[RunningWorker]:
-    worker = RunningWorker(
-        folder,
-        {
-            "DATABASE_URL": database_url,
-            "AMQP_URL": amqp_url,
-            "APP_URL": "https://app.example.com",
-            "REQUEST_SECRET_KEYS": SECRET_KEYS,
-            "SMTP_URL": "smtp://127.0.0.1:9",
-            "MAIL_FROM": "calculations@service.example.com",
-        },
-        *roles,
-    )
-    try:
-        await worker.becomes_started()
-        yield worker
-    finally:
-        await asyncio.to_thread(worker.stop)
-
-
-async def _fill(connection: Connection, rows: int) -> None:
-    """Put events of as many different requests into the outbox, in one transaction."""
-    example = RequestCalculated(
-        uuid=uuid_of(new_request_id()),
-        tenant="acme-conveyancing",
-        request_type="SDLT_CALCULATION",
-        property_value=300_000,
-        calculation_fee_exempt=False,
-        external_id="case-1234567",
-        sequence=1,
-        calculation_id="calculation-1234567",
-    )
-    payload = events.encode(example, time=datetime.now().astimezone(), traceparent=None)
-    await connection.execute(
-        """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT ('x' || right(id::text, 1))::bit(4)::int, id, $2, 1, $3
-          FROM (SELECT gen_random_uuid() AS id
-                  FROM generate_series(1, $1)) AS request
-        """,
-        rows,
-        _TYPE,
-        payload,
-        timeout=600.0,
-    )
-
-
-async def _drain(connection: Connection, worker: RunningWorker, rows: int) -> Drain:
-    """Fill the outbox and see it emptied."""
-    worker.passes()
-    await _fill(connection, rows)
-    return await _watch(worker, rows)
-
-
-async def _watch(worker: RunningWorker, rows: int) -> Drain:
-    """Watch *rows* events leave the outbox."""
-    passes: list[Pass] = []
-    largest = 0.0
-
-    def is_drained() -> bool:
-        # From its log: to ask Postgres would mean to step over the rows that are gone, again and again.
-        nonlocal largest
-        largest = max(largest, worker.rss_megabytes())
-        passes.extend(worker.passes())
-        return sum(each.events for each in passes) >= rows
-
-    if not await until(is_drained, seconds=_DRAIN_SECONDS, pause_seconds=0.1):
-        raise LocalStackError("The outbox does not drain.")
-    return Drain(
-        rows_per_second=sum(each.events for each in passes[1:]) / (passes[-1].at - passes[0].at),
-        batch_seconds=median(later.at - earlier.at for earlier, later in pairwise(passes)),
-        largest_rss_megabytes=largest,
-    )
-
-
 async def _measure_sizes(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
-    """Drain *rows* events in tenths, and between them a small outbox in a database of its own.
+    """Drain *rows* events in tenths, and between them a small outbox in another database.
 
-    One worker at a time, by turns: the machine's moods meet both alike.
+    One worker at a time, in turn, so that other load on the machine affects both alike.
     """
     full_url, small_url = await _another_database(servers.postgres.url, "crowded"), servers.postgres.url
     full, small = await connect(full_url), await connect(small_url)
-    await _fill(full, rows)
+    await fill(full, rows)
     of_full, of_small = [], []
     for tenth in range(10):
-        async with _worker(folder, full_url, servers.broker.url, "relay") as worker:
-            of_full.append(await _watch(worker, rows // 10 if tenth < 9 else await _pending(full)))
-        async with _worker(folder, small_url, servers.broker.url, "relay") as worker:
-            of_small += [await _drain(small, worker, _SMALL) for _ in range(_SMALL_TIMES)]
+        async with running_worker(folder, full_url, servers.broker.url, "relay") as worker:
+            of_full.append(await watch(PassLog(worker), rows // 10 if tenth < 9 else await _pending(full)))
+        async with running_worker(folder, small_url, servers.broker.url, "relay") as worker:
+            log = PassLog(worker)
+            of_small += [await drain(small, log, _SMALL) for _ in range(_SMALL_TIMES)]
     for connection in (full, small):
         await connection.close()
     full_rate = median(each.rows_per_second for each in of_full)
@@ -232,9 +72,10 @@ async def _pending(connection: Connection) -> int:
 
 
 async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[str, Any]:
-    """Pass *rows* events through each of two databases, in turns: in one a snapshot is held open throughout.
+    """Drain *rows* events in each of two databases, in turn. In one of them a snapshot stays open.
 
-    Vacuum minds the snapshots of its own database only; the machine's moods meet both alike.
+    Vacuum is held back by snapshots of its own database only. In turn, so that other load on the machine
+    affects both alike.
     """
     held_url = await _another_database(servers.postgres.url, "held")
     held, free = await connect(held_url), await connect(servers.postgres.url)
@@ -242,12 +83,13 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
     rates: list[tuple[float, float]] = []
     async with (
-        _worker(folder, held_url, servers.broker.url, "relay") as held_worker,
-        _worker(folder, servers.postgres.url, servers.broker.url, "relay") as free_worker,
+        running_worker(folder, held_url, servers.broker.url, "relay") as held_worker,
+        running_worker(folder, servers.postgres.url, servers.broker.url, "relay") as free_worker,
     ):
+        held_log, free_log = PassLog(held_worker), PassLog(free_worker)
         for _ in range(rows // _SMALL):
-            held_drain = await _drain(held, held_worker, _SMALL)
-            free_drain = await _drain(free, free_worker, _SMALL)
+            held_drain = await drain(held, held_log, _SMALL)
+            free_drain = await drain(free, free_log, _SMALL)
             rates.append((held_drain.rows_per_second, free_drain.rows_per_second))
     for connection in (holder, held, free):
         await connection.close()
@@ -262,22 +104,22 @@ async def _measure_snapshot(folder: Path, servers: Servers, rows: int) -> dict[s
 
 
 async def _another_database(url: str, name: str) -> str:
-    """Make a database beside the one of *url*, with our schema; return its URL."""
-    connection = await connect(url)
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-    another = str(URL(url).with_path(f"/{name}"))
+    """Create a database with the schema on the server of *url*; return its URL."""
+    administrator = await connect(url)
+    await databases.create(administrator, name)
+    await administrator.close()
+    another = databases.url_of(url, name)
     connection = await connect(another)
-    await schema.apply(connection)
+    await databases.prepare(connection)
     await connection.close()
     return another
 
 
 async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
-    """Time how long an event takes out of its lane, alone and behind a poison row stored with it."""
+    """Time how long an event takes to leave its lane: alone, and behind a poison row stored with it."""
     connection = await connect(servers.postgres.url)
     seconds: dict[str, list[float]] = {"alone": [], "behind_poison": []}
-    async with _worker(folder, servers.postgres.url, servers.broker.url, "relay"):
+    async with running_worker(folder, servers.postgres.url, servers.broker.url, "relay"):
         for _ in range(_PROBES):
             for name, times in seconds.items():
                 request_id = new_request_id()
@@ -287,7 +129,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
                         while writing.lane_of(poison) != writing.lane_of(request_id):
                             poison = new_request_id()
                         await _insert(connection, poison, "request." + "x" * 300)
-                    await _insert(connection, request_id, _TYPE)
+                    await _insert(connection, request_id, TYPE)
                 times.append(await _seconds_until_gone(connection, request_id))
     parked = await connection.fetchval("SELECT count(*) FROM outbox_held")
     await connection.execute("DELETE FROM outbox_held")
@@ -323,12 +165,12 @@ async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
 
 
 async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[str, Any]:
-    """Measure what the whole worker uses while nothing happens, but for a scrape every few seconds."""
+    """Measure what an idle worker with all roles uses, scraped every five seconds."""
     connection = await connect(servers.postgres.url)
-    async with _worker(folder, servers.postgres.url, servers.broker.url) as worker:
-        await asyncio.sleep(5.0)  # until its connections are made and their statistics reported
+    async with running_worker(folder, servers.postgres.url, servers.broker.url) as worker:
+        await asyncio.sleep(5.0)  # until it has connected and Postgres has reported the statistics
         cpu, transactions = worker.cpu_seconds(), await _transactions(connection)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.port}") as client:
+        async with httpx.AsyncClient(base_url=worker.base_url) as client:
             for _ in range(round(seconds / _SCRAPE_SECONDS)):
                 (await client.get("/metrics")).raise_for_status()
                 await asyncio.sleep(_SCRAPE_SECONDS)
@@ -343,14 +185,14 @@ async def _measure_idle(folder: Path, servers: Servers, seconds: float) -> dict[
 
 
 async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
-    """Time the statement behind the gauges of the outbox: full, and all but empty under an old snapshot.
+    """Time the statement behind the outbox gauges: on a full outbox, and on dead rows under an old snapshot.
 
-    The dead rows stay then; a relay that is working knows where they end, one that has just started does not.
+    A relay that is working knows where the dead rows end. One that has just started does not.
     """
     url = await _another_database(servers.postgres.url, "scraped")
     connection, holder = await connect(url), await connect(url)
     nowhere = [0] * writing.LANES
-    await _fill(connection, rows)
+    await fill(connection, rows)
     await connection.execute("SELECT pg_stat_force_next_flush()")
     full, pending = await _time_scrape(connection, nowhere)
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox")
@@ -377,7 +219,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
 
 
 async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float, int]:
-    """Return the median time in milliseconds, and how many events are said to be pending."""
+    """Return the median time in milliseconds, and the number of pending events."""
     times = []
     for _ in range(_PROBES):
         began = time.perf_counter()
@@ -387,7 +229,7 @@ async def _time_scrape(connection: Connection, marks: list[int]) -> tuple[float,
 
 
 async def _transactions(connection: Connection) -> int:
-    """Return how many transactions there have been; when idle each is one statement."""
+    """Return how many transactions there have been. When idle, each is one statement."""
     await connection.execute("SELECT pg_stat_clear_snapshot()")
     count: int = await connection.fetchval(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
@@ -396,12 +238,12 @@ async def _transactions(connection: Connection) -> int:
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Carry out every measurement that was asked for."""
+    """Carry out the chosen measurements."""
     place = Place(folder=LOCAL, keep=False, report=print)
     figures: dict[str, Any] = {}
     with working_folder(place, "drain") as folder, private_servers(place) as servers:
         connection = await connect(servers.postgres.url)
-        await schema.apply(connection)
+        await databases.prepare(connection)
         await connection.close()
         async with queues.open_channel(servers.broker.url) as channel:
             await topology.declare(channel)
@@ -410,7 +252,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 durable=True,
                 arguments={"x-queue-type": "quorum", "x-max-length": 10_000, "x-overflow": "drop-head"},
             )
-            await sink.bind(topology.REQUESTS, _TYPE)
+            await sink.bind(topology.REQUESTS, TYPE)
         if "idle" in arguments.only:
             figures["idle"] = await _measure_idle(folder, servers, arguments.idle_seconds)
         if "poison" in arguments.only:
@@ -425,14 +267,14 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, and print the figures as a table and, if asked for, as JSON."""
+    """Measure, and print the figures as a table; write them as JSON if asked to."""
     every = ("idle", "poison", "scrape", "size", "snapshot")
     parser = argparse.ArgumentParser(prog="python -m tests.faults.drain", description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="in the full outbox")
-    parser.add_argument("--events", type=int, default=300_000, help="that pass with a snapshot held open")
+    parser.add_argument("--events", type=int, default=300_000, help="to drain while a snapshot is open")
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--only", nargs="+", choices=every, default=every)
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     figures = uvloop.run(measure(arguments))
     for measurement, values in figures.items():

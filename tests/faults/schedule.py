@@ -1,22 +1,22 @@
-"""Which faults come when: one after another, then mixed, round after round."""
+"""The order of faults: mixed, then one after another, round after round."""
 
 import random
 from collections.abc import Iterator, Sequence
 
-from tests.faults.faults import Fault
+from tests.faults.catalogue.fault import Fault
 
 _AT_ONCE = 3
 
 
 def rounds(faults: Sequence[Fault], chance: random.Random) -> Iterator[list[list[Fault]]]:
-    """Give rounds without end. In each every fault comes once: mixed in the odd ones, else by itself."""
+    """Yield rounds without end. Each has every fault once: mixed in odd rounds, alone in even ones."""
     while True:
         yield mixed(faults, chance)
         yield [[fault] for fault in chance.sample(faults, k=len(faults))]
 
 
 def mixed(faults: Sequence[Fault], chance: random.Random) -> list[list[Fault]]:
-    """Return groups of faults that come together; those that touch the same thing do not."""
+    """Return groups of faults to inject together, none of which touch the same thing."""
     groups: list[list[Fault]] = []
     for fault in chance.sample(faults, k=len(faults)):
         for group in groups:

@@ -1,12 +1,12 @@
-"""Every check of the harness can fail: records of runs in which one thing is wrong."""
+"""Every invariant can be breached: records of runs with one thing wrong."""
 
 from collections import Counter
 
 import msgspec
 import pytest
 
-from tests.faults.invariants import check_all
-from tests.faults.records import (
+from tests.faults.verdict.invariants import check_all
+from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
     EMAIL_SENT,
@@ -22,7 +22,7 @@ from tests.faults.records import (
     Span,
     Stored,
 )
-from tests.faults.team import calculation_of
+from tests.faults.world.team import calculation_of
 
 UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
@@ -40,7 +40,7 @@ def acceptance(at: float, *, answered: bool = True, process: str = SENDER) -> Ac
 
 @pytest.fixture
 def record() -> Record:
-    """One request that has gone all the way, beside a poison row and a poison message."""
+    """One request that has gone through the whole chain, a poison row and a poison message."""
     return Record(
         acknowledged={"case-1"},
         statuses=Counter({200: 1}),
@@ -115,7 +115,7 @@ def test_an_event_repeated_without_a_fault_is_a_breach(record: Record) -> None:
 @pytest.mark.parametrize(
     "span",
     [
-        Span("mail server away", 100.2, 100.3, repeats_events=False),
+        Span("mail server down", 100.2, 100.3, repeats_events=False),
         Span("relay killed", 90.0, 91.0, repeats_events=True),
         Span("relay killed", 102.0, 103.0, repeats_events=True),
     ],
@@ -206,7 +206,7 @@ def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(
     record.read_only = [Interval(began, 105.0)]
     record.spans = [Span("Postgres read-only", began, 105.0, repeats_events=True)]
     del record.arrivals[1:]
-    others = {"nothing lost"}  # The rest of the story is cut off.
+    others = {"nothing lost"}  # The later events are deleted.
     assert breached(record) - others == (
         set() if allowed else {"nothing published while Postgres is read-only"}
     )

@@ -1,4 +1,4 @@
-"""What Schemathesis cannot know of the API."""
+"""What Schemathesis cannot know about the API."""
 
 import re
 from typing import Any
@@ -13,6 +13,6 @@ _KEY = "Idempotency-Key"
 
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __: dict[str, Any]) -> None:
-    """Use each good key once: the same key with another body is rightly refused."""
+    """Use each valid key once: the API refuses the same key with another body."""
     if case.headers and re.fullmatch(idempotency_key.PATTERN, str(case.headers.get(_KEY, ""))):
         case.headers[_KEY] = str(uuid4())

@@ -1,4 +1,4 @@
-"""Bodies that nobody should send: valid ones whose JSON, characters, numbers or bytes have been spoilt."""
+"""Invalid bodies: valid ones with mutated JSON, characters, numbers or bytes."""
 
 import json
 import random
@@ -108,7 +108,7 @@ _BYTES = [
 
 
 def mutants(chance: random.Random) -> Iterator[bytes]:
-    """Yield bodies without end; the same ones for the same *chance*."""
+    """Yield bodies without end, the same ones for the same seed."""
     while True:
         fields = [
             (json.dumps(name), json.dumps(value))
@@ -129,7 +129,7 @@ def _replace_value(fields: Fields, chance: random.Random) -> None:
     fields[place] = (fields[place][0], chance.choice(chance.choice([_VALUES, _NUMBERS])))
 
 
-def _spoil_text(fields: Fields, chance: random.Random) -> None:
+def _mutate_text(fields: Fields, chance: random.Random) -> None:
     place = chance.randrange(len(fields))
     name, value = fields[place]
     at = chance.randrange(len(value) + 1)
@@ -205,7 +205,7 @@ def _encode_otherwise(body: bytes, chance: random.Random) -> bytes:
 
 
 _FIELD_MUTATIONS: list[Callable[[Fields, random.Random], None]] = [
-    *(_replace_value, _replace_value, _spoil_text, _spoil_text),
+    *(_replace_value, _replace_value, _mutate_text, _mutate_text),
     *(_stretch, _nest, _rename, _drop, _repeat),
 ]
 _BYTE_MUTATIONS: list[Callable[[bytes, random.Random], bytes]] = [

@@ -1,4 +1,4 @@
-"""Every body that the OpenAPI document allows is stored, however large and however it is written."""
+"""Every body that the OpenAPI document allows is stored, in any size and encoding."""
 
 import json
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH
 from service.contracts import openapi
-from tests.conftest import Issuer
-from tests.end_to_end.processes import Process
 from tests.fuzz.conftest import LONG
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process
 
 _EXAMPLES = 3_000 if LONG else 100
 _DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
@@ -29,7 +29,7 @@ _LENGTHS = {
 _OPTIONAL_TEXTS = ("customer_phone", "notes", "external_id")
 # In UTF-8 of one to four bytes, and with a JSON escape of two, six or twelve.
 _CHARACTERS = st.sampled_from(["a", '"', "\u00e9", "\u5c71", "\U0001f3e0"])
-# What a schema cannot say of addresses has a test of its own: tests/worker/mail/test_recipients.py.
+# Rules of addresses that a schema cannot express have their own test: tests/worker/mail/test_recipients.py.
 _ADDRESSES = st.sampled_from(
     [
         "ada@example.com",
@@ -41,7 +41,7 @@ _ADDRESSES = st.sampled_from(
 
 
 def _large_meta_data(character: str) -> dict[str, Any]:
-    """Return as much of *character* as may be, as deep as may be."""
+    """Return `meta_data` of the largest size and depth, filled with *character*."""
     value: Any = ""
     for _ in range(META_DATA_DEPTH - 1):
         value = {"a": value}
@@ -83,7 +83,7 @@ def test_every_body_that_the_document_allows_is_stored(api: Process, issuer: Iss
 
 
 def expected(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the fields of *body* are returned; what was left out is null, but for two defaults."""
+    """Return the fields of *body* as the API returns them: null where left out, except for two defaults."""
     returned: dict[str, Any] = dict.fromkeys(_PROPERTIES)
     returned |= {"request_type": "SDLT_CALCULATION", "calculation_fee_exempt": False, **body}
     returned |= {name: returned[name] or None for name in _OPTIONAL_TEXTS}

@@ -16,11 +16,11 @@ from service.api.envelope import ErrorEnvelope
 from service.api.errors import InvalidSubmission, MalformedBody, answer
 from service.app import LARGEST_BODY
 from service.contracts import openapi
-from tests.conftest import Issuer
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.processes import Process
 from tests.fuzz.conftest import LONG
 from tests.fuzz.mutations import mutants
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process
 
 _BODIES = 200_000 if LONG else 4_000
 _SENT = 10_000 if LONG else 200

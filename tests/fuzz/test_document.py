@@ -1,4 +1,4 @@
-"""The service does what its OpenAPI document says, whatever Schemathesis sends."""
+"""The service conforms to its OpenAPI document, whatever Schemathesis sends."""
 
 import asyncio
 import re
@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from service.postgres.pool import Connection
-from tests.conftest import CONVEYANCER, ROOT, Issuer
-from tests.end_to_end.processes import Process, bare_environment
 from tests.fuzz.conftest import LONG
+from tests.harness.examples import CONVEYANCER
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, bare_environment
 
 _CONFIGURATION = Path(__file__).parent / "schemathesis.toml"
 _COMMAND = [
@@ -22,16 +24,16 @@ _COMMAND = [
     str(_CONFIGURATION),
     "run",
 ]
-# Seeds are new in each long run; Schemathesis prints them.
+# Each long run has new seeds, which Schemathesis prints.
 _RUNS = [["--max-examples", "2500"]] * 4 if LONG else [["--max-examples", "40", "--seed", "1"]]
 _CASES = 20_000 if LONG else 300
 
 
-async def test_service_keeps_to_its_document(
+async def test_service_conforms_to_its_document(
     api: Process, issuer: Issuer, database: Connection, tmp_path: Path
 ) -> None:
     environment = bare_environment(
-        PYTHONPATH=str(ROOT),  # for the hooks
+        PYTHONPATH=str(CHECKOUT),  # for the hooks
         ACCESS_TOKEN=issuer.token(exp=4_102_444_800),
         API_KEY=await api_keys.create(database, CONVEYANCER),
     )
@@ -56,7 +58,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _run(options: list[str], environment: dict[str, str], folder: Path) -> int:
-    """Let Schemathesis loose, and return how many cases it made up."""
+    """Run Schemathesis, and return how many cases it generated."""
     ended = subprocess.run(
         [*_COMMAND, *options], env=environment, cwd=folder, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Linters that npm has find nothing to object to in the OpenAPI document."""
+"""Linters from npm find no error in the OpenAPI document."""
 
 import shutil
 import subprocess

@@ -16,7 +16,7 @@ from service.outbox import events, writing
 from service.postgres import loans, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
-from tests.conftest import eventually
+from tests.harness.waiting import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay.loop import Relay

@@ -10,7 +10,10 @@ from structlog.testing import capture_logs
 from service.api.questionnaire import load
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.waiting import eventually
 
 
 async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClient) -> None:

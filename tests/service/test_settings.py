@@ -5,7 +5,7 @@ import pytest
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.settings import InvalidSetting, ServiceSettings, examine, load
-from tests.conftest import SECRET_KEYS
+from tests.harness.examples import SECRET_KEYS
 
 ENVIRONMENT = {
     "DATABASE_URL": "postgresql://localhost/x",

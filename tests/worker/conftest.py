@@ -19,8 +19,8 @@ from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
-from tests.conftest import A_REQUEST, CONVEYANCER, SECRET_KEYS
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -106,16 +106,16 @@ def relay(worker_settings: WorkerSettings, pool: Pool) -> Relay:
 
 
 @pytest.fixture
-async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
     """A way to the broker that the test can cut; for those who use `settings_with`."""
-    async with Forwarder(worker_settings.amqp_url) as forwarder:
+    async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[Forwarder]:
+async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
     """A way to Postgres that the test can cut; for those who use `settings_with`."""
-    async with Forwarder(worker_settings.database_url) as forwarder:
+    async with TcpProxy(worker_settings.database_url) as forwarder:
         yield forwarder
 
 
@@ -169,12 +169,6 @@ async def take_all(queue: AbstractQueue) -> list[AbstractIncomingMessage]:
 async def take_ids(queue: AbstractQueue) -> list[str | None]:
     """Take every message that is in a queue now; return their ids."""
     return [message.message_id for message in await take_all(queue)]
-
-
-async def count(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that are ready in a queue."""
-    declared = await channel.declare_queue(queue, passive=True)
-    return declared.declaration_result.message_count or 0
 
 
 async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:

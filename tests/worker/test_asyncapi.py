@@ -16,7 +16,8 @@ from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, store, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import topology

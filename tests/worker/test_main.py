@@ -15,10 +15,11 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
+from deploy.local.machine.folders import CHECKOUT
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
-from tests.conftest import ROOT, eventually
-from tests.mail_server import MailServer
+from tests.harness.mail_server import MailServer
+from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, store
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -43,7 +44,7 @@ def environment_of(settings: WorkerSettings, port: int, **changes: str) -> dict[
 async def start(*arguments: str, environment: Mapping[str, str]) -> Process:
     """Start `python -m worker`."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worker", *arguments, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE
+        sys.executable, "-m", "worker", *arguments, cwd=CHECKOUT, env=environment, stdout=PIPE, stderr=PIPE
     )
 
 

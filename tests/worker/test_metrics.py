@@ -11,11 +11,13 @@ from service.outbox.writing import LANES
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server import probes
 from service.server.http_server import listen
-from tests.conftest import CONVEYANCER, eventually, running
-from tests.mail_server import MailServer
-from tests.metrics import is_unknown, rises, scrape, series, value
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.metrics import is_unknown, rises, scrape, series, value
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, settings_with, store
-from tests.worker.forwarder import Forwarder
 from worker.consumers import notifications
 from worker.gauges import Gauges
 from worker.mail import ledger
@@ -115,7 +117,7 @@ async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: P
 
 
 async def test_gauges_are_nan_during_an_outage_of_postgres(
-    database: Connection, worker_settings: WorkerSettings, postgres_link: Forwarder, relay: Relay
+    database: Connection, worker_settings: WorkerSettings, postgres_link: TcpProxy, relay: Relay
 ) -> None:
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
@@ -169,7 +171,7 @@ async def test_event_of_an_unknown_type_is_counted_as_other(
 
 
 async def test_relay_exports_its_connection_outages_and_wakeups(
-    worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder
+    worker_settings: WorkerSettings, pool: Pool, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     relay = Relay(settings, pool, asyncio.Event())

@@ -3,7 +3,7 @@
 import pytest
 
 from service.settings import InvalidSetting, load
-from tests.conftest import SECRET_KEYS
+from tests.harness.examples import SECRET_KEYS
 from worker.mail.message import Sender
 from worker.settings import WorkerSettings
 

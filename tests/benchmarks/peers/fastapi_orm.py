@@ -1,6 +1,6 @@
 """The same endpoints written the usual way: FastAPI, pydantic, the ORM of SQLAlchemy, PyJWT for each request.
 
-Written to do well: uvloop, httptools, asyncpg, prepared statements, a pool as large as ours, one commit for
+Written to do well: uvloop, httptools, asyncpg, prepared statements, an equally large pool, one commit for
 both rows, no second query after it. Its access log is uvicorn's.
 """
 

@@ -1,4 +1,4 @@
-"""The messages that every relay here publishes, and where to."""
+"""The messages that every relay here publishes, and their exchange."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def event_id(payload: bytes) -> str:
 
 
 def headers(id_: str) -> dict[str, Any]:
-    """Return the headers that our events have."""
+    """Return the headers of the product's events."""
     return {
         "cloudEvents:specversion": "1.0",
         "cloudEvents:id": id_,
@@ -38,7 +38,7 @@ def headers(id_: str) -> dict[str, Any]:
 
 
 def properties(id_: str) -> dict[str, Any]:
-    """Return the properties that our events have, by their names in aio-pika."""
+    """Return the properties of the product's events, by their names in aio-pika."""
     return {
         "content_type": CONTENT_TYPE,
         "headers": headers(id_),

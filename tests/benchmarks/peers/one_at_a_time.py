@@ -1,4 +1,4 @@
-"""The relay that everybody writes first: read a batch, publish one event after another, delete the batch."""
+"""The simplest relay: read a batch, publish one event after another, delete the batch."""
 
 import asyncio
 

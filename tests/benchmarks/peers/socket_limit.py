@@ -1,6 +1,6 @@
-"""What one channel can take: `socket_limit.py FILE COUNT` sends frames encoded before, counts confirms.
+"""The limit of one channel: `socket_limit.py FILE COUNT` sends frames encoded in advance and counts confirms.
 
-Never more than so many are unconfirmed, as with any publisher that does not want to be throttled.
+At most UNCONFIRMED messages are unconfirmed, as with any publisher that avoids being throttled.
 """
 
 import socket

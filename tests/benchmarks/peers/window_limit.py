@@ -1,4 +1,4 @@
-"""What aio-pika can do without any database: `window_limit.py FILE COUNT`, 500 publishes at a time."""
+"""The limit of aio-pika without a database: `window_limit.py FILE COUNT`, 500 publishes at a time."""
 
 import asyncio
 import sys

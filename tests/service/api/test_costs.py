@@ -12,9 +12,12 @@ from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from service.telemetry.api_metrics import REGISTRY
 from tests.benchmarks import subjects
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
-from tests.statement_log import StatementLog
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 _CALLS = 20
 _MOST_WAL_BYTES = 1_350  # 1,306 measured: a request in a table and three indexes, its event in one with one
@@ -27,15 +30,15 @@ def statements() -> StatementLog:
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[Forwarder]:
+async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
     """The TCP proxy between the API and Postgres."""
-    async with Forwarder(service_settings.database_url, statements.watch) as forwarder:
+    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, link: Forwarder
+    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API with one connection to Postgres, whose statements are recorded."""
     settings = msgspec.structs.replace(
@@ -69,7 +72,7 @@ async def test_create_is_one_statement_in_one_round_trip(
 
 
 async def test_creates_at_the_same_time_share_a_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog, link: Forwarder
+    watched_client: httpx.AsyncClient, statements: StatementLog, link: TcpProxy
 ) -> None:
     await watched_client.post("/v1/request", json=A_REQUEST)
     await eventually(lambda: len(statements.executed) == 2)

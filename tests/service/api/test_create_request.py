@@ -13,7 +13,9 @@ import pytest
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer, api_client
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
 
 JSON = {"Content-Type": "application/json"}
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.api import request_body
-from tests.conftest import A_REQUEST
+from tests.harness.examples import A_REQUEST
 
 _PARTS = st.text("ab1.-_+=? \"'<>é(@", max_size=70)
 _DOMAINS = st.sampled_from(

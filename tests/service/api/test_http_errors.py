@@ -21,8 +21,12 @@ from service.server import http_server
 from service.server.http_server import listen
 from service.server.refusals import LARGEST_HEAD
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually, someone_waits
-from tests.metrics import rises, value
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises, value
+from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
@@ -373,7 +377,7 @@ async def test_error_in_a_pipelined_request_is_answered_after_the_request_before
             + head(impatient, "Transfer-Encoding: chunked")
             + b"no size\r\n"
         )
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
 
     assert (await connection.answer()).status == 200
     assert (await connection.answer()).status in {400, 408}
@@ -395,7 +399,7 @@ async def test_time_of_the_service_does_not_count_against_the_caller(
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(impatient.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         await asyncio.sleep(0.7)  # longer than the timeouts of head and body together
 
     assert (await waiting).status_code == 200
@@ -611,7 +615,7 @@ async def test_busy_process_sheds_load_at_once_and_stays_ready(
         await client.get("/readyz")
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         with (
             rises("postgres_unavailable_total"),
             rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
@@ -636,7 +640,7 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
     async with api_client(settings, issuer.token()) as client, database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         waiting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
 
         with_token = await client.get(STRUCTURE)
         with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})

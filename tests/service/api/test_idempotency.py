@@ -20,16 +20,11 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import writing
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import (
-    A_REQUEST,
-    CONVEYANCER,
-    FREE_CONVEYANCER,
-    SECRET_KEYS,
-    Issuer,
-    api_client,
-    eventually,
-    someone_waits,
-)
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, SECRET_KEYS
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
 _KEYS = SecretKeyRing.parse(SECRET_KEYS)
@@ -349,7 +344,7 @@ async def test_loser_of_a_race_waits_for_the_winner_and_returns_its_request(
 ) -> None:
     async with holding(database_url, "k", A_REQUEST) as winner:
         loser = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         await winner.commit()
 
         assert is_repeat(await loser)
@@ -361,7 +356,7 @@ async def test_loser_stores_the_request_when_the_winner_fails(
 ) -> None:
     async with holding(database_url, "k", A_REQUEST) as winner:
         loser = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         await winner.rollback()
 
         assert not is_repeat(await loser)
@@ -373,7 +368,7 @@ async def test_loser_that_would_wait_too_long_gets_409(
 ) -> None:
     async with holding(database_url, "k", A_REQUEST):
         waiting = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         others = [
             await post(client, "another"),
             await post(client, None),

@@ -14,7 +14,8 @@ from service.calculation_requests import reading
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import OTHERS, fill
-from tests.conftest import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, Issuer
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.issuer import Issuer
 
 _NEWEST = UUID(int=2**128 - 1)
 

@@ -6,7 +6,9 @@ import pytest
 
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
 
 
 async def test_retrieved_request_is_the_one_that_was_created(client: httpx.AsyncClient) -> None:

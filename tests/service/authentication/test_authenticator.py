@@ -21,7 +21,10 @@ from service.authentication.signing_keys import ALGORITHMS
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.waiting import eventually
 
 STRUCTURE = "/v1/questionnaire/structure"
 A_UUID = uuid_of(new_request_id())

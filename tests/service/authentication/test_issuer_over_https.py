@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
 from service.server.background import in_background
-from tests.certificates import Authority
-from tests.conftest import Issuer, eventually
-from tests.https_issuer import Answer, HttpsIssuer, after, babble, drip, pour, status
+from tests.harness.certificates import Authority
+from tests.harness.issuer import Answer, HttpsIssuer, Issuer, after, babble, drip, pour, status
+from tests.harness.waiting import eventually
 
 HOUR = 3600.0
 TIMEOUT = 0.5

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
 from service.server.background import in_background
-from tests.conftest import Issuer, eventually
+from tests.harness.issuer import Issuer
+from tests.harness.waiting import eventually
 
 
 def signing_keys(issuer: Issuer) -> SigningKeys:

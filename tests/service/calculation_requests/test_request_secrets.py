@@ -7,8 +7,10 @@ from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client
-from tests.metrics import value
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import value
 
 MISSING = "request_secret_keys_missing_total"
 KEY = {"Idempotency-Key": "closing"}

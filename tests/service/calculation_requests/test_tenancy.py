@@ -19,7 +19,9 @@ from service import api, calculation_requests
 from service.app import create_api
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, FREE_CONVEYANCER, Issuer, api_client
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
 
 # What the stranger asks for: something of the other conveyancer, or something that does not exist.
 OTHERS_KEY, OTHERS_CASE = "the-others-key", "the-others-case"

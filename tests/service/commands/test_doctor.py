@@ -11,13 +11,15 @@ import httpx
 import pytest
 from yarl import URL
 
+from deploy.local.machine.ports import free_port
 from service.commands.doctor import Finding, examine_service
 from service.identifiers import parse_uuid
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.certificates import Authority
-from tests.conftest import A_REQUEST, Issuer
-from tests.end_to_end.processes import environment_of, free_port, run
+from tests.harness.certificates import Authority
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.processes import environment_of, run
 
 CHECKS = [
     "settings",

@@ -11,16 +11,16 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.contracts import asyncapi, compatibility
 from service.outbox import events
 from service.outbox.events import CalculationCreated
-from tests.conftest import ROOT
-from tests.end_to_end.processes import bare_environment, run
+from tests.harness.processes import bare_environment, run
 
-COMMITTED = ROOT / "deploy" / "asyncapi.json"
+COMMITTED = CHECKOUT / "deploy" / "asyncapi.json"
 DOCUMENT = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
-_NODE_MODULES = ROOT / ".local" / "node" / "node_modules"
+_NODE_MODULES = CHECKOUT / ".local" / "node" / "node_modules"
 
 
 def schema_of(message: str, part: str) -> jsonschema_rs.Draft202012Validator:
@@ -42,7 +42,7 @@ def parser_faults(document: Any, folder: Path) -> str:
     file = folder / "asyncapi.json"
     file.write_bytes(msgspec.json.encode(document))
     checked = subprocess.run(
-        [node, ROOT / "deploy" / "node" / "check-asyncapi.cjs", file],
+        [node, CHECKOUT / "deploy" / "node" / "check-asyncapi.cjs", file],
         env={**os.environ, "NODE_PATH": str(_NODE_MODULES)},
         capture_output=True,
         text=True,

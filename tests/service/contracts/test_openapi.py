@@ -13,13 +13,16 @@ import pytest
 from litestar.handlers import HTTPRouteHandler
 from openapi_spec_validator import validate
 
+from deploy.local.machine.folders import CHECKOUT
 from service.api import handlers
 from service.authentication import api_keys
 from service.contracts import openapi, operations
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import CONVEYANCER, ROOT, Issuer, api_client
-from tests.end_to_end.processes import bare_environment, run
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.processes import bare_environment, run
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
 EXAMPLES = [
@@ -64,7 +67,9 @@ def test_every_endpoint_is_documented() -> None:
 def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
-    errors = (ROOT / "service" / "README.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
+    errors = (
+        (CHECKOUT / "service" / "README.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
+    )
     rows = [line.split(" | ")[1] for line in errors.splitlines() if re.match(r"\| \d", line)]
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == set(codes)
 

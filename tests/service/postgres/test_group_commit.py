@@ -15,9 +15,9 @@ from service.postgres.group_commit import LARGEST_GROUP, SLOW_SHARE, GroupCommit
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.conftest import eventually
-from tests.statement_log import StatementLog
-from tests.worker.forwarder import Forwarder
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 SECONDS = 5.0
 FEW_SECONDS = 1.0
@@ -39,7 +39,7 @@ def statements() -> StatementLog:
 @pytest.fixture
 async def link(
     service_settings: ServiceSettings, database: Connection, statements: StatementLog
-) -> AsyncIterator[Forwarder]:
+) -> AsyncIterator[TcpProxy]:
     """The network between the pool and Postgres, whose database has a table for the test."""
     await database.execute(
         """
@@ -49,12 +49,12 @@ async def link(
         )
         """
     )
-    async with Forwarder(service_settings.database_url, statements.watch) as forwarder:
+    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of one connection."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, database_queue_size=QUEUE_SIZE
@@ -165,7 +165,7 @@ async def test_rejected_arguments_fail_for_their_own_caller_alone(
 
 @pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
 async def test_rejected_arguments_keep_the_connection(
-    group_commit: GroupCommit, link: Forwarder, notes: list[str]
+    group_commit: GroupCommit, link: TcpProxy, notes: list[str]
 ) -> None:
     before = link.connections
     outcomes = await store(group_commit, notes)
@@ -203,7 +203,7 @@ async def test_unencodable_arguments_leave_no_transaction_open(
 
 
 async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
-    impatient: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: TcpProxy
 ) -> None:
     link.hold()
     began = time.monotonic()
@@ -216,7 +216,7 @@ async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
 
 
 async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
-    impatient: GroupCommit, link: Forwarder
+    impatient: GroupCommit, link: TcpProxy
 ) -> None:
     link.hold()
     began = time.monotonic()
@@ -244,7 +244,7 @@ async def test_late_callers_do_not_join_a_leader_that_has_waited_long(
     assert await stored(database) == [2, 3]
 
 
-async def test_refused_follower_leaves_no_garbage(group_commit: GroupCommit, link: Forwarder) -> None:
+async def test_refused_follower_leaves_no_garbage(group_commit: GroupCommit, link: TcpProxy) -> None:
     await link.refuse()
     gc.collect()
     gc.disable()
@@ -265,7 +265,7 @@ async def _refused_follower(group_commit: GroupCommit) -> "weakref.ref[BaseExcep
 
 
 async def test_whole_group_fails_when_postgres_is_unreachable(
-    group_commit: GroupCommit, link: Forwarder
+    group_commit: GroupCommit, link: TcpProxy
 ) -> None:
     await link.refuse()
     outcomes = await store(group_commit, ["a"] * 5)

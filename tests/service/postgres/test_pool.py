@@ -16,23 +16,23 @@ from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import RECONNECT_PAUSE_SECONDS, Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.conftest import eventually
-from tests.metrics import rises
-from tests.worker.forwarder import Forwarder
+from tests.harness.metrics import rises
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 SIZE = 2
 REFUSE_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
     """The network between the pool and Postgres."""
-    async with Forwarder(service_settings.database_url) as forwarder:
+    async with TcpProxy(service_settings.database_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: Forwarder) -> AsyncIterator[Pool]:
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of two connections, with a queue for one caller."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
@@ -56,7 +56,7 @@ async def test_connection_is_reused(pool: Pool) -> None:
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Forwarder) -> None:
+async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: TcpProxy) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=5.0) as connection:
             await connection.execute("SELECT pg_sleep(0.01)")
@@ -128,7 +128,7 @@ async def test_cancelled_caller_frees_its_place(pool: Pool, database: Connection
 
 
 async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled(
-    pool: Pool, link: Forwarder
+    pool: Pool, link: TcpProxy
 ) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=0.5) as connection:
@@ -146,7 +146,7 @@ async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled
 
 
 async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing(
-    pool: Pool, link: Forwarder
+    pool: Pool, link: TcpProxy
 ) -> None:
     async def work() -> None:
         async with loans.connection(pool, seconds=0.3) as connection:
@@ -246,7 +246,7 @@ async def test_connection_with_an_open_transaction_is_not_lent_again(pool: Pool)
     assert await backend(pool) != before
 
 
-async def test_broken_connections_are_replaced(pool: Pool, link: Forwarder) -> None:
+async def test_broken_connections_are_replaced(pool: Pool, link: TcpProxy) -> None:
     before = await backend(pool)
     await link.cut()
     await eventually(lambda: pool.open_size == 0)
@@ -263,7 +263,7 @@ async def test_long_idle_connection_is_replaced(pool: Pool, monkeypatch: pytest.
     assert pool.open_size == 1
 
 
-async def test_failed_connection_attempt_is_not_repeated_for_a_moment(pool: Pool, link: Forwarder) -> None:
+async def test_failed_connection_attempt_is_not_repeated_for_a_moment(pool: Pool, link: TcpProxy) -> None:
     await link.refuse()
     for _ in range(20):
         with pytest.raises(PostgresUnavailable):
@@ -343,7 +343,7 @@ async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
-async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Pool, link: Forwarder) -> None:
+async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Pool, link: TcpProxy) -> None:
     async with loans.connection(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))

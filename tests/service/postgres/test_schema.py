@@ -9,12 +9,15 @@ import asyncpg
 import httpx
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, versions
-from tests.conftest import A_REQUEST, ROOT, eventually, someone_waits
-from tests.metrics import rises
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST
+from tests.harness.metrics import rises
+from tests.harness.waiting import eventually
 
 EARLIER = [version.number for version in versions()[:-1]]
 
@@ -142,7 +145,7 @@ async def test_schema_sql_is_the_sum_of_all_versions(database: Connection) -> No
     by_versions = await shape(database)
     await empty(database)
 
-    await database.execute((ROOT / "schema.sql").read_text())
+    await database.execute((CHECKOUT / "schema.sql").read_text())
 
     assert await shape(database) == by_versions
     await schema.check(database)
@@ -241,7 +244,7 @@ async def test_upgrade_that_waits_for_the_outbox_does_not_block_new_event_ids(
     async with database.transaction():
         await database.execute("LOCK TABLE outbox IN ROW EXCLUSIVE MODE")  # as an INSERT begins
         applying = asyncio.create_task(schema.apply(upgrading))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
 
         await database.execute("SET LOCAL lock_timeout = '20ms'; SELECT nextval('outbox_id_seq')")
 
@@ -259,7 +262,7 @@ async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
         async with backup.transaction():
             await backup.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")
             applying = asyncio.create_task(schema.apply(upgrading))
-            await eventually(lambda: someone_waits(database))
+            await eventually(lambda: has_waiting_statement(database))
             seen = len(taken)
             await eventually(lambda: len(taken) > seen)
             assert not applying.done()
@@ -314,7 +317,7 @@ async def test_interrupted_upgrade_is_finished_by_the_next(database: Connection,
     async with reader.transaction(isolation="repeatable_read"):
         await reader.fetch("SELECT FROM conveyancer")  # takes a snapshot, which the index build waits for
         applying = asyncio.create_task(schema.apply(interrupted))
-        await eventually(lambda: someone_waits(database))
+        await eventually(lambda: has_waiting_statement(database))
         await database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE%CONCURRENTLY%'"
         )

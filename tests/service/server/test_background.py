@@ -12,8 +12,9 @@ from service.postgres.pool import Connection, open_pool
 from service.server import background
 from service.server.background import in_background
 from service.settings import ServiceSettings
-from tests.conftest import CONVEYANCER, eventually
-from tests.metrics import rises, value
+from tests.harness.examples import CONVEYANCER
+from tests.harness.metrics import rises, value
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -16,21 +16,24 @@ from service.server import probes
 from service.server.http_server import listen
 from service.server.probes import Checks, NotReady
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
-from tests.metrics import rises
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[Forwarder]:
+async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
     """The network between the API and Postgres."""
-    async with Forwarder(service_settings.database_url) as forwarder:
+    async with TcpProxy(service_settings.database_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 async def distant(
-    service_settings: ServiceSettings, issuer: Issuer, link: Forwarder
+    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API behind that network."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
@@ -54,7 +57,7 @@ async def reports_postgres_ok(client: httpx.AsyncClient) -> bool:
 
 
 async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
-    distant: httpx.AsyncClient, link: Forwarder
+    distant: httpx.AsyncClient, link: TcpProxy
 ) -> None:
     """Otherwise no API would be left in the Service, and callers would get the answer of the ingress."""
     before = await distant.get("/readyz")
@@ -73,7 +76,7 @@ async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
 
 
 async def test_api_that_never_reached_postgres_is_not_ready(
-    distant: httpx.AsyncClient, link: Forwarder
+    distant: httpx.AsyncClient, link: TcpProxy
 ) -> None:
     await link.refuse()
 
@@ -85,7 +88,7 @@ async def test_api_becomes_unready_when_its_login_is_rejected(
 ) -> None:
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
     async with (
-        Forwarder(url) as link,
+        TcpProxy(url) as link,
         api_client(msgspec.structs.replace(service_settings, database_url=link.url), None) as client,
     ):
         before = await client.get("/readyz")

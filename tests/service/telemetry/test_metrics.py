@@ -9,8 +9,11 @@ import pytest
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, CONVEYANCER, Issuer, api_client, eventually
-from tests.metrics import rises, scrape, series, value
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises, scrape, series, value
+from tests.harness.waiting import eventually
 
 _REQUESTS = "http_request_duration_seconds_count"
 _NOT_THERE = "/v1/request/req_0000000000000000000000"

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from tests.conftest import eventually
-from tests.worker.conftest import count, settings_with, take
+from tests.harness.queues import count
+from tests.harness.waiting import eventually
+from tests.worker.conftest import settings_with, take
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 from worker.settings import WorkerSettings

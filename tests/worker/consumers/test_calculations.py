@@ -17,9 +17,12 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
-from tests.conftest import CONVEYANCER, eventually, running
-from tests.worker.conftest import TRACEPARENT, count, passes, publish, settings_with, take
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_result
 from worker.consumers.consumer import Consumer, Malformed
@@ -276,7 +279,7 @@ def test_longest_calculation_id_is_accepted() -> None:
 
 async def test_result_that_arrives_during_an_outage_of_postgres_is_recorded_after_it(
     worker_settings: WorkerSettings,
-    postgres_link: Forwarder,
+    postgres_link: TcpProxy,
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,

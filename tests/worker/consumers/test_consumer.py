@@ -8,10 +8,11 @@ from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 
 from service.postgres.outages import PostgresUnavailable
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import MakeConsumer, Work, dead_letter, has_no_messages
-from tests.worker.forwarder import Forwarder
 from worker.consumers.consumer import Consumer, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -95,7 +96,7 @@ async def test_message_whose_handler_failed_once_is_redelivered_and_handled(
 
 
 async def test_lost_connection_is_replaced(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     consumer = consumer_with(amqp_url=broker_link.url)
 
@@ -116,7 +117,7 @@ async def fails(consumer: Consumer[int]) -> bool:
 
 
 async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")

@@ -7,11 +7,12 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import passes, publish, settings_with, take
 from tests.worker.consumers.conftest import MakeConsumer, Refused, Work, dead_letter, has_no_messages
-from tests.worker.forwarder import Forwarder
 from worker.consumers.consumer import Consumer
 from worker.consumers.dead_lettering import publish_copy
 from worker.rabbitmq import topology
@@ -73,7 +74,7 @@ async def test_dead_letters_do_not_delay_other_messages(
 
 
 async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: Forwarder
+    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=60.0)
 
@@ -112,7 +113,7 @@ async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
 
 
 async def test_dead_letter_that_the_broker_does_not_confirm_fails_in_time(
-    worker_settings: WorkerSettings, broker_link: Forwarder
+    worker_settings: WorkerSettings, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     async with open_channel(settings, name="test") as dead_letters:

@@ -12,14 +12,10 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestEmailSent
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
-from tests.mail_server import MailServer
-from tests.worker.conftest import (
-    created_body,
-    created_event,
-    publish,
-    take,
-)
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.waiting import eventually
+from tests.worker.conftest import created_body, created_event, publish, take
 from tests.worker.mail.conftest import (
     all_are,
     states,

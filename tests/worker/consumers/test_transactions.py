@@ -8,15 +8,15 @@ import pytest
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
+from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import settings_with
-from tests.worker.forwarder import Forwarder
 from worker.settings import WorkerSettings
 
 
 async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(
     worker_settings: WorkerSettings,
 ) -> None:
-    async with Forwarder(worker_settings.database_url) as link:
+    async with TcpProxy(worker_settings.database_url) as link:
         settings = settings_with(worker_settings, database_url=link.url)
         async with open_pool(settings) as pool:
             began = time.monotonic()
@@ -28,7 +28,7 @@ async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(
     assert 0.9 < took < 3.0
 
 
-async def _hold_connection_in_a_transaction(pool: Pool, link: Forwarder) -> None:
+async def _hold_connection_in_a_transaction(pool: Pool, link: TcpProxy) -> None:
     async with loans.transaction(pool, seconds=1.0) as connection:
         link.hold()
         await connection.execute("SELECT 1")

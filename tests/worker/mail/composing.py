@@ -11,7 +11,7 @@ import msgspec
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id
-from tests.conftest import A_REQUEST
+from tests.harness.examples import A_REQUEST
 from worker.mail import message as mail_message
 from worker.mail.message import Sender
 

@@ -6,13 +6,9 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
-from tests.mail_server import MailServer
-from tests.worker.conftest import (
-    created_event,
-    store,
-)
-from tests.worker.forwarder import Forwarder
-from tests.worker.rude_mail_server import RudeMailServer
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.tcp_proxy import TcpProxy
+from tests.worker.conftest import created_event, store
 from worker.consumers.notifications import intend_email
 
 
@@ -27,16 +23,16 @@ async def intended(
 
 
 @pytest.fixture
-async def rude_server() -> AsyncIterator[RudeMailServer]:
+async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server that can break the rules of SMTP."""
-    async with RudeMailServer() as server:
+    async with ScriptedMailServer() as server:
         yield server
 
 
 @pytest.fixture
-async def mail_link(mail_server: MailServer) -> AsyncIterator[Forwarder]:
+async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
     """A proxy to the mail server that the test can cut."""
-    async with Forwarder(mail_server.url) as forwarder:
+    async with TcpProxy(mail_server.url) as forwarder:
         yield forwarder
 
 

@@ -11,12 +11,12 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from deploy.local.folders import Place
-from deploy.local.postgres_process import postgres_process
-from deploy.local.server import Server
+from deploy.local.machine.folders import Place
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.server import Server
 from service.postgres import schema
 from service.postgres.pool import Connection
-from tests.conftest import eventually
+from tests.harness.waiting import eventually
 from worker.mail import ledger
 
 

@@ -8,13 +8,11 @@ from structlog.testing import capture_logs
 
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
-from tests.mail_server import MailServer
-from tests.worker.conftest import (
-    open_postman,
-    settings_with,
-)
-from tests.worker.forwarder import Forwarder
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
@@ -23,7 +21,6 @@ from tests.worker.mail.conftest import (
     states,
     two_are_sent,
 )
-from tests.worker.rude_mail_server import RudeMailServer
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -31,12 +28,12 @@ from worker.settings import WorkerSettings
 class Links(NamedTuple):
     """The proxies to Postgres and to the mail server."""
 
-    postgres: Forwarder
-    mail: Forwarder
+    postgres: TcpProxy
+    mail: TcpProxy
 
 
 @pytest.fixture
-def links(postgres_link: Forwarder, mail_link: Forwarder) -> Links:
+def links(postgres_link: TcpProxy, mail_link: TcpProxy) -> Links:
     """Proxies that the test can cut."""
     return Links(postgres_link, mail_link)
 
@@ -44,7 +41,7 @@ def links(postgres_link: Forwarder, mail_link: Forwarder) -> Links:
 async def test_outage_of_the_mail_server_charges_no_attempt_and_the_email_is_sent_after_it(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -101,7 +98,7 @@ async def was_claimed_and_released(database: Connection) -> bool:
 )
 async def test_session_that_the_mail_server_ends_before_the_recipient_charges_no_attempt(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
     *,
@@ -130,7 +127,7 @@ async def test_session_that_the_mail_server_ends_before_the_recipient_charges_no
 )
 async def test_email_at_which_the_mail_server_always_ends_the_session_is_given_up_in_the_end(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     pool: Pool,
     database: Connection,
     command: str,
@@ -162,7 +159,7 @@ async def test_email_at_which_the_mail_server_always_ends_the_session_is_given_u
 
 async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_same_message_id_again(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -207,7 +204,7 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
 async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -232,7 +229,7 @@ async def test_idle_connection_that_was_closed_is_replaced(
     worker_settings: WorkerSettings,
     pool: Pool,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
 ) -> None:
     async with (

@@ -8,13 +8,12 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import parse_uuid
 from service.outbox.events import RequestEmailSent
 from service.postgres.pool import Connection, Pool
-from tests.conftest import A_REQUEST, eventually, running
-from tests.mail_server import MailServer
-from tests.worker.conftest import (
-    open_postman,
-    settings_with,
-)
-from tests.worker.forwarder import Forwarder
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
@@ -22,7 +21,6 @@ from tests.worker.mail.conftest import (
     is_claimed,
     states,
 )
-from tests.worker.rude_mail_server import RudeMailServer
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -106,7 +104,7 @@ async def test_accepted_email_is_sent_and_announced(
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
 async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
     *,
@@ -154,7 +152,7 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
 async def test_stopping_postman_gives_back_the_email_that_the_mail_server_was_not_given(
     worker_settings: WorkerSettings,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -172,7 +170,7 @@ async def test_stopping_postman_gives_back_the_email_that_the_mail_server_was_no
 
 async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
     worker_settings: WorkerSettings,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:

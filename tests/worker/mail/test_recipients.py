@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from service.api import request_body
 from service.api.errors import InvalidSubmission
 from service.calculation_requests.model import NewCalculationRequest
-from tests.conftest import A_REQUEST
+from tests.harness.examples import A_REQUEST
 from tests.worker.mail.composing import A_STORED_REQUEST, address, compose, received
 from worker.mail import message as mail_message
 

@@ -9,13 +9,11 @@ from structlog.testing import capture_logs
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.events import RequestEmailFailed
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
-from tests.mail_server import MailServer
-from tests.metrics import rises
-from tests.worker.conftest import (
-    open_postman,
-    settings_with,
-)
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.metrics import rises
+from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
@@ -25,7 +23,6 @@ from tests.worker.mail.conftest import (
     states,
     two_are_sent,
 )
-from tests.worker.rude_mail_server import RudeMailServer
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -164,7 +161,7 @@ async def test_email_refused_for_now_for_too_long_has_failed(
 
 async def test_refusal_in_any_encoding_is_recorded(
     worker_settings: WorkerSettings,
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:

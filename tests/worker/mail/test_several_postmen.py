@@ -9,15 +9,13 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
-from tests.end_to_end.processes import started, worker_process
-from tests.mail_server import MailServer
-from tests.metrics import value
-from tests.worker.conftest import (
-    open_postman,
-    settings_with,
-)
-from tests.worker.forwarder import Forwarder
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.metrics import value
+from tests.harness.processes import started, worker_process
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     attempts,
@@ -56,7 +54,7 @@ async def test_email_that_another_process_is_sending_is_not_claimed(
 async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
@@ -79,7 +77,7 @@ async def test_email_under_way_is_not_claimed_again_by_its_own_process(
 
 @pytest.mark.usefixtures("intended")
 async def test_claim_is_renewed_after_a_failed_renewal(
-    worker_settings: WorkerSettings, mail_link: Forwarder, database: Connection
+    worker_settings: WorkerSettings, mail_link: TcpProxy, database: Connection
 ) -> None:
     def failures() -> float:
         return value("background_failures_total", work="email_claims")
@@ -140,7 +138,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    mail_link: Forwarder,
+    mail_link: TcpProxy,
     database: Connection,
     tmp_path: Path,
     intended: CalculationRequest,

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Authority
-from tests.conftest import SECRET_KEYS
-from tests.mail_server import Login, MailServer
+from tests.harness.certificates import Authority
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.worker.mail.composing import (
     SENDER,
     compose,
 )
-from tests.worker.rude_mail_server import RudeMailServer
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 
@@ -40,7 +39,7 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
 
 
 @pytest.fixture
-async def rude_mailer(rude_server: RudeMailServer) -> AsyncIterator[Mailer]:
+async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
     """A mailer connected to the rude mail server."""
     rude = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.5))
     yield rude
@@ -66,7 +65,7 @@ async def test_reply_of_the_mail_server_is_returned(
 
 
 async def test_connection_is_kept_for_the_next_email(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     for _ in range(3):
         await send(rude_mailer)
@@ -75,7 +74,7 @@ async def test_connection_is_kept_for_the_next_email(
 
 
 async def test_emails_at_the_same_time_do_not_share_a_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     await asyncio.gather(*(send(rude_mailer) for _ in range(3)))
 
@@ -92,7 +91,7 @@ async def test_emails_at_the_same_time_do_not_share_a_connection(
     ],
 )
 async def test_refusal_is_final_or_not_and_keeps_the_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
@@ -108,7 +107,7 @@ async def test_refusal_is_final_or_not_and_keeps_the_connection(
 @pytest.mark.parametrize("command", ["DATA", "content"])
 @pytest.mark.parametrize("answer", [None, b"nonsense", b"250-and so on"])
 async def test_missing_reply_to_the_content_charges_an_attempt(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     rude_server.replies[command] = answer
 
@@ -125,7 +124,7 @@ async def test_missing_reply_to_the_content_charges_an_attempt(
     ],
 )
 async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
@@ -138,7 +137,7 @@ async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavail
 
 @pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense", b"250-and so on"])
 async def test_session_that_ends_twice_at_the_recipient_charges_an_attempt(
-    rude_server: RudeMailServer, rude_mailer: Mailer, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, answer: bytes | None
 ) -> None:
     usual, rude_server.replies["RCPT"] = rude_server.replies["RCPT"], answer
 
@@ -155,7 +154,7 @@ async def test_session_that_ends_twice_at_the_recipient_charges_an_attempt(
 @pytest.mark.parametrize("command", ["MAIL", "RCPT"])
 @pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
 async def test_session_that_ends_once_is_repeated_on_a_new_connection(
-    rude_server: RudeMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     await send(rude_mailer)
     rude_server.replies_once[command] = answer
@@ -166,7 +165,7 @@ async def test_session_that_ends_once_is_repeated_on_a_new_connection(
 
 
 async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     rude_server.replies["RCPT"] = b"421 Going down"
     rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
@@ -178,7 +177,7 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
 
 @pytest.mark.parametrize("command", ["DATA", "content"])
 async def test_session_that_ends_at_the_content_is_a_refusal_for_now(
-    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
 ) -> None:
     rude_server.replies[command] = b"421 Not this one"
 
@@ -191,7 +190,7 @@ async def test_session_that_ends_at_the_content_is_a_refusal_for_now(
 
 @pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
 async def test_mail_server_that_never_finishes_a_reply_is_unavailable(
-    rude_server: RudeMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
 ) -> None:
     rude_server.replies[command] = b"250-and so on"  # a reply that is never finished
 
@@ -200,7 +199,7 @@ async def test_mail_server_that_never_finishes_a_reply_is_unavailable(
 
 
 async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
-    rude_server: RudeMailServer, rude_mailer: Mailer
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
     await send(rude_mailer)
     rude_server.hang_up()
@@ -211,7 +210,7 @@ async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
 
 
 async def test_mail_server_without_the_required_encryption_is_unavailable(
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
 ) -> None:
     for scheme in ("smtp+starttls", "smtps"):
         url = rude_server.url.replace("smtp", scheme, 1)
@@ -223,7 +222,7 @@ async def test_mail_server_without_the_required_encryption_is_unavailable(
 
 
 async def test_password_is_not_sent_to_a_mail_server_that_does_not_ask_for_a_login(
-    rude_server: RudeMailServer,
+    rude_server: ScriptedMailServer,
 ) -> None:
     url = rude_server.url.replace("//", "//user:hunter2@", 1)
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting
-from tests.conftest import ROOT, eventually
-from tests.end_to_end.processes import Ended, bare_environment, free_port, run
+from tests.harness.processes import Ended, bare_environment, run
+from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.operating import arguments, commands
 from worker.operating.tables import Answer, cell, printable, table
@@ -177,7 +179,7 @@ async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
 
     replaying = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
         [sys.executable, "-m", *["worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1"]],
-        cwd=ROOT,
+        cwd=CHECKOUT,
         env=bare_environment(DATABASE_URL=database_url),
         stderr=subprocess.PIPE,
         text=True,

@@ -15,9 +15,11 @@ from aio_pika.exceptions import ChannelClosed, ChannelInvalidStateError
 
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Pool
-from tests.conftest import eventually, running
-from tests.worker.conftest import count, publish, settings_with, take, take_all
-from tests.worker.forwarder import Forwarder
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import publish, settings_with, take, take_all
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations
 from worker.operating import dead_letter_queues
@@ -372,7 +374,7 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
     *,
     marker: bytes,
     worker_settings: WorkerSettings,
-    broker_link: Forwarder,
+    broker_link: TcpProxy,
     channel: AbstractChannel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,14 +13,14 @@ from aio_pika.abc import AbstractChannel
 from aiosmtpd.smtp import SMTP, AuthResult
 from yarl import URL
 
+from deploy.local.machine.ports import free_port
 from service.commands.doctor import Finding
-from tests.certificates import Authority
-from tests.conftest import eventually
-from tests.end_to_end.processes import environment_of, free_port, run
-from tests.mail_server import MailServer
-from tests.worker.conftest import count
-from tests.worker.forwarder import Forwarder
-from tests.worker.rude_mail_server import RudeMailServer
+from tests.harness.certificates import Authority
+from tests.harness.mail_server import MailServer, ScriptedMailServer
+from tests.harness.processes import environment_of, run
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.operating.doctor import examine_worker
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -136,7 +136,7 @@ async def test_broker_that_cannot_be_had(
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
 async def test_broker_that_falls_silent_is_not_waited_for(
-    environment: dict[str, str], broker_link: Forwarder, marker: bytes
+    environment: dict[str, str], broker_link: TcpProxy, marker: bytes
 ) -> None:
     environment["AMQP_URL"] = broker_link.url
     broker_link.hold_before(marker)
@@ -325,7 +325,7 @@ async def test_password_that_the_mail_server_refuses_is_told(
 async def test_mail_server_that_refuses_is_found(
     environment: dict[str, str], command: str, answer: bytes, says: str
 ) -> None:
-    async with RudeMailServer() as server:
+    async with ScriptedMailServer() as server:
         server.replies[command] = answer
 
         finding = await mail_finding(environment, server.url)
@@ -334,7 +334,7 @@ async def test_mail_server_that_refuses_is_found(
 
 
 async def test_mail_server_that_says_nothing_is_not_waited_for(environment: dict[str, str]) -> None:
-    async with RudeMailServer() as server:
+    async with ScriptedMailServer() as server:
         server.replies["EHLO"] = b"250-and so on"  # A reply that is never finished.
 
         finding = await mail_finding(environment, server.url, timeout_seconds=0.5)

@@ -11,9 +11,9 @@ from service.calculation_requests.model import CalculationRequest
 from service.outbox import writing
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
-from tests.conftest import eventually
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
-from tests.worker.forwarder import Forwarder
 from tests.worker.operating.test_commands import command
 from worker.operating import outbox as operating_outbox
 from worker.operating import outbox_statements
@@ -328,7 +328,7 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
 async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
     worker_settings: WorkerSettings,
     database: Connection,
-    postgres_link: Forwarder,
+    postgres_link: TcpProxy,
     stored_request: CalculationRequest,
 ) -> None:
     """With the machine, say: TCP would notice after two hours."""

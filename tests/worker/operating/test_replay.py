@@ -16,8 +16,9 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
-from tests.conftest import eventually, running
-from tests.mail_server import MailServer
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer

@@ -9,8 +9,9 @@ import pytest
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
-from tests.mail_server import MailServer
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.waiting import eventually
 from tests.worker.conftest import KEYS, announce_next, hold_events, store
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations, notifications

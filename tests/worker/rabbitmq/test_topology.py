@@ -11,9 +11,11 @@ from aio_pika.exceptions import ChannelPreconditionFailed
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Pool
 from service.server.probes import NotReady
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
-from tests.worker.conftest import Check, count, passes, publish, take
+from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue

@@ -6,9 +6,10 @@ from functools import partial
 from service.outbox import writing
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
-from tests.conftest import eventually, running
+from tests.harness.in_process import running
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from tests.worker.forwarder import Forwarder
 from worker.relay.listener import Listener
 from worker.settings import WorkerSettings
 
@@ -64,7 +65,7 @@ async def other_listeners(database: Connection, killed: int) -> list[int]:
 
 
 async def test_connection_that_has_gone_silent_is_replaced(
-    worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection
+    worker_settings: WorkerSettings, postgres_link: TcpProxy, database: Connection
 ) -> None:
     settings = settings_with(
         worker_settings,
@@ -108,7 +109,7 @@ async def is_gone(database: Connection, process: int) -> bool:
 
 
 async def test_listener_connects_when_postgres_comes_up(
-    worker_settings: WorkerSettings, postgres_link: Forwarder
+    worker_settings: WorkerSettings, postgres_link: TcpProxy
 ) -> None:
     woken = asyncio.Event()
     await postgres_link.refuse()

@@ -19,8 +19,12 @@ from service.outbox import events
 from service.outbox.writing import LANES, lane_of, notify
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
-from tests.conftest import CONVEYANCER, eventually, running, someone_waits
-from tests.metrics import rises
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import running
+from tests.harness.metrics import rises
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import (
     ANY_EVENT,
     TRACEPARENT,
@@ -35,7 +39,6 @@ from tests.worker.conftest import (
     take_all,
     take_ids,
 )
-from tests.worker.forwarder import Forwarder
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
@@ -284,7 +287,7 @@ async def test_event_whose_id_was_given_out_before_the_first_write_is_not_passed
             stored_request.id,
         )
     )
-    await eventually(lambda: someone_waits(database))
+    await eventually(lambda: has_waiting_statement(database))
 
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
@@ -722,7 +725,7 @@ async def _is_empty(database: Connection) -> bool:
 
 async def test_outage_of_the_broker_charges_no_attempt_and_delivery_resumes_after_it(
     relay_with: MakeRelay,
-    broker_link: Forwarder,
+    broker_link: TcpProxy,
     database: Connection,
     tap: AbstractQueue,
     stored_request: CalculationRequest,
@@ -757,7 +760,7 @@ async def test_address_without_a_broker_is_an_outage(
 
 
 async def test_connection_cut_repeatedly_loses_and_reorders_nothing(
-    relay_with: MakeRelay, broker_link: Forwarder, database: Connection, tap: AbstractQueue
+    relay_with: MakeRelay, broker_link: TcpProxy, database: Connection, tap: AbstractQueue
 ) -> None:
     requests = [await store(database) for _ in range(5)]
     for _ in range(10):
@@ -799,7 +802,7 @@ async def publishing_under_way(database: Connection) -> bool:
 
 
 async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_settled(
-    worker_settings: WorkerSettings, relay: Relay, broker_link: Forwarder, database: Connection
+    worker_settings: WorkerSettings, relay: Relay, broker_link: TcpProxy, database: Connection
 ) -> None:
     kept, gone = await store(database), await store(database)
     await into_one_lane(database)
@@ -819,7 +822,7 @@ async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_sett
 async def test_connection_to_postgres_lost_while_publishing_settles_nothing(
     worker_settings: WorkerSettings,
     relay: Relay,
-    broker_link: Forwarder,
+    broker_link: TcpProxy,
     database: Connection,
     tap: AbstractQueue,
 ) -> None:
@@ -887,7 +890,7 @@ async def test_window_whose_commit_fails_is_published_again(
 
 
 async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
-    worker_settings: WorkerSettings, pool: Pool, broker_link: Forwarder, database: Connection
+    worker_settings: WorkerSettings, pool: Pool, broker_link: TcpProxy, database: Connection
 ) -> None:
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)
@@ -906,7 +909,7 @@ async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
 
 
 async def test_relay_keeps_working_after_an_outage_of_postgres(
-    worker_settings: WorkerSettings, postgres_link: Forwarder, database: Connection, tap: AbstractQueue
+    worker_settings: WorkerSettings, postgres_link: TcpProxy, database: Connection, tap: AbstractQueue
 ) -> None:
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):

@@ -13,19 +13,22 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from deploy.local import packages
-from deploy.local.ports import accepts, free_port
-from deploy.local.processes import Program, running
-from deploy.local.waiting import wait_until
+from deploy.local.machine import packages
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.processes import Program, running
+from deploy.local.machine.waiting import wait_until
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.conftest import A_REQUEST, Issuer, api_client, eventually
-from tests.conftest import running as running_parts
-from tests.end_to_end.processes import environment_of
-from tests.mail_server import MailServer
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.in_process import running as running_parts
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import environment_of
+from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.__main__ import ROLES, assemble
 from worker.operating.doctor import examine_worker

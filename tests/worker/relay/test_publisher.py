@@ -9,9 +9,10 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.identifiers import new_request_id
-from tests.conftest import eventually
-from tests.worker.conftest import ANY_EVENT, bind_tap, count, open_publisher, settings_with, take_ids
-from tests.worker.forwarder import Forwarder
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import ANY_EVENT, bind_tap, open_publisher, settings_with, take_ids
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.outbox import OutboxRow
@@ -44,7 +45,7 @@ def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-async def held_publisher(worker_settings: WorkerSettings, broker_link: Forwarder) -> AsyncIterator[Publisher]:
+async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
     """A publisher with a long timeout, whose connection to the broker the test can hold."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
     async with open_publisher(settings) as opened:
@@ -134,7 +135,7 @@ async def test_every_event_of_a_window_that_cannot_be_encoded_fails(publisher: P
 
 
 async def test_no_confirm_in_time_is_an_outage(
-    worker_settings: WorkerSettings, broker_link: Forwarder
+    worker_settings: WorkerSettings, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
     async with open_publisher(settings) as publisher:
@@ -148,7 +149,7 @@ async def test_no_confirm_in_time_is_an_outage(
 
 
 async def test_connection_lost_before_the_confirm_is_an_outage(
-    held_publisher: Publisher, broker_link: Forwarder
+    held_publisher: Publisher, broker_link: TcpProxy
 ) -> None:
     broker_link.hold()
     publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
@@ -161,7 +162,7 @@ async def test_connection_lost_before_the_confirm_is_an_outage(
 
 
 async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_are_reported(
-    held_publisher: Publisher, broker_link: Forwarder, channel: AbstractChannel
+    held_publisher: Publisher, broker_link: TcpProxy, channel: AbstractChannel
 ) -> None:
     queue = await channel.declare_queue(exclusive=True)
     await queue.bind(topology.REQUESTS, ANY_EVENT)
@@ -192,7 +193,7 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(
 
 
 async def test_cancelled_publish_leaves_nothing_running(
-    held_publisher: Publisher, broker_link: Forwarder
+    held_publisher: Publisher, broker_link: TcpProxy
 ) -> None:
     broker_link.hold()
     tasks_before = asyncio.all_tasks()
@@ -207,7 +208,7 @@ async def test_cancelled_publish_leaves_nothing_running(
 
 
 async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(
-    held_publisher: Publisher, broker_link: Forwarder
+    held_publisher: Publisher, broker_link: TcpProxy
 ) -> None:
     broker_link.hold()
     window = [row(number, payload=b"x" * 100_000) for number in range(500)]

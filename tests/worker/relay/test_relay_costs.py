@@ -7,9 +7,9 @@ import pytest
 
 from service.outbox.writing import LANES
 from service.postgres.pool import Connection, open_pool
-from tests.conftest import eventually
-from tests.statement_log import StatementLog
-from tests.worker.forwarder import Forwarder
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.relay import outbox
 from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
@@ -38,7 +38,7 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
     database: Connection, worker_settings: WorkerSettings, publisher: Publisher, events: int
 ) -> None:
     statements = StatementLog()
-    async with Forwarder(worker_settings.database_url, statements.watch) as forwarder:
+    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
         settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
         async with open_pool(settings) as pool:
             relay = Relay(settings, pool, asyncio.Event())

@@ -1,0 +1,50 @@
+"""TCP ports of the loopback interface."""
+
+import secrets
+import socket
+from pathlib import Path
+
+from deploy.local.errors import LocalStackError
+
+# Below the range of ephemeral ports: an outgoing connection cannot take a port after it was found free and
+# before the server binds it.
+_LOWEST, _HIGHEST = 20_000, 32_000
+_TRIES = 1_000
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on this port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def accepts(port: int) -> bool:
+    """Return whether something listens on this port."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """Return a port that no server listens on."""
+    for _ in range(_TRIES):
+        port = _LOWEST + secrets.randbelow(_HIGHEST - _LOWEST)
+        if is_free(port):
+            return port
+    raise LocalStackError(f"No port between {_LOWEST} and {_HIGHEST} is free.")
+
+
+def remembered_port(file: Path) -> int:
+    """Return the port in *file* if it is still free, else another one, and write it there.
+
+    A server that restarts on its old port keeps the URLs valid that other shells have read.
+    """
+    remembered = file.read_text().strip() if file.exists() else ""
+    port = int(remembered) if remembered.isdigit() and is_free(int(remembered)) else free_port()
+    file.write_text(f"{port}\n")
+    return port

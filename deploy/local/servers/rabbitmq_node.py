@@ -1,0 +1,143 @@
+"""RabbitMQ as a child process: the installed `rabbitmq-server`, as a private node."""
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
+from deploy.local.machine.folders import Place, working_folder
+from deploy.local.machine.ports import accepts, free_port, remembered_port
+from deploy.local.machine.processes import Process, Program, running
+from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.server import Server
+
+_START_SECONDS = 90.0
+# This program runs as any user. The `rabbitmq-server` on Debian's PATH insists on the user rabbitmq.
+_DEBIAN_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+_SERVICES = ("rabbitmq-server.service", "epmd.service", "epmd.socket")
+_AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
+
+
+@contextmanager
+def rabbitmq_node(place: Place) -> Iterator[Server]:
+    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
+    server = _installed_server(place)
+    with working_folder(place, "rabbitmq-node") as folder:
+        port = remembered_port(folder / "port")
+        epmd_port = free_port()
+        environment = _environment(folder, port=port, epmd_port=epmd_port)
+        # Otherwise the node would start Erlang's name server itself, and leave it behind.
+        with running(_epmd(folder, epmd_port, environment, place)) as epmd:
+            _wait_for(epmd, lambda: accepts(epmd_port), place)
+            with running(_node(server, folder, environment, place)) as node:
+                _wait_for(node, lambda: _speaks_amqp(port), place)
+                place.report(f"RabbitMQ runs on this machine, port {port}.")
+                yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node)
+
+
+def _installed_server(place: Place) -> Path:
+    """Return the program, installed first if it is missing and this user may."""
+    server = _find_server()
+    if server is None:
+        place.report("RabbitMQ is missing: installing Debian's package rabbitmq-server, if allowed …")
+        log = place.folder / "logs" / "apt.log"
+        if packages.install("rabbitmq-server", *_SERVICES, report=place.report, log=log):
+            server = _find_server()
+    if server is None:
+        raise LocalStackError(
+            "No RabbitMQ: set AMQP_URL, start Docker, or install it (on Debian: the package rabbitmq-server)."
+        )
+    return server
+
+
+def _find_server() -> Path | None:
+    if _DEBIAN_SERVER.exists():
+        return _DEBIAN_SERVER
+    found = shutil.which("rabbitmq-server")
+    return Path(found) if found else None
+
+
+def _epmd(folder: Path, port: int, environment: Mapping[str, str], place: Place) -> Program:
+    program = shutil.which("epmd")
+    if program is None:
+        raise LocalStackError("Erlang's `epmd` is missing: install it (on Debian: the package erlang-base).")
+    return Program(
+        name="Erlang name server",
+        command=[program, "-address", "127.0.0.1", "-port", str(port)],
+        environment=environment,
+        folder=folder,
+        log=place.log("epmd", folder),
+        # Sorts last: of what a dead run left behind, the node is ended first.
+        pid_file=folder / "z-epmd.pid",
+    )
+
+
+def _node(server: Path, folder: Path, environment: Mapping[str, str], place: Place) -> Program:
+    return Program(
+        name="RabbitMQ server",
+        command=[server],
+        environment=environment,
+        folder=folder,
+        log=place.log("rabbitmq", folder),
+        pid_file=folder / "node.pid",
+        stop_signal=signal.SIGTERM if place.keep else signal.SIGKILL,
+    )
+
+
+def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str]:
+    """Return the environment of a node that shares nothing with other nodes on this machine."""
+    (folder / "home").mkdir(mode=0o700, exist_ok=True)
+    (folder / "rabbitmq.conf").write_text(
+        f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 50MB\n"
+    )
+    (folder / "rabbitmq-env.conf").write_text("")
+    (folder / "enabled_plugins").write_text("[].\n")
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))
+    }
+    return {
+        **inherited,
+        "HOME": str(folder / "home"),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_EPMD_PORT": str(epmd_port),
+        "RABBITMQ_NODENAME": "calculation-requests@localhost",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_PID_FILE": str(folder / "rabbitmq-server.number"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_LOGS": "-",
+        # Makes the start script exec the server instead of waiting for it.
+        "RUNNING_UNDER_SYSTEMD": "true",
+    }
+
+
+def _wait_for(process: Process, condition: Callable[[], bool], place: Place) -> None:
+    in_time = wait_until(
+        lambda: condition() or process.trouble() is not None,
+        seconds=_START_SECONDS,
+        stopping=place.stopping,
+        pause_seconds=0.05,
+    )
+    trouble = process.trouble()
+    if trouble or not in_time:
+        raise LocalStackError(process.describe(trouble or f"The {process.program.name} does not answer."))
+
+
+def _speaks_amqp(port: int) -> bool:
+    """Return whether a broker answers the header of AMQP 0-9-1 with a frame."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
+            connection.sendall(_AMQP_HEADER)
+            return connection.recv(1) == b"\x01"
+    except OSError:
+        return False

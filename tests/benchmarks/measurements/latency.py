@@ -1,0 +1,191 @@
+"""Latency: from the commit of a request to a consumer, at several rates; and of the API beside a relay."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from aio_pika.abc import AbstractIncomingMessage
+
+from service.outbox.waker import RelayWaker
+from service.postgres import loans
+from service.postgres.pool import Pool, open_pool
+from service.settings import Settings
+from tests.benchmarks import outboxes, subjects
+from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
+from tests.benchmarks.http_load import P50, P99, load
+from tests.benchmarks.measurements.create import OURS
+from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
+from tests.benchmarks.stand import POOL_SIZE, Stand
+from tests.harness import queues
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.waiting import until
+from worker.rabbitmq import topology
+
+TXOUTBOX, FASTSTREAM = "txoutbox, tuned, NOTIFY", "faststream-outbox, tuned"
+WITHOUT, WITH = "without a relay", "with a relay"
+P999 = "p99.9 ms"
+
+_QUANTILES = {P50: 0.5, P99: 0.99, P999: 0.999}
+_RATES = (1, 100, 1000)  # requests stored a second
+_BARS: dict[int, Sequence[Bar]] = {
+    1: (),
+    100: (
+        Bar(side=OURS, figure=P50, kind="at most", limit=5.0),
+        Bar(side=OURS, figure=P99, kind="at most", limit=30.0),
+    ),
+    1000: (Bar(side=OURS, figure=P99, kind="at most", limit=100.0),),
+}
+_API_BARS = (Bar(side=WITH, of=WITHOUT, figure=P99, kind="at most", limit=1.5),)
+_API_CONNECTIONS, _API_PAUSE_MILLISECONDS = 8, 25  # some three hundred requests a second
+
+_WARM_SECONDS = 1.0
+_STRAGGLER_SECONDS = 15.0
+_SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
+
+
+async def measure(stand: Stand) -> list[Comparison]:
+    """Store requests at each rate while a relay runs, and note when their events arrive."""
+    relays: dict[str, tuple[Outbox, Runs]] = {
+        OURS: (outboxes.OURS, our_relays(stand)),
+        TXOUTBOX: (outboxes.TXOUTBOX_NOTIFYING, peer_relay(stand, "txoutbox_relay", "tuned", "notify")),
+        FASTSTREAM: (outboxes.FASTSTREAM, peer_relay(stand, "faststream_relay", "tuned")),
+    }
+    comparisons = []
+    for rate in _RATES:
+        sides = {name: _arriving(stand, outbox, runs, rate) for name, (outbox, runs) in relays.items()}
+        comparisons.append(
+            await compare(
+                f"latency at {rate} a second",
+                sides,
+                _BARS[rate],
+                rounds=stand.sizes.rounds,
+                settle=stand.settle,
+            )
+        )
+    return [*comparisons, await _measure_api(stand)]
+
+
+def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
+    async def measure() -> Figures:
+        url = await outbox.open(stand)
+        async with stand.connected(url) as connection:
+            await connection.execute("TRUNCATE outbox")
+        settings = Settings(
+            database_url=url,
+            app_url="https://app.example.com",
+            request_secret_keys=SECRET_KEYS,
+            database_pool_size=POOL_SIZE,
+            database_queue_size=10_000,
+        )
+        async with Arrivals.watched(stand) as arrivals, runs(url), open_pool(settings) as pool:
+            await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
+            await arrivals.complete()
+            arrivals.forget()
+            await _store(outbox, pool, arrivals, rate=rate, seconds=stand.sizes.seconds)
+            await arrivals.complete()
+        return arrivals.figures()
+
+    return measure
+
+
+class Arrivals:
+    """When each request was committed, and when its event reached a consumer."""
+
+    def __init__(self) -> None:
+        self.committed: dict[str, float] = {}
+        self.arrived: dict[str, float] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def watched(cls, stand: Stand) -> AsyncIterator["Arrivals"]:
+        """Consume the queue that all relays publish to."""
+        arrivals = cls()
+        async with queues.open_channel(stand.amqp_url) as channel:
+            queue = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+            await queue.purge()
+            await queue.consume(arrivals.note, no_ack=True)
+            yield arrivals
+
+    async def note(self, message: AbstractIncomingMessage) -> None:
+        """Note the arrival of an event."""
+        found = _SUBJECT.search(message.body)
+        assert found is not None
+        self.arrived.setdefault(found[1].decode(), time.monotonic())
+
+    async def complete(self) -> None:
+        """Wait until every event has arrived. A missing event counts with the time waited for it."""
+
+        def is_complete() -> bool:
+            return self.committed.keys() <= self.arrived.keys()
+
+        await until(is_complete, seconds=_STRAGGLER_SECONDS, pause_seconds=0.01)
+
+    def forget(self) -> None:
+        """Forget all commits and arrivals."""
+        self.committed.clear()
+        self.arrived.clear()
+
+    def figures(self) -> Figures:
+        """Return quantiles in milliseconds, those for which there are enough events."""
+        now = time.monotonic()
+        waits = sorted(
+            max(0.0, self.arrived.get(uuid, now) - committed) * 1000
+            for uuid, committed in self.committed.items()
+        )
+        return {
+            name: waits[int(share * (len(waits) - 1))]
+            for name, share in _QUANTILES.items()
+            if len(waits) * (1 - share) >= 1
+        }
+
+
+async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, seconds: float) -> None:
+    """Store *rate* requests a second, each at its time, even if earlier ones are not done."""
+    waker = RelayWaker(pool, timeout_seconds=5.0)
+    waking = asyncio.create_task(waker.run())
+
+    async def store() -> None:
+        async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
+            uuid = await outbox.store(connection)
+        arrivals.committed[uuid] = time.monotonic()
+        if outbox is outboxes.OURS:
+            waker.wake()
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(round(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+            group.create_task(store())
+    waking.cancel()
+
+
+async def _measure_api(stand: Stand) -> Comparison:
+    """Create requests at a steady pace, without a relay and with one on the same machine."""
+    url = await stand.database("ours")
+    async with stand.api(url) as api:
+
+        async def create() -> Figures:
+            return await load(
+                stand,
+                api.base_url,
+                ["/v1/request"],
+                body=subjects.JSON_BODY,
+                connections=_API_CONNECTIONS,
+                pause_milliseconds=_API_PAUSE_MILLISECONDS,
+            )
+
+        async def create_beside_relay() -> Figures:
+            async with stand.connected(url) as connection:
+                await connection.execute("TRUNCATE outbox")
+            async with stand.worker(url, "relay"):
+                return await create()
+
+        return await compare(
+            "the API beside a relay",
+            {WITHOUT: create, WITH: create_beside_relay},
+            _API_BARS,
+            rounds=stand.sizes.rounds,
+            settle=stand.settle,
+        )

@@ -1,0 +1,114 @@
+"""The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from service import __main__ as service
+from service.api import idempotency_key
+from service.outbox import events
+from service.postgres.pool import Connection
+from worker import __main__ as worker
+from worker.mail import ledger
+from worker.mail.ledger import Email
+from worker.relay import loop, outbox
+from worker.relay.outbox import OutboxRow
+from worker.relay.publisher import Outcome, Publisher
+
+_FORGET_EVERY = 50
+
+
+def settle_unconfirmed() -> None:
+    """Treat every event that was written to the connection as confirmed."""
+    publish = Publisher.publish
+
+    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> Outcome:
+        outcome = await publish(self, window, **options)
+        return Outcome(frozenset(row.id for row in window), outage=outcome.outage)
+
+    Publisher.publish = publish_and_hope  # type: ignore[method-assign]
+
+
+def invert() -> None:
+    """Publish the last event of a request first."""
+
+    def last_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        last = {row.request_id: row for row in rows}
+        return [row for row in rows if last[row.request_id] is row]
+
+    loop._first_of_each_request = last_of_each_request  # noqa: SLF001
+
+
+def publish_twice() -> None:
+    """Leave every fiftieth confirmed window in the outbox."""
+    delete = outbox.delete
+    calls = 0
+
+    async def delete_mostly(connection: Connection, events: Sequence[OutboxRow]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % _FORGET_EVERY:
+            await delete(connection, events)
+
+    outbox.delete = delete_mostly
+
+
+def lose_returned() -> None:
+    """Treat a returned message as delivered."""
+    events.MUST_BE_ROUTED = frozenset()
+
+
+def forget_claims() -> None:
+    """Claim e-mails that another process is sending."""
+
+    async def claim(
+        connection: Connection,
+        process_id: UUID,
+        *,
+        limit: int,
+        **_: Any,
+    ) -> list[Email]:
+        rows = await connection.fetch(
+            """
+            UPDATE email
+               SET claimed_by = $1
+             WHERE event_id IN (SELECT event_id
+                                  FROM email
+                                 WHERE state = 'pending'
+                                   AND claimed_by IS DISTINCT FROM $1
+                                   AND next_attempt_at <= now()
+                                 LIMIT $2)
+            RETURNING event_id, request_id, created_at, attempts
+            """,
+            process_id,
+            limit,
+        )
+        return [Email(**row) for row in rows]
+
+    ledger.claim = claim
+
+
+def forget_keys() -> None:
+    """Treat every repeat under a key as a new request."""
+
+    def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - the breakage
+        return None
+
+    idempotency_key.parse_key = parse_nothing
+
+
+BREAKAGES: dict[str, Callable[[], Any]] = {
+    "settles-unconfirmed": settle_unconfirmed,
+    "inverts": invert,
+    "publishes-twice": publish_twice,
+    "loses-returned": lose_returned,
+    "forgets-claims": forget_claims,
+    "forgets-keys": forget_keys,
+}
+_PROGRAMS = {"service": service.main, "worker": worker.main}
+
+
+if __name__ == "__main__":
+    BREAKAGES[sys.argv.pop(1)]()
+    sys.exit(_PROGRAMS[sys.argv.pop(1)]())

@@ -1,0 +1,175 @@
+"""Faults of RabbitMQ itself: killed, out of memory, a queue missing, full, or unbound."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aio_pika.abc import AbstractIncomingMessage
+from aiormq.exceptions import ChannelNotFoundEntity
+
+from service.postgres.pool import Connection
+from tests.faults.catalogue.fault import fault
+from tests.faults.verdict.records import CREATED, Interval
+from tests.faults.world import own_queues
+from tests.faults.world.world import World
+from tests.harness import queues
+from tests.harness.waiting import until
+from worker.rabbitmq import topology
+
+_FULL = "harness.full"
+_EMPTY_SECONDS = 30.0
+_RECONNECTED_SECONDS = 10.0
+_SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
+
+
+@fault("RabbitMQ killed", "broker", "broker links", repeats=True)
+async def kill_broker(world: World) -> None:
+    """SIGKILL to RabbitMQ, and a start."""
+    await world.servers.broker.kill()
+    await asyncio.sleep(world.some_seconds(1.0))
+    await world.servers.broker.start()
+
+
+@fault("memory alarm", "broker", repeats=True)
+async def alarm_broker(world: World) -> None:
+    """RabbitMQ blocks the connections that publish."""
+    await world.servers.broker.raise_memory_alarm()
+    try:
+        await asyncio.sleep(world.stall_seconds())
+    finally:
+        await world.servers.broker.clear_memory_alarm()
+
+
+@fault("messages returned", "broker", "broker links", repeats=True)
+async def return_messages(world: World) -> None:
+    """No queue is bound to request.created, so mandatory messages are returned.
+
+    A process declares the bindings when it connects and each minute after that, so new connections are
+    refused meanwhile. The product's queue is bound twice, to its exchange and to the harness's switch; the
+    switch takes the events from all other queues at once.
+    """
+    async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
+        notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+        switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
+        await notifications.unbind(topology.REQUESTS, CREATED)
+        await switch.unbind(topology.REQUESTS, CREATED)
+        try:
+            await asyncio.sleep(world.some_seconds(2.5))
+        finally:
+            await switch.bind(topology.REQUESTS, CREATED)
+            await notifications.bind(topology.REQUESTS, CREATED)
+
+
+@fault("queue deleted", "broker", "broker links", repeats=True)
+async def delete_queue(world: World) -> None:
+    """The empty queue of notifications is deleted; its consumers declare it before the next publish."""
+    relays = [link for link in world.broker_links if link.name.startswith("relay")]
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        for link in relays:
+            await link.stop_listening()
+            await link.cut()
+        try:
+            await _delete_when_empty(world)
+            await _until_declared(world)
+            switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
+            notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+            await notifications.bind(switch)
+        finally:
+            for link in relays:
+                await link.listen()
+
+
+@fault("messages refused", "broker", "broker links", repeats=True)
+async def refuse_messages(world: World) -> None:
+    """Another team's full queue refuses every event, while all other queues accept it."""
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        full = await channel.declare_queue(
+            _FULL, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
+        try:
+            await full.bind(topology.REQUESTS, "request.*")
+            began = time.monotonic()
+            await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
+            world.record.refusals.append(Interval(began, time.monotonic()))
+            if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
+                await full.consume(_drop, no_ack=True)
+                await asyncio.sleep(world.some_seconds(1.0))
+        finally:
+            await full.delete(if_unused=False, if_empty=False)
+
+
+async def _drop(_: AbstractIncomingMessage) -> None:
+    """Ignore a message."""
+
+
+@asynccontextmanager
+async def _no_new_connections(world: World) -> AsyncIterator[None]:
+    """Have every process connect again, then accept no connection: for a minute none declares bindings."""
+    for link in world.broker_links:
+        await link.cut()
+    await until(
+        lambda: all(
+            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+        ),
+        seconds=_RECONNECTED_SECONDS,
+    )
+    for link in world.broker_links:
+        await link.stop_listening()
+    try:
+        await until(
+            lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
+            seconds=_EMPTY_SECONDS,
+        )
+        yield
+    finally:
+        for link in world.broker_links:
+            await link.listen()
+
+
+async def _delete_when_empty(world: World) -> None:
+    """Delete the queue of notifications while it is empty and no consumer holds a message of it."""
+    async with queues.open_channel(world.servers.broker.url) as channel:
+
+        async def is_empty() -> bool:
+            waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
+            return waiting == 0 and not await _any_unrecorded(world)
+
+        if await until(is_empty, seconds=_EMPTY_SECONDS):
+            await channel.queue_delete(topology.NOTIFICATIONS.name)
+
+
+async def _any_unrecorded(world: World) -> bool:
+    """Whether a request.created has left the outbox and is not in the ledger of e-mails yet."""
+    counts: list[Any] = []
+
+    async def count(connection: Connection) -> None:
+        counts.append(
+            await connection.fetchval(
+                """
+                SELECT count(*)
+                  FROM calculation_request
+                 WHERE NOT EXISTS (SELECT FROM email WHERE email.request_id = calculation_request.id)
+                   AND NOT EXISTS (SELECT FROM outbox WHERE outbox.request_id = calculation_request.id)
+                   AND NOT EXISTS (SELECT
+                                     FROM outbox_held
+                                    WHERE outbox_held.request_id = calculation_request.id)
+                """
+            )
+        )
+
+    await world.on_postgres(count)
+    return bool(counts[-1])
+
+
+async def _until_declared(world: World) -> None:
+    async def exists() -> bool:
+        try:
+            async with queues.open_channel(world.servers.broker.url) as channel:
+                await queues.count(channel, topology.NOTIFICATIONS.name)
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
+    await until(exists, seconds=_EMPTY_SECONDS)

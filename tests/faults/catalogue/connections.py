@@ -1,0 +1,124 @@
+"""Faults of the network between the service's processes and Postgres or RabbitMQ."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from tests.faults.catalogue.fault import fault
+from tests.faults.world.world import World
+from tests.harness.tcp_proxy import TcpProxy
+
+_KEEPALIVE_SECONDS = 30.0  # until Postgres learns of a lost client from the network; by default two hours
+
+Links = Sequence[TcpProxy]
+
+
+async def cut(world: World, links: Links) -> None:
+    """RST to every connection, a few times."""
+    for _ in range(world.chance.randint(1, 4)):
+        for link in links:
+            await link.cut()
+        await asyncio.sleep(world.some_seconds(0.5))
+
+
+async def refuse(world: World, links: Links) -> None:
+    """Connections are cut, and connecting fails."""
+    for link in links:
+        await link.stop_listening()
+        await link.cut()
+    try:
+        await asyncio.sleep(world.some_seconds())
+    finally:
+        for link in links:
+            await link.listen()
+
+
+async def stall(world: World, links: Links) -> None:
+    """Nothing passes, then all does; at times the connections break at the end."""
+    breaks = world.chance.random() < 0.5
+    for link in links:
+        link.stall()
+    try:
+        await asyncio.sleep(world.stall_seconds())
+    finally:
+        for link in links:
+            if breaks:
+                await link.cut()
+            link.resume()
+
+
+async def strand(world: World, links: Links) -> None:
+    """Open connections pass nothing any more. New ones work."""
+    for link in links:
+        link.strand()
+    try:
+        await asyncio.sleep(world.stall_seconds())
+    finally:
+        for link in links:
+            link.clear_stranded()
+
+
+async def slow(world: World, links: Links) -> None:
+    """Every packet is late, and the rate is low."""
+    bytes_per_second = world.chance.choice((20_000.0, 100_000.0, 1_000_000.0))
+    delay_seconds = world.chance.choice((0.005, 0.05, 0.2))
+    for link in links:
+        link.slow(bytes_per_second=bytes_per_second, delay_seconds=delay_seconds)
+    try:
+        await asyncio.sleep(world.some_seconds())
+    finally:
+        for link in links:
+            link.hurry()
+
+
+async def _on_some(inject: Callable[[World, Links], Awaitable[None]], to: str, world: World) -> None:
+    """Inject a fault into one process's connections, those of the relays, or all."""
+    links = world.postgres_links if to == "Postgres" else world.broker_links
+    await inject(world, world.some_links(links))
+
+
+for _to, _touched, _names in (
+    (
+        "Postgres",
+        "postgres links",
+        {
+            "Postgres connections cut": cut,
+            "Postgres refuses": refuse,
+            "Postgres connections stalled": stall,
+            "Postgres connections half-open": strand,
+            "Postgres connections slowed": slow,
+        },
+    ),
+    (
+        "RabbitMQ",
+        "broker links",
+        {
+            "AMQP connections cut": cut,
+            "RabbitMQ refuses": refuse,
+            "AMQP connections stalled": stall,
+            "AMQP connections half-open": strand,
+            "AMQP connections slowed": slow,
+        },
+    ),
+):
+    for _name, _inject in _names.items():
+        fault(_name, _touched, repeats=True)(partial(_on_some, _inject, _to))
+
+
+@fault("Postgres clients vanished", "postgres links", repeats=True)
+async def vanish_before_postgres(world: World) -> None:
+    """Connections end for the processes, but not for Postgres: as when a node loses its power."""
+    for link in world.some_links(world.postgres_links):
+        reset_the_rest = link.vanish()
+        asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, reset_the_rest)
+
+
+@fault("closed before confirm", "broker links", repeats=True)
+async def close_before_confirm(world: World) -> None:
+    """RabbitMQ gets what is published; its confirms are lost, and then the connection."""
+    links = [link for link in world.broker_links if link.name.startswith("relay")]
+    for _ in range(world.chance.randint(1, 3)):
+        victims = world.chance.sample(links, k=world.chance.randint(1, len(links)))
+        seconds = world.some_seconds(0.6)
+        await asyncio.gather(*(link.swallow_answers_and_cut(seconds) for link in victims))
+        await asyncio.sleep(world.some_seconds(0.5))

@@ -1,0 +1,43 @@
+"""What a fault is, and the list of all of them."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from tests.faults.verdict.records import Span
+from tests.faults.world.world import World
+
+Injection = Callable[[World], Awaitable[None]]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An injection, and what it touches: faults that touch the same thing are never mixed."""
+
+    name: str
+    inject: Injection
+    touches: frozenset[str]
+    repeats_events: bool  # it may come between a confirm and its settling
+
+    async def happen(self, world: World) -> None:
+        """Inject it, and record from when until when."""
+        began = time.monotonic()
+        await self.inject(world)
+        world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events))
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, *touches: str, repeats: bool) -> Callable[[Injection], Injection]:
+    """Add the decorated function to FAULTS. It returns when the fault has ended, however it ends.
+
+    *repeats*: the fault may keep a confirmed event from being settled, so the event may come again. Every
+    choice is made with `world.chance`, so that a seed repeats it.
+    """
+
+    def register(inject: Injection) -> Injection:
+        FAULTS.append(Fault(name, inject, frozenset(touches), repeats))
+        return inject
+
+    return register

@@ -1,0 +1,97 @@
+"""Rows and messages that can never be handled."""
+
+from uuid import UUID
+
+import msgspec
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel
+
+from service.identifiers import new_request_id, uuid_of
+from service.outbox import writing
+from service.outbox.events import CalculationCreated
+from service.postgres.pool import Connection
+from tests.faults.catalogue.fault import fault
+from tests.faults.world.world import World
+from tests.harness import queues
+from worker.rabbitmq import topology
+
+_TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
+
+
+@fault("poison rows", "rows", "postgres", repeats=False)
+async def poison_outbox(world: World) -> None:
+    """Events that no AMQP message can carry, some with a good event behind them."""
+    rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
+    with_follower = [row for row in rows if world.chance.random() < 0.5]
+    world.record.poison_rows.update(f"{uuid_of(row)} {_TOO_LONG_A_TYPE}" for row in rows)
+    world.record.poison_followers.update(f"{uuid_of(row)} request.calculated" for row in with_follower)
+
+    async def insert(connection: Connection) -> None:
+        async with connection.transaction():
+            for row in rows:
+                await _insert_event(connection, row, _TOO_LONG_A_TYPE, sequence=1)
+            for row in with_follower:
+                await _insert_event(connection, row, "request.calculated", sequence=2)
+
+    await world.on_postgres(insert)
+
+
+async def _insert_event(connection: Connection, request_id: UUID, type_: str, *, sequence: int) -> None:
+    """Insert an event, unless it is there: a commit of unknown outcome is tried again."""
+    await connection.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT $1, $2, $3, $4, $5
+         WHERE NOT EXISTS (SELECT FROM outbox WHERE request_id = $2 AND sequence = $4)
+           AND NOT EXISTS (SELECT FROM outbox_held WHERE request_id = $2 AND sequence = $4)
+        """,
+        writing.lane_of(request_id),
+        request_id,
+        type_,
+        sequence,
+        b'{"poison": true}',
+    )
+
+
+@fault("poison messages", "messages", "broker", repeats=False)
+async def poison_queues(world: World) -> None:
+    """Messages on both queues that can never be handled."""
+    unknown_request = uuid_of(new_request_id())
+    bodies = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 10_000,
+        b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
+        msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
+    ]
+    other_calculation = await _another_calculation(world)
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
+            for body in world.chance.sample(bodies, k=3):
+                await _publish_poison(world, channel, queue, body)
+        if other_calculation is not None:
+            await _publish_poison(world, channel, topology.CALCULATION_RESULTS, other_calculation)
+
+
+async def _another_calculation(world: World) -> bytes | None:
+    """Return a second, different calculation for a request that has one."""
+    found: list[UUID] = []
+
+    async def find(connection: Connection) -> None:
+        row = await connection.fetchval(
+            "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
+        )
+        found.extend([row] if row else [])
+
+    await world.on_postgres(find)
+    if not found:
+        return None
+    return msgspec.json.encode(CalculationCreated(uuid_of(found[0]), "another-calculation"))
+
+
+async def _publish_poison(world: World, channel: AbstractChannel, queue: topology.Queue, body: bytes) -> None:
+    message_id = f"poison-{len(world.record.poison_messages)}"
+    world.record.poison_messages.add(f"{queue.name} {message_id}")
+    message = Message(body, message_id=message_id, delivery_mode=DeliveryMode.PERSISTENT)
+    await channel.default_exchange.publish(message, queue.name, mandatory=True)

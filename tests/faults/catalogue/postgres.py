@@ -1,0 +1,111 @@
+"""Faults of Postgres itself: killed, read-only, demoted, backends terminated, tables locked."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from service.postgres.pool import Connection
+from tests.faults.catalogue.fault import fault
+from tests.faults.verdict.records import Interval
+from tests.faults.world.world import HARNESS, World
+
+_PASS_SECONDS = 2.0  # after which a batch that had begun is done
+_LOCKED_SECONDS = 4.0
+
+
+@fault("backends terminated", "backends", "postgres", repeats=True)
+async def terminate_backends(world: World) -> None:
+    """pg_terminate_backend of random backends, twice a second."""
+    end = time.monotonic() + world.chance.uniform(1.5, 4.0)
+    while time.monotonic() < end:
+        await world.on_postgres(_terminate_some(world.chance.uniform(0.1, 0.6)))
+        await asyncio.sleep(0.5)
+
+
+def _terminate_some(share: float) -> Callable[[Connection], Awaitable[None]]:
+    async def terminate(connection: Connection) -> None:
+        await connection.execute(
+            """
+            SELECT pg_terminate_backend(pid)
+              FROM pg_stat_activity
+             WHERE backend_type = 'client backend'
+               AND application_name <> $1
+               AND random() < $2
+            """,
+            HARNESS,
+            share,
+        )
+
+    return terminate
+
+
+@fault("Postgres killed", "postgres", "backends", repeats=True)
+async def kill_postgres(world: World) -> None:
+    """SIGKILL to all processes of Postgres, and a start."""
+    await world.servers.postgres.kill()
+    await asyncio.sleep(world.some_seconds(1.5))
+    await world.servers.postgres.start()
+
+
+@fault("Postgres read-only", "postgres", "backends", "postgres links", repeats=True)
+async def make_postgres_read_only(world: World) -> None:
+    """No session can write for a while. All stay open."""
+    await world.on_postgres(_all_read_only)
+    try:
+        await _wait_read_only(world)
+    finally:
+        await world.on_postgres(_all_writable)
+
+
+@fault("Postgres demoted", "postgres", "backends", "postgres links", repeats=True)
+async def demote_postgres(world: World) -> None:
+    """Sessions are cut; those opened during the fault can never write, only later ones can.
+
+    As behind a proxy to the primary: that becomes a standby, and later the proxy leads to the new primary.
+    """
+    await world.on_postgres(_later_read_only)
+    await world.on_postgres(_terminate_some(1.0))
+    try:
+        await _wait_read_only(world)
+    finally:
+        await world.on_postgres(_later_writable)
+
+
+async def _wait_read_only(world: World) -> None:
+    began = time.monotonic()
+    try:
+        await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
+    finally:
+        world.record.read_only.append(Interval(began, time.monotonic()))
+
+
+async def _all_read_only(connection: Connection) -> None:
+    await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    await connection.execute("SELECT pg_reload_conf()")
+
+
+async def _all_writable(connection: Connection) -> None:
+    await connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+    await connection.execute("SELECT pg_reload_conf()")
+
+
+async def _later_read_only(connection: Connection) -> None:
+    await connection.execute("ALTER ROLE ALL SET default_transaction_read_only = on")
+
+
+async def _later_writable(connection: Connection) -> None:
+    await connection.execute("ALTER ROLE ALL RESET default_transaction_read_only")
+
+
+async def _lock_table(world: World, *, table: str) -> None:
+    async def hold(connection: Connection) -> None:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            await asyncio.sleep(_LOCKED_SECONDS)
+
+    await world.on_postgres(hold)
+
+
+for _table in ("calculation_request", "outbox", "email"):
+    fault(f"{_table} locked", "postgres", "backends", repeats=False)(partial(_lock_table, table=_table))

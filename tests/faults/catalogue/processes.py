@@ -1,0 +1,97 @@
+"""Faults of the service's own processes: killed, frozen, restarted."""
+
+import asyncio
+
+from service.postgres import loans
+from tests.faults.catalogue.fault import fault
+from tests.faults.world.world import World
+from tests.harness.waiting import until
+
+_REPEATED_AT_ONCE = 10  # keys
+_HELD_SECONDS = 5.0
+_HELD_AT_ONCE = 3  # of the four that a process sends at once
+_FREEZING_SECONDS = 0.2  # from a SIGSTOP until the process has stopped
+
+
+@fault("relay killed", "relay", repeats=True)
+async def kill_relays(world: World) -> None:
+    """SIGKILL to one relay, at times to all."""
+    await _kill(world, "relay")
+
+
+@fault("notifications killed", "notifications", repeats=False)
+async def kill_notifications(world: World) -> None:
+    """SIGKILL to one process that sends e-mails, at times to all."""
+    await _kill(world, "notifications")
+
+
+@fault("calculations killed", "calculations", repeats=False)
+async def kill_calculations(world: World) -> None:
+    """SIGKILL to one process that records calculations, at times to all."""
+    await _kill(world, "calculations")
+
+
+@fault("API killed", "api", repeats=False)
+async def kill_api(world: World) -> None:
+    """SIGKILL to one API, at times to both."""
+    await _kill(world, "api")
+
+
+@fault("APIs killed amid repeats", "api", repeats=False)
+async def kill_apis_amid_repeats(world: World) -> None:
+    """SIGKILL to one API after the other, while both get creates that are repeated under their keys."""
+    async with asyncio.TaskGroup() as calling:
+        for api in world.chance.sample(world.of_role("api"), k=2):
+            for _ in range(_REPEATED_AT_ONCE):
+                calling.create_task(world.callers.create())
+            await asyncio.sleep(world.chance.uniform(0.0, 0.2))
+            await api.kill()
+            if world.chance.random() < 0.7:
+                await api.becomes_ready()
+
+
+async def _kill(world: World, role: str) -> None:
+    victims = world.of_role(role)
+    if world.chance.random() < 0.7:
+        victims = [world.chance.choice(victims)]
+    await asyncio.sleep(world.some_seconds(0.5))
+    await asyncio.gather(*(victim.kill() for victim in victims))
+
+
+@fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)
+async def freeze_relay(world: World) -> None:
+    """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
+    seconds = loans.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
+    await world.chance.choice(world.of_role("relay")).freeze(seconds)
+
+
+@fault(
+    "notifications frozen",
+    *("notifications", "mail", "postgres", "backends", "postgres links"),
+    repeats=False,
+)
+async def freeze_notifications(world: World) -> None:
+    """SIGSTOP to a sender for longer than its claims, between the RCPT and the content of its e-mails.
+
+    Not after the content: other senders cannot know of an acceptance that the frozen one has not recorded.
+    """
+    sender = world.chance.choice(world.of_role("notifications"))
+    world.mail.hold(sender.name)
+    try:
+        await until(lambda: world.mail.held_sessions >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
+            group.create_task(sender.freeze(seconds))
+            await asyncio.sleep(_FREEZING_SECONDS)
+            world.mail.release()
+    finally:
+        world.mail.release()
+
+
+@fault("rolling restart", "relay", "notifications", "calculations", "api", repeats=False)
+async def restart_all(world: World) -> None:
+    """SIGTERM to one process after the other, at times before the one before is ready again."""
+    for worker in world.chance.sample(world.workers, k=len(world.workers)):
+        await worker.restart()
+        if world.chance.random() < 0.5:
+            await worker.becomes_ready()

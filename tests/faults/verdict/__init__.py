@@ -1,0 +1,1 @@
+"""What is recorded during a run, and the invariants that the record is judged by."""

@@ -1,0 +1,302 @@
+"""The invariants, judged from the record of a run alone. Every check yields its breaches."""
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from tests.faults.verdict.records import (
+    CALCULATED,
+    CREATED,
+    EMAIL_FAILED,
+    EMAIL_SENT,
+    Acceptance,
+    Arrival,
+    Interval,
+    Record,
+    Span,
+)
+from tests.faults.world.team import calculation_of
+
+_BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
+_AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
+_PASS_SECONDS = 2.0  # after which a batch that had begun is done
+_RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
+_ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
+
+
+class Breach(msgspec.Struct, frozen=True):
+    """One violation of an invariant."""
+
+    invariant: str
+    what: str
+
+
+Check = Callable[[Record], Iterable[str]]
+
+
+def check_all(record: Record) -> list[Breach]:
+    """Return every breach of every invariant."""
+    return [Breach(name, what) for name, check in CHECKS.items() for what in check(record)]
+
+
+def nothing_lost(record: Record) -> Iterable[str]:
+    """Every acknowledged request is stored. Every stored one has all its events, e-mail and calculation."""
+    stored = {request.key: request for request in record.stored}
+    for key in record.acknowledged - stored.keys():
+        yield f"{key} was acknowledged and is not stored"
+    arrived = defaultdict(set)
+    for arrival in record.arrivals:
+        arrived[arrival.key].add(arrival.type)
+    for key in arrived.keys() - stored.keys():
+        yield f"{key} is not stored and has events: {sorted(arrived[key])}"
+    mailed = {_uuid_in(acceptance.message_id) for acceptance in record.acceptances}
+    for key, request in stored.items():
+        expected = {CREATED, CALCULATED, EMAIL_FAILED if request.is_refused else EMAIL_SENT}
+        if arrived[key] != expected:
+            yield f"{key}: {sorted(arrived[key])} arrived, not {sorted(expected)}"
+        if request.calculation_id != calculation_of(request.uuid):
+            yield f"{key} has the calculation {request.calculation_id}"
+        if (request.uuid in mailed) == request.is_refused:
+            yield f"{key}: the mail server has {'an' if request.is_refused else 'no'} e-mail"
+
+
+def no_inversions(record: Record) -> Iterable[str]:
+    """The first deliveries of a request's events are in the order of their sequence."""
+    latest: dict[str, int] = {}
+    for arrival in _first(record.arrivals).values():
+        before = latest.get(arrival.key, 0)
+        if arrival.sequence != before + 1:
+            yield f"{arrival.event_id} came after sequence {before}"
+        latest[arrival.key] = max(before, arrival.sequence)
+
+
+def repeats_explained(record: Record) -> Iterable[str]:
+    """An event comes again only if a fault may have kept its confirm from being settled."""
+    for first, again, span in repeats(record):
+        if span is None:
+            yield f"{again.event_id} came again after {again.at - first.at:.2f} s, in no fault's window"
+
+
+def repeats(record: Record) -> Iterable[tuple[Arrival, Arrival, Span | None]]:
+    """Return every repeat: the first arrival, the repeated one, and the fault that explains it.
+
+    A redelivery by the broker, after the auditor lost its connection, is no repeat.
+    """
+    spans = sorted((span for span in record.spans if span.repeats_events), key=lambda span: span.began)
+    beginnings = [span.began for span in spans]
+    first = _first(record.arrivals)
+    seen: set[str] = set()
+    for arrival in record.arrivals:
+        if arrival.event_id not in seen:
+            seen.add(arrival.event_id)
+        elif not arrival.redelivered:
+            earliest = first[arrival.event_id]
+            yield earliest, arrival, _explanation(spans, beginnings, earliest.at, arrival.at)
+
+
+def _explanation(
+    spans: Sequence[Span], beginnings: Sequence[float], first_at: float, again_at: float
+) -> Span | None:
+    """Return the latest fault in whose window an event arrived for the first time."""
+    for span in reversed(spans[: bisect_right(beginnings, again_at)]):
+        if span.ended >= first_at - _BEFORE_SECONDS and again_at <= span.ended + _AFTER_SECONDS:
+            return span
+    return None
+
+
+def copies_bounded(record: Record) -> Iterable[str]:
+    """While a queue refuses, others get each event once, and at most one copy more a second and relay."""
+    again = [(first.at, arrival.at) for first, arrival, _ in repeats(record)]
+    for refusal in filter(partial(_by_itself, record), record.refusals):
+        seconds = refusal.ended - refusal.began
+        copies = sum(refusal.began <= first and at <= refusal.ended for first, at in again)
+        allowed = record.relays * math.ceil(seconds + 1)
+        if copies > allowed:
+            yield f"{copies} copies in {seconds:.1f} s of refusals, more than {allowed}"
+
+
+def nothing_published_while_read_only(record: Record) -> Iterable[str]:
+    """A relay that cannot settle does not publish: it would publish the same events again and again."""
+    for silence in filter(partial(_by_itself, record), record.read_only):
+        began = silence.began + _PASS_SECONDS
+        published = sum(began < arrival.at < silence.ended for arrival in record.arrivals)
+        if published:
+            yield f"{published} events in {silence.ended - began:.1f} s in which none could be settled"
+
+
+def _by_itself(record: Record, interval: Interval) -> bool:
+    """Whether no other fault happened at the same time: others cause copies, too."""
+    return sum(span.began <= interval.ended and interval.began <= span.ended for span in record.spans) == 1
+
+
+def one_request_per_key(record: Record) -> Iterable[str]:
+    """One Idempotency-Key has one uuid in all answers, one row, one request.created and one e-mail."""
+    keys = {row.recipient: row.key for row in record.stored}
+    found = {
+        "request": [
+            *((row.key, row.uuid) for row in record.stored),
+            *((answer.key, answer.uuid) for answer in record.answers if answer.uuid),
+        ],
+        CREATED: [(each.key, each.event_id) for each in record.arrivals if each.type == CREATED],
+        "e-mail": [(keys.get(each.recipient, ""), each.message_id) for each in record.acceptances],
+    }
+    for what, pairs in found.items():
+        for key, ids in _grouped(pairs).items():
+            if len(ids) > 1:
+                yield f"{key} has more than one {what}: {sorted(ids)}"
+    new = Counter(answer.key for answer in record.answers if answer.uuid and not answer.is_replay)
+    for key, times in new.items():
+        if times > 1:
+            yield f"{key}: {times} answers call the request new"
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    grouped = defaultdict(set)
+    for key, each in pairs:
+        grouped[key].add(each)
+    return grouped
+
+
+def emails_sent_once(record: Record) -> Iterable[str]:
+    """An e-mail is sent again only if the reply was lost: the mail server died, or the sender did.
+
+    A sender that is frozen with the reply counts as dead. A sender that wakes before it has sent the content
+    must not send it: its claim has expired.
+    """
+    for first, again in second_emails(record):
+        gap = again.at - first.at
+        # A sender may be killed before the acceptance, when its bytes have left already.
+        lost = not first.answered or _was_killed(record, first.process, first.connected_at, again.at)
+        if not lost and not _was_frozen(record, first, again):
+            yield (
+                f"{first.message_id} was accepted from {first.process} and {gap:.2f} s later from "
+                f"{again.process}: neither the mail server nor the sender died"
+            )
+
+
+def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
+    """Return every acceptance of an e-mail accepted before, after the earlier acceptance."""
+    latest: dict[str, Acceptance] = {}
+    for acceptance in record.acceptances:
+        if acceptance.message_id in latest:
+            yield latest[acceptance.message_id], acceptance
+        latest[acceptance.message_id] = acceptance
+
+
+def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
+    """Whether the first sender froze before it can have recorded the reply, and its claim expired."""
+    return any(
+        freeze.process == first.process != again.process
+        and freeze.began - _RECORDING_SECONDS <= first.at <= freeze.began + _ON_THE_WAY_SECONDS
+        and freeze.began + record.email_claim_seconds / 2 <= again.at
+        for freeze in record.freezes
+    )
+
+
+def _was_killed(record: Record, process: str, after: float, before: float) -> bool:
+    return any(kill.process == process and after <= kill.at <= before for kill in record.kills)
+
+
+def emails_reach_their_recipient(record: Record) -> Iterable[str]:
+    """Each e-mail goes to the customer of the request in its Message-ID, always under one id."""
+    recipients = {request.uuid: request.recipient for request in record.stored}
+    for acceptance in record.acceptances:
+        expected = recipients.get(_uuid_in(acceptance.message_id))
+        if acceptance.recipient != expected:
+            yield f"{acceptance.message_id} went to {acceptance.recipient}, not to {expected}"
+    ids = defaultdict(set)
+    for acceptance in record.acceptances:
+        ids[acceptance.recipient].add(acceptance.message_id)
+    for recipient, used in ids.items():
+        if len(used) > 1:
+            yield f"{recipient} got e-mails with different ids: {sorted(used)}"
+
+
+def outbox_drained(record: Record) -> Iterable[str]:
+    """The outbox is empty. Of the held events only poison rows (parked) and their followers are left."""
+    if record.outbox_left:
+        yield f"{record.outbox_left} events are left in the outbox"
+    held = {row.event: row.parked for row in record.held}
+    for event in record.poison_rows:
+        if not held.get(event):
+            yield f"poison row {event[:60]}: {'not parked' if event in held else 'gone'}"
+    for event in record.poison_followers - held.keys():
+        yield f"{event} was not held behind its poison row"
+    for event in held.keys() - record.poison_rows - record.poison_followers:
+        yield f"{event} is still held{' and parked' if held[event] else ''}"
+
+
+def dead_letters_are_poison(record: Record) -> Iterable[str]:
+    """The dead letters are exactly the poison messages."""
+    found = set(record.dead_letters)
+    for message in record.poison_messages - found:
+        yield f"poison message not among the dead letters: {message}"
+    for message in found - record.poison_messages:
+        yield f"among the dead letters: {message}"
+
+
+def recovery_in_time(record: Record) -> Iterable[str]:
+    """Soon after a fault, new requests are published within the bar."""
+    for recovery in record.recoveries:
+        if recovery.seconds > record.recovery_bar_seconds:
+            yield f"{recovery.seconds:.1f} s after {' + '.join(recovery.faults)}"
+
+
+def no_unhandled_exceptions(record: Record) -> Iterable[str]:
+    """No process logs an unexpected exception or dies of one, and SIGTERM ends each with status 0."""
+    yield from record.log_lines
+    yield from record.deaths
+
+
+def answers_as_documented(record: Record) -> Iterable[str]:
+    """The API answers 200, 503 while Postgres is down, or 409 while a create with the same key runs."""
+    for status, times in record.statuses.items():
+        if status not in (200, 503):
+            yield f"HTTP {status}, {times} times"
+    for status, times in Counter(answer.status for answer in record.answers).items():
+        if status not in (200, 409, 503):
+            yield f"HTTP {status} to a create with a key, {times} times"
+
+
+def plan_fulfilled(record: Record) -> Iterable[str]:
+    """Every fault was injected, and requests were acknowledged, as often as planned."""
+    yield from record.shortfalls
+
+
+CHECKS: Mapping[str, Check] = {
+    "plan fulfilled": plan_fulfilled,
+    "nothing lost": nothing_lost,
+    "no inversions": no_inversions,
+    "repeats only in a fault's unconfirmed window": repeats_explained,
+    "copies bounded while a queue refuses": copies_bounded,
+    "nothing published while Postgres is read-only": nothing_published_while_read_only,
+    "one key is one request": one_request_per_key,
+    "e-mails sent once": emails_sent_once,
+    "e-mails reach their recipient": emails_reach_their_recipient,
+    "outbox drained": outbox_drained,
+    "dead letters are poison": dead_letters_are_poison,
+    "recovery in time": recovery_in_time,
+    "no unhandled exceptions": no_unhandled_exceptions,
+    "HTTP answers": answers_as_documented,
+}
+
+
+def _first(arrivals: Sequence[Arrival]) -> dict[str, Arrival]:
+    """Return the first arrival of each event, in order."""
+    first: dict[str, Arrival] = {}
+    for arrival in arrivals:
+        first.setdefault(arrival.event_id, arrival)
+    return first
+
+
+def _uuid_in(message_id: str) -> str:
+    return message_id.partition(".")[0]
+
+
+def repeats_by_fault(record: Record) -> Counter[str]:
+    """Return how many repeats each fault explains."""
+    return Counter(span.fault if span else "none" for _, _, span in repeats(record))

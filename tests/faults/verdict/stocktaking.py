@@ -1,0 +1,121 @@
+"""What is left at the end of a run: in the tables, the queues and the logs."""
+
+from collections.abc import Iterable
+
+from aio_pika.abc import AbstractChannel
+
+from service.identifiers import uuid_of
+from service.postgres.pool import Connection
+from tests.faults.verdict.records import Held, Record, Stored
+from tests.faults.world import own_queues
+from tests.faults.world.mail import REFUSED_RECIPIENT
+from tests.faults.world.workers import Worker
+from tests.faults.world.world import World, connect
+from tests.harness import queues
+from tests.harness.waiting import until
+from worker.rabbitmq import topology
+
+_SUSPICIOUS = (
+    '"event": "message_failed"',
+    '"event": "email_failed"',
+    '"event": "email_recording_failed"',
+    '"event": "worker_failed"',
+    '"event": "background_work_failed"',
+    "Traceback",
+    "Task exception was never retrieved",
+    "Task was destroyed",
+    "Exception in callback",
+    "Unhandled",
+)
+_QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
+
+
+async def drained(world: World, *, seconds: float) -> dict[str, int]:
+    """Wait until all work is done, for at most *seconds*; return what is unfinished then.
+
+    Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
+    """
+    connection = await connect(world.servers.postgres.url)
+
+    async def is_finished() -> bool:
+        return not any((await _unfinished(connection)).values())
+
+    try:
+        finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
+        left = {} if finished else await _unfinished(connection)
+    finally:
+        await connection.close()
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        await until(lambda: _nothing_waits(channel, world.record), seconds=seconds, pause_seconds=0.25)
+    return left
+
+
+async def _unfinished(connection: Connection) -> dict[str, int]:
+    row = await connection.fetchrow(
+        """
+        SELECT (SELECT count(*) FROM outbox) AS outbox,
+               (SELECT count(*)
+                  FROM outbox_held AS held
+                 WHERE parked_at IS NULL
+                   AND NOT EXISTS (SELECT
+                                     FROM outbox_held AS earlier
+                                    WHERE earlier.request_id = held.request_id
+                                      AND earlier.id < held.id
+                                      AND earlier.parked_at IS NOT NULL)) AS held,
+               (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
+               (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
+        """
+    )
+    return dict(row) if row else {}
+
+
+async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
+    names = [own_queues.AUDITOR, own_queues.TEAM, *(queue.name for queue in _QUEUES)]
+    waiting = [await queues.count(channel, name) for name in names]
+    dead = [await queues.count(channel, queue.dead_letters) for queue in _QUEUES]
+    return not any(waiting) and sum(dead) >= len(record.poison_messages)
+
+
+async def take_stock(world: World) -> None:
+    """Record the rows, the dead letters and the suspicious lines of the logs."""
+    record = world.record
+    connection = await connect(world.servers.postgres.url)
+    rows = await connection.fetch(
+        "SELECT id, external_id, customer_email, calculation_id FROM calculation_request"
+    )
+    record.stored = [
+        Stored(
+            row["external_id"],
+            uuid_of(row["id"]),
+            row["customer_email"],
+            row["calculation_id"],
+            row["customer_email"].encode().startswith(REFUSED_RECIPIENT),
+        )
+        for row in rows
+    ]
+    record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
+    held = await connection.fetch("SELECT request_id, type, parked_at FROM outbox_held")
+    record.held = [
+        Held(f"{uuid_of(row['request_id'])} {row['type']}", row["parked_at"] is not None) for row in held
+    ]
+    await connection.close()
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        record.dead_letters = [
+            message for queue in _QUEUES for message in await _dead_letters(channel, queue)
+        ]
+    record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
+
+
+async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:
+    dead_letters = await channel.get_queue(queue.dead_letters, ensure=False)
+    found = []
+    while (message := await dead_letters.get(no_ack=True, fail=False)) is not None:
+        found.append(f"{queue.name} {message.message_id}")
+    return found
+
+
+def _suspicious_lines(worker: Worker) -> Iterable[str]:
+    with worker.process.log.open(errors="replace") as lines:
+        for line in lines:
+            if any(word in line for word in _SUSPICIOUS):
+                yield f"{worker.name}: {line.strip()[:400]}"

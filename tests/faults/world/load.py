@@ -1,0 +1,143 @@
+"""A steady load: requests stored by the product's own statement, and some of them over HTTP."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import httpx
+
+from service.calculation_requests import storing
+from service.calculation_requests.model import NewCalculationRequest
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.identifiers import parse_uuid
+from service.outbox import writing
+from service.outbox.waker import RelayWaker
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
+from tests.faults.verdict.latency import Latencies
+from tests.faults.verdict.records import Record
+from tests.faults.world.mail import REFUSED_RECIPIENT
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+
+# What a call without an answer raises. AttributeError is anyio's, when the API dies as it accepts.
+CUT_OFF = (httpx.TransportError, AttributeError)
+
+_AT_ONCE = 32  # requests in progress; at that number the load falls behind instead
+_BEHIND_SECONDS = 1.0  # a longer delay is not caught up
+_COMMIT_SECONDS = 2.0
+_REFUSED_EVERY = 40
+_OPTIONAL: dict[str, Any] = {
+    "customer_phone": None,
+    "request_type": "SDLT_CALCULATION",
+    "property_value": 300_000,
+    "notes": None,
+    "meta_data": None,
+    "calculation_fee_exempt": False,
+    "calculation_fee_exempt_reason": None,
+}
+
+
+class Load:
+    """Stores *rate* requests a second and records the outcome of each."""
+
+    def __init__(
+        self,
+        record: Record,
+        latencies: Latencies,
+        pool: Pool,
+        apis: Sequence[httpx.AsyncClient],
+        *,
+        rate: float,
+        http_share: float,
+        chance: random.Random,
+    ) -> None:
+        self._record = record
+        self._latencies = latencies
+        self._pool = pool
+        self._apis = apis
+        self._interval_seconds = 1 / rate
+        self._http_share = http_share
+        self._chance = chance
+        self._keys = SecretKeyRing.parse(SECRET_KEYS)
+        self._waker = RelayWaker(pool, timeout_seconds=_COMMIT_SECONDS)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._number = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Store requests until *stop*, then wait for those in progress."""
+        waking = asyncio.create_task(self._waker.run())
+        due = time.monotonic()
+        try:
+            while not stop.is_set():
+                if len(self._under_way) < _AT_ONCE:
+                    self._start()
+                due = max(due + self._interval_seconds, time.monotonic() - _BEHIND_SECONDS)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=10.0)
+        finally:
+            for task in (waking, *self._under_way):
+                task.cancel()
+            await asyncio.gather(waking, *self._under_way, return_exceptions=True)
+
+    def _start(self) -> None:
+        self._number += 1
+        store = self._post if self._chance.random() < self._http_share else self._insert
+        key = f"case-{self._number}"
+        task = asyncio.create_task(store(key, body_of(key, self._number)))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _insert(self, key: str, body: dict[str, Any]) -> None:
+        try:
+            async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
+                stored, _ = await storing.insert(
+                    connection,
+                    NewCalculationRequest(**body),
+                    conveyancer_id=CONVEYANCER,
+                    keys=self._keys,
+                    traceparent=None,
+                )
+        except (PostgresUnavailable, asyncio.CancelledError):
+            self._doubt(key)
+        else:
+            self._acknowledge(key, stored.id)
+            self._waker.wake()
+
+    async def _post(self, key: str, body: dict[str, Any]) -> None:
+        try:
+            response = await self._chance.choice(self._apis).post("/v1/request", json=body)
+        except (*CUT_OFF, asyncio.CancelledError):
+            self._doubt(key)
+            return
+        self._record.statuses[response.status_code] += 1
+        request_id = parse_uuid(response.json()["data"]["uuid"]) if response.is_success else None
+        if request_id is None:
+            self._doubt(key)
+        else:
+            self._acknowledge(key, request_id)
+
+    def _acknowledge(self, key: str, request_id: UUID) -> None:
+        self._record.acknowledged.add(key)
+        self._latencies.committed(key, writing.lane_of(request_id))
+
+    def _doubt(self, key: str) -> None:
+        self._record.unknown.add(key)
+        self._latencies.forget(key)
+
+
+def body_of(key: str, number: int) -> dict[str, Any]:
+    """Return the body of a create; every fortieth has a customer whom the mail server refuses."""
+    prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
+    return (
+        A_REQUEST
+        | _OPTIONAL
+        | {
+            "customer_email": f"{prefix}{key}@customer.example.com",
+            "external_id": key,
+        }
+    )

@@ -1,0 +1,96 @@
+"""Everything that a fault can change."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import asyncpg
+
+from service.postgres import outages
+from service.postgres.pool import Connection
+from tests.faults.verdict.records import Record
+from tests.faults.world.callers import Callers
+from tests.faults.world.mail import MailServer
+from tests.faults.world.workers import Worker
+from tests.harness.servers import Servers
+from tests.harness.tcp_proxy import TcpProxy
+
+HARNESS = "harness"  # application_name of the connections that no fault terminates
+_TRIES = 100
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The servers, the service's processes, and the record of the run."""
+
+    servers: Servers
+    workers: Sequence[Worker]
+    mail: MailServer
+    callers: Callers
+    record: Record
+    chance: random.Random
+    longest_stall_seconds: float
+
+    def of_role(self, role: str) -> list[Worker]:
+        """Return the processes with this role."""
+        return [worker for worker in self.workers if worker.role == role]
+
+    @property
+    def broker_links(self) -> list[TcpProxy]:
+        """The proxies between the processes and the broker."""
+        return [worker.broker for worker in self.workers if worker.broker is not None]
+
+    @property
+    def postgres_links(self) -> list[TcpProxy]:
+        """The proxies between the processes and Postgres."""
+        return [worker.postgres for worker in self.workers]
+
+    def some_links(self, links: Sequence[TcpProxy]) -> list[TcpProxy]:
+        """Return one of the links, those of the relays, or all."""
+        match self.chance.randrange(3):
+            case 0:
+                return [self.chance.choice(links)]
+            case 1:
+                return [link for link in links if link.name.startswith("relay")]
+            case _:
+                return list(links)
+
+    def some_seconds(self, longest: float = 3.0) -> float:
+        """Return how long a fault lasts."""
+        return self.chance.uniform(0.2, longest)
+
+    def stall_seconds(self) -> float:
+        """Return how long a stall lasts: mostly short, at times longer than heartbeats and timeouts."""
+        if self.chance.random() < 0.2:
+            return self.chance.uniform(3.0, self.longest_stall_seconds)
+        return self.some_seconds()
+
+    async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Run *work* on a connection that only the death of Postgres ends, and again after that."""
+        for _ in range(_TRIES):
+            with suppress(*outages.OUTAGE_ERRORS):
+                return await self._once_on_postgres(work)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return await self._once_on_postgres(work)
+
+    async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        connection = await connect(self.servers.postgres.url)
+        try:
+            await work(connection)
+        finally:
+            connection.terminate()
+
+
+async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
+    """Connect to Postgres as the harness."""
+    return await asyncpg.connect(
+        writable(url), timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
+    )
+
+
+def writable(url: str) -> str:
+    """Return the URL for sessions that can write even if the default is read-only."""
+    return f"{url}?default_transaction_read_only=off"

@@ -1,0 +1,64 @@
+"""Certificates for servers of the tests, from an authority made for the test."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+
+class Authority:
+    """Issues certificates for servers on the loopback. Clients trust it with `file` as SSL_CERT_FILE."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.file = folder / "authority.pem"
+        self._name = _named("Authority of the tests")
+        certificate = (
+            self._about(self._name, self._key, days=3650)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, SHA256())
+        )
+        self.file.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+    def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
+        """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            self._about(_named("Server"), key, days=days)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))]), critical=False
+            )
+            .sign(self._key, SHA256())
+        )
+        file = self._folder / "server.pem"
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(file)
+        return context
+
+    def _about(
+        self, subject: x509.Name, key: EllipticCurvePrivateKey, *, days: float
+    ) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=3650))
+            .not_valid_after(now + timedelta(days=days))
+        )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

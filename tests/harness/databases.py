@@ -1,0 +1,69 @@
+"""Databases on a server that may create them: with the schema, the conveyancers, or empty."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from yarl import URL
+
+from service.calculation_requests import conveyancers
+from service.postgres import schema
+from service.postgres.pool import Connection
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+
+
+async def create(administrator: Connection, name: str, *, template: str = "template1") -> None:
+    """Create a database: an empty one, or a copy of *template*."""
+    await administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+
+
+async def drop(administrator: Connection, name: str) -> None:
+    """Drop a database, and end the connections to it."""
+    await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def url_of(server_url: str, name: str) -> str:
+    """Return the URL of a database on the server of *server_url*."""
+    server = URL(server_url)
+    return str(server.with_path(f"/{name}").with_query(server.query))
+
+
+async def prepare(connection: Connection) -> None:
+    """Apply the schema, and add a conveyancer who charges a calculation fee and one who does not."""
+    await schema.apply(connection)
+    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+    await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
+
+
+@asynccontextmanager
+async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
+    """Create a database with the schema and both conveyancers, yield its URL, and drop it."""
+    administrator = await asyncpg.connect(server_url)
+    try:
+        await create(administrator, name)
+        try:
+            url = url_of(server_url, name)
+            connection = await asyncpg.connect(url)
+            await prepare(connection)
+            await connection.close()
+            yield url
+        finally:
+            await drop(administrator, name)
+    finally:
+        await administrator.close()
+
+
+async def has_waiting_statement(database: Connection) -> bool:
+    """Whether a statement waits for the lock of another transaction."""
+    waiting: bool = await database.fetchval(
+        """
+        SELECT EXISTS (
+                   SELECT
+                     FROM pg_locks
+                    WHERE NOT granted
+                      AND (database IS NULL
+                           OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+               )
+        """
+    )
+    return waiting

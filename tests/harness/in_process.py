@@ -1,0 +1,56 @@
+"""The API, and parts of the worker, run in the test's own process and event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+from litestar.types import ASGIApp
+
+from service.api import access_log
+from service.app import create_app
+from service.server import http_server
+from service.server.http_server import listen
+from service.settings import ServiceSettings
+
+
+@asynccontextmanager
+async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
+    """Serve *app* on a free port of the loopback; yields its base URL."""
+    stop = asyncio.Event()
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(
+            http_server.serve(app, listening, stop, refuse=access_log.refuse, shutdown_seconds=5.0, **limits)
+        )
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        stop.set()
+        await serving
+
+
+@asynccontextmanager
+async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an API with *settings*; yields a client of it that sends *token*."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    limits = {"head_seconds": settings.http_head_seconds, "body_seconds": settings.http_body_seconds}
+    async with (
+        serve(create_app(settings), **limits) as base_url,
+        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run parts of the worker until the block is left, and let them stop in order."""
+    stop = asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(_run(part, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event) -> None:
+    await part(stop)

@@ -1,0 +1,126 @@
+"""An OAuth 2.0 issuer that signs access tokens, and its key server: over HTTPS, and with faults."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from tests.harness.certificates import Authority
+from tests.harness.examples import CONVEYANCER
+
+ISSUER = "https://issuer.test"
+AUDIENCE = "calculation-requests"
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+class Issuer:
+    """Signs access tokens, and publishes its key in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
+        self.jwks = folder / "jwks.json"
+        self.publish("local")
+
+    def publish(self, key_id: str) -> None:
+        """Write the JWK set, with the key under this id."""
+        jwk = jwt.algorithms.ECAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
+        self.jwks.write_text(json.dumps({"keys": [{**jwk, "kid": key_id, "use": "sig", "alg": "ES256"}]}))
+
+    def token(
+        self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
+    ) -> str:
+        """Return a token, valid unless *claims* or *headers* say otherwise. A claim of None is left out."""
+        usual = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "client_id": client_id,
+            "scope": "request:read request:write",
+            "exp": int(time.time()) + 600,
+        }
+        every = {name: value for name, value in {**usual, **claims}.items() if value is not None}
+        return jwt.encode(
+            every, self.key, algorithm="ES256", headers={"typ": "at+jwt", "kid": "local", **(headers or {})}
+        )
+
+
+class HttpsIssuer:
+    """A key server that answers every request with `answer`, and counts the requests."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.answer: Answer = status(503)
+        self.requests = 0
+        self.port = 0
+        self._context = authority.server_context()
+
+    @property
+    def url(self) -> str:
+        """The URL of the keys."""
+        return f"https://127.0.0.1:{self.port}/jwks.json"
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[None]:
+        """Serve until the block is left, always on the same port."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+            await self.answer(writer)
+            await writer.drain()
+        writer.close()
+
+
+def status(code: int, body: bytes = b"", *headers: str) -> Answer:
+    """Answer with this status, body and more headers."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        lines = [f"HTTP/1.1 {code} Status", f"Content-Length: {len(body)}", "Connection: close", *headers]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+
+    return answer
+
+
+def after(seconds: float, answer: Answer) -> Answer:
+    """Answer late."""
+
+    async def answer_late(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
+        await answer(writer)
+
+    return answer_late
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """Begin an answer, and send the rest byte by byte without an end."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def pour(writer: asyncio.StreamWriter) -> None:
+    """Answer with an endless body."""
+    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b" " * 65_536)
+        await writer.drain()
+
+
+async def babble(writer: asyncio.StreamWriter) -> None:
+    """Answer with something other than HTTP."""
+    writer.write(b"\x00\xff nonsense\r\n\r\n")

@@ -1,0 +1,248 @@
+"""SMTP servers in the test's own loop: aiosmtpd's, which is correct, and a scripted one, which may not be.
+
+Two, because the product has to be tried against an implementation that checks what it is sent, and no such
+implementation sends wrong replies.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default
+from functools import partial
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope
+
+from deploy.local.machine.ports import free_port
+
+_LONGEST_MESSAGE_BYTES = 1 << 20
+_USUAL_REPLIES = {
+    "greeting": b"220 mail.example.com ESMTP",
+    "EHLO": b"250 mail.example.com",
+    "MAIL": b"250 OK",
+    "RCPT": b"250 OK",
+    "DATA": b"354 Go ahead",
+    "content": b"250 OK accepted",
+    "RSET": b"250 OK",
+    "QUIT": b"221 Bye",
+}
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """An accepted e-mail, and the recipients in its envelope."""
+
+    recipients: list[str]
+    message: EmailMessage
+
+
+class Login(msgspec.Struct, frozen=True):
+    """A name and a password."""
+
+    name: str
+    password: str
+
+
+class MailServer:
+    """Accepts mail and records it. `rcpt_reply` and `data_reply` may be set to refuse.
+
+    With a context it requires TLS (`smtp+starttls` or `smtps`), with a login it requires that login.
+    """
+
+    def __init__(
+        self, scheme: str = "smtp", context: ssl.SSLContext | None = None, login: Login | None = None
+    ) -> None:
+        self._scheme = scheme
+        self._context = context
+        self._login = login
+        self.logins = 0  # that succeeded
+        self.accepted: list[Accepted] = []
+        self.rcpt_reply = "250 OK"
+        self.data_reply = "250 OK accepted"
+        self.data_delay_seconds = 0.0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The SMTP_URL of this server."""
+        return self.url_for(self._login)
+
+    def url_for(self, login: Login | None) -> str:
+        """Return the SMTP_URL of this server with another login, or none."""
+        account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
+        return f"{self._scheme}://{account}127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, always on the same port."""
+        loop = asyncio.get_running_loop()
+        is_tls = self._scheme == "smtps"
+
+        def serve() -> SMTP:
+            return SMTP(
+                self,
+                enable_SMTPUTF8=False,
+                loop=loop,
+                tls_context=None if is_tls else self._context,
+                require_starttls=not is_tls,
+                authenticator=self._authenticate,
+                auth_require_tls=not is_tls,
+            )
+
+        self._server = await loop.create_server(
+            serve, "127.0.0.1", self.port, ssl=self._context if is_tls else None
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening. Open connections stay, as with a server that drains."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _authenticate(
+        self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
+    ) -> AuthResult:
+        given = Login(data.login.decode(), data.password.decode())
+        self.logins += given == self._login
+        return AuthResult(success=given == self._login, handled=False)
+
+    async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
+        self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
+    ) -> str:
+        """Accept a sender, if it has logged in where that is required."""
+        if self._login is not None and not session.authenticated:
+            return "530 Authentication required"
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
+
+    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
+        self, _server: SMTP, _session: Any, envelope: Envelope, address: str, _options: list[str]
+    ) -> str:
+        """Accept or refuse a recipient."""
+        if self.rcpt_reply.startswith("2"):
+            envelope.rcpt_tos.append(address)
+        return self.rcpt_reply
+
+    async def handle_DATA(self, _server: SMTP, _session: Any, envelope: Envelope) -> str:  # noqa: N802
+        """Accept or refuse a message."""
+        await asyncio.sleep(self.data_delay_seconds)
+        if self.data_reply.startswith("2"):
+            content = envelope.content
+            assert isinstance(content, bytes)
+            message = message_from_bytes(content, policy=default)
+            assert isinstance(message, EmailMessage)
+            self.accepted.append(Accepted(list(envelope.rcpt_tos), message))
+        return self.data_reply
+
+
+class Session:
+    """One connection to a `ScriptedMailServer`."""
+
+    def __init__(self, sender: str, writer: asyncio.StreamWriter) -> None:
+        self.sender = sender
+        self.connected_at = time.monotonic()
+        self.closes_after_reply = False
+        self.is_aborted = False
+        self._writer = writer
+
+    def abort(self) -> None:
+        """Break the connection."""
+        self.is_aborted = True
+        self._writer.transport.abort()
+
+
+class ScriptedMailServer:
+    """Replies from a table, right or wrong, on one port for each of *senders*, to know them apart.
+
+    `replies` has the reply to each command, to a new connection (`greeting`) and to the end of an e-mail
+    (`content`). None closes the connection instead of a reply. `replies_once` are used first.
+    """
+
+    def __init__(self, senders: Sequence[str] = ("",)) -> None:
+        self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
+        self.replies_once: dict[str, bytes | None] = {}
+        self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
+        self.connections = 0
+        self._ports = {sender: free_port() for sender in senders}
+        self._listening: list[asyncio.Server] = []
+        self._open: set[Session] = set()
+
+    @property
+    def url(self) -> str:
+        """The SMTP_URL of this server."""
+        return self.url_for("")
+
+    def url_for(self, sender: str) -> str:
+        """Return the SMTP_URL for one of the senders."""
+        return f"smtp://127.0.0.1:{self._ports[sender]}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
+    async def start(self) -> None:
+        """Listen, always on the same ports."""
+        for sender, port in self._ports.items():
+            serve = partial(self._serve, sender)
+            listening = await asyncio.start_server(serve, "127.0.0.1", port, limit=_LONGEST_MESSAGE_BYTES)
+            self._listening.append(listening)
+
+    def stop(self) -> None:
+        """Break every connection and let connecting fail."""
+        for listening in self._listening:
+            listening.close()
+        self._listening.clear()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Break every connection."""
+        for session in list(self._open):
+            session.abort()
+
+    async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
+        """Return the reply to a command, or to `greeting` or `content`."""
+        return self.replies_once.pop(command, self.replies[command])
+
+    async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        session = Session(sender, writer)
+        self._open.add(session)
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                await self._converse(session, reader, writer)
+        finally:
+            self._open.discard(session)
+            writer.close()
+
+    async def _converse(
+        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        reply = await self.reply_to(session, "greeting", b"")
+        while reply is not None:
+            writer.write(reply + b"\r\n")
+            await writer.drain()
+            if session.closes_after_reply:
+                return
+            if reply.startswith(b"354"):
+                self.contents.append(await reader.readuntil(b"\r\n.\r\n"))
+                reply = await self.reply_to(session, "content", self.contents[-1])
+            else:
+                line = await reader.readuntil(b"\r\n")
+                reply = await self.reply_to(session, line[:4].decode().strip().upper(), line)

@@ -1,0 +1,54 @@
+"""Metrics of this process or another one, read back."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.telemetry import api_metrics
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+def read(text: str) -> dict[Series, float]:
+    """Return the value of every series in the text format of Prometheus."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def series(name: str, **labels: str) -> Series:
+    """Return the key of one series."""
+    return name, frozenset(labels.items())
+
+
+async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
+    """Return the series that a process exposes at /metrics."""
+    response = await client.get("/metrics")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return read(response.text)
+
+
+def value(name: str, **labels: str) -> float:
+    """Return the value of one series of this process, or 0 if there is none."""
+    registries = (REGISTRY, api_metrics.REGISTRY)
+    return next(filter(None, (registry.get_sample_value(name, labels) for registry in registries)), 0.0)
+
+
+@contextmanager
+def rises(name: str, *, by: float = 1, **labels: str) -> Iterator[None]:
+    """Check that a series of this process rises by *by* within the block."""
+    before = value(name, **labels)
+    yield
+    assert value(name, **labels) - before == by, name
+
+
+def is_unknown(name: str) -> bool:
+    """Whether a gauge of this process is NaN."""
+    return math.isnan(value(name))

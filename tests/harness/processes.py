@@ -1,0 +1,247 @@
+"""The service's processes as they run in production, and commands that run to their end."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import processes
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program
+from service.settings import ServiceSettings, Settings
+from tests.harness.waiting import until
+from worker.settings import WorkerSettings
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 30.0
+_COMMAND_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+# What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
+_INHERITED = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+
+
+class Process:
+    """A process that can be killed, frozen and started again. One log has the output of all its lives.
+
+    If this process dies before it, `end_leftovers` of the log's folder ends it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str],
+        port: int,
+        folder: Path,
+        checkout: Path = CHECKOUT,
+    ) -> None:
+        self.name = name
+        self.environment = environment
+        self.port = port
+        self.base_url = f"http://127.0.0.1:{port}"
+        self.seconds_to_ready = 0.0  # the last time
+        self.log = folder / f"{name}-{port}.log"
+        self._program = Program(
+            name=name,
+            command=command,
+            environment=environment,
+            folder=checkout,
+            log=self.log,
+            pid_file=folder / f"{name}-{port}.pid",
+        )
+        self._running: processes.Process | None = None
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        if self._running is None:
+            self._running = processes.Process(self._program)
+        else:
+            self._running.restart()
+
+    @property
+    def running(self) -> processes.Process:
+        """The process, once it has been started."""
+        assert self._running is not None, f"{self.name} was never started"
+        return self._running
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    async def stop(self) -> int:
+        """Send SIGTERM and return the exit status."""
+        self.terminate()
+        return await self.exit_status()
+
+    def freeze(self) -> None:
+        """Send SIGSTOP."""
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT."""
+        self._send(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """Send SIGKILL, and wait for the end."""
+        self._send(signal.SIGKILL)
+        await self.exit_status()
+
+    async def exit_status(self, *, seconds: float = _STOP_SECONDS) -> int:
+        """Wait for its end and return the exit status. Raises TimeoutError."""
+        await until(lambda: not self.is_running, seconds=seconds, pause_seconds=_POLL_SECONDS)
+        status = self.running.exit_status
+        if status is None:
+            raise TimeoutError(f"{self.name} does not end within {seconds:.0f} s")
+        return status
+
+    def end(self) -> None:
+        """Kill it if it still runs, and print the end of its log, which pytest shows on failure."""
+        if self.is_running:
+            self._send(signal.SIGKILL)
+        if self._running is not None:
+            self._running.stop()
+        print(f"--- {self.log}", self.output[-4000:], sep="\n")  # noqa: T201
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._running is not None and self._running.exit_status is None
+
+    @property
+    def output(self) -> str:
+        """The log, of all its lives."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    async def status(self, path: str) -> int | None:
+        """Return the HTTP status of a GET, or None while nothing answers."""
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
+            return await _status(client, path)
+
+    async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> None:
+        """Wait until it is ready. Raises LocalStackError."""
+        began = time.monotonic()
+        await self._answers("/readyz", 200, seconds=seconds)
+        self.seconds_to_ready = time.monotonic() - began
+
+    async def becomes_alive_but_not_ready(self) -> None:
+        """Wait until it lives and lacks something that it needs. Raises LocalStackError."""
+        await self._answers("/livez", 200)
+        await self._answers("/readyz", 503)
+
+    async def _answers(self, path: str, status: int, *, seconds: float = _START_SECONDS) -> None:
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
+
+            async def answers() -> bool:
+                self.check()
+                return await _status(client, path) == status
+
+            if not await until(answers, seconds=seconds, pause_seconds=_POLL_SECONDS):
+                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
+
+    def check(self) -> None:
+        """Raise LocalStackError if it was started here and has ended."""
+        if self._running is not None and (trouble := self._running.trouble()):
+            raise LocalStackError(trouble)
+
+    def rss_megabytes(self) -> float:
+        """Return the memory it has in use."""
+        status = Path(f"/proc/{self.running.pid}/status").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024 / 1e6
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time it has used."""
+        fields = Path(f"/proc/{self.running.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _send(self, number: signal.Signals) -> None:
+        self.running.send_signal(number)
+
+
+async def _status(client: httpx.AsyncClient, path: str) -> int | None:
+    try:
+        return (await client.get(path)).status_code
+    except httpx.TransportError:
+        return None
+
+
+def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
+    """Return an API, not yet started, on a free port."""
+    port = free_port()
+    environment = environment_of(settings, PORT=str(port), **variables)
+    return Process("api", python("service", "serve"), environment=environment, port=port, folder=folder)
+
+
+def worker_process(settings: WorkerSettings, folder: Path, *roles: str, **variables: str) -> Process:
+    """Return a worker, not yet started, with a free port for its probes."""
+    port = free_port()
+    environment = environment_of(settings, HEALTH_PORT=str(port), **variables)
+    return Process("worker", python("worker", *roles), environment=environment, port=port, folder=folder)
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command `python -m` *arguments*."""
+    return [sys.executable, "-m", *arguments]
+
+
+@asynccontextmanager
+async def started(*processes: Process, ready: bool = True) -> AsyncIterator[None]:
+    """Run *processes* until the block is left, then stop them; kill them if the block failed."""
+    async with AsyncExitStack() as stack:
+        for process in processes:
+            stack.callback(process.end)
+            process.start()
+        if ready:
+            await asyncio.gather(*(process.becomes_ready() for process in processes))
+        yield
+        running = [process for process in processes if process.is_running]
+        await asyncio.gather(*(process.stop() for process in running))
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What a command printed, and its exit status."""
+
+    status: int
+    output: str
+    errors: str
+
+
+async def run(*command: str, environment: Mapping[str, str]) -> Ended:
+    """Run `python -m` *command* to its end."""
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        python(*command),
+        cwd=CHECKOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_SECONDS,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def bare_environment(**variables: str) -> dict[str, str]:
+    """Return an environment without any setting of the service but *variables*."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ} | variables
+
+
+def environment_of(settings: Settings, **variables: str) -> dict[str, str]:
+    """Return an environment with *settings* and *variables*."""
+    values = msgspec.structs.asdict(settings).items()
+    given = {name.upper(): str(value) for name, value in values if value is not None}
+    return bare_environment(**(given | variables))

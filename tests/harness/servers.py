@@ -1,0 +1,106 @@
+"""Private Postgres and RabbitMQ nodes, which can be killed and started again.
+
+Data that is thrown away is written without fsync. It survives the death of Postgres all the same: only
+processes are killed here, never the machine, and what they have written is in the page cache.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local.errors import LocalStackError
+from deploy.local.machine.folders import Place
+from deploy.local.machine.processes import run_command
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import Server, answers, check_postgres, check_rabbitmq
+from tests.harness.waiting import until
+
+_START_SECONDS = 60.0
+_CONTROL_SECONDS = 30.0
+_USUAL_WATERMARK = "0.4"
+_PROC = Path("/proc")
+
+
+class KillableServer:
+    """A server whose processes can be killed."""
+
+    def __init__(self, server: Server, check: Callable[[str], None]) -> None:
+        assert server.process is not None, "a server in a container cannot be killed like this"
+        self.url = server.url
+        self.process = server.process
+        self._check = check
+
+    async def kill(self) -> None:
+        """Send SIGKILL to the server and all its children."""
+        for pid in (self.process.pid, *_children(self.process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
+
+    async def start(self) -> None:
+        """Start it again, and wait until it answers."""
+        self.process.restart()
+        answered = await until(
+            lambda: asyncio.to_thread(answers, self._check, self.url), seconds=_START_SECONDS
+        )
+        if not answered:
+            raise LocalStackError(self.process.describe("It does not answer after the restart."))
+
+
+class KillableBroker(KillableServer):
+    """A RabbitMQ node, which can also raise its memory alarm."""
+
+    async def raise_memory_alarm(self) -> None:
+        """Lower its memory limit below what it uses."""
+        await self._control("set_vm_memory_high_watermark", "absolute", "1MB")
+
+    async def clear_memory_alarm(self) -> None:
+        """Restore its usual memory limit."""
+        await self._control("set_vm_memory_high_watermark", _USUAL_WATERMARK)
+
+    async def _control(self, *command: str) -> None:
+        # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
+        program = Path(self.process.program.command[0]).with_name("rabbitmqctl")
+        await asyncio.to_thread(
+            run_command,
+            "rabbitmqctl",
+            [program, *command],
+            environment=self.process.program.environment,
+            folder=self.process.program.folder,
+            seconds=_CONTROL_SECONDS,
+        )
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A private node of each."""
+
+    postgres: KillableServer
+    broker: KillableBroker
+
+
+@contextmanager
+def private_servers(place: Place) -> Iterator[Servers]:
+    """Start both on free ports of the loopback, in the folder of *place*."""
+    with ExitStack() as stack:
+        postgres = stack.enter_context(postgres_process(place))
+        broker = stack.enter_context(rabbitmq_node(place))
+        yield Servers(
+            KillableServer(postgres, check_postgres),
+            KillableBroker(broker, check_rabbitmq),
+        )
+
+
+def _children(pid: int) -> list[int]:
+    """Return the children of a process; none on systems without /proc."""
+    try:
+        return [
+            int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []

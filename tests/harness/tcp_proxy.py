@@ -1,0 +1,271 @@
+"""A TCP proxy in front of a real server, whose connections can be cut, refused, held, stranded and slowed."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from yarl import URL
+
+from deploy.local.machine.ports import free_port
+
+Watcher = Callable[[bytes], None]
+
+_CHUNK_BYTES = 65_536
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
+_DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
+
+
+def _ignore(_: bytes) -> None:
+    pass
+
+
+class TcpProxy:
+    """Forwards every connection at `url` to the server at *url*.
+
+    *watch* makes a watcher for each connection; the watcher is called with each chunk that the client sends.
+    """
+
+    def __init__(self, url: str, watch: Callable[[], Watcher] = lambda: _ignore, *, name: str = "") -> None:
+        self.name = name
+        self.connections = 0  # accepted so far
+        self.refused = 0  # closed by `refuse` so far
+        self.marker_reached = asyncio.Event()  # of `hold_before`
+        self._server_url = URL(url)
+        self._watch = watch
+        self._port = free_port()
+        self._listening: asyncio.Server | None = None
+        self._open: set[_Connection] = set()
+        self._refusing = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._holds_closing = False
+        self._hold_before: bytes | None = None
+        self._past_marker = asyncio.Event()
+        self._bytes_per_second: float | None = None
+        self._delay_seconds = 0.0
+        self._swallowing = False
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop_listening()
+        await self.cut()
+
+    @property
+    def url(self) -> str:
+        """The server's URL, with the proxy's address in it."""
+        return str(self._server_url.with_host("127.0.0.1").with_port(self._port))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is any connection."""
+        return bool(self._open)
+
+    @property
+    def youngest_seconds(self) -> float:
+        """The age of the youngest connection."""
+        now = asyncio.get_running_loop().time()
+        return min((now - connection.began for connection in self._open), default=60.0)
+
+    async def listen(self) -> None:
+        """Accept connections, always on the same port."""
+        if self._listening is None:
+            self._listening = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+
+    async def stop_listening(self) -> None:
+        """Let connecting fail until `listen`. Open connections stay."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    async def refuse(self) -> None:
+        """Cut every connection, and close each new one at once and count it, until `admit`."""
+        self._refusing = True
+        await self.cut()
+
+    def admit(self) -> None:
+        """End `refuse`."""
+        self._refusing = False
+
+    async def cut(self) -> None:
+        """Reset every connection at both ends."""
+        connections = list(self._open)
+        for connection in connections:
+            connection.reset()
+        await asyncio.gather(*(connection.task for connection in connections), return_exceptions=True)
+
+    def hold(self) -> None:
+        """Accept connections and keep them open, but forward no byte until `resume`.
+
+        If one end closes a connection, the other end learns it at once.
+        """
+        self._flowing.clear()
+
+    def stall(self) -> None:
+        """Forward nothing until `resume`, not even that an end has closed: a network that drops packets."""
+        self._holds_closing = True
+        self._flowing.clear()
+
+    def hold_before(self, marker: bytes) -> None:
+        """Forward what clients send up to *marker*, and hold the rest until `resume`. Answers pass."""
+        self._hold_before = marker
+        self._past_marker.clear()
+
+    def resume(self) -> None:
+        """End `hold`, `stall` and `hold_before`: forward what was held, and all that follows."""
+        self._hold_before = None
+        self._holds_closing = False
+        self._flowing.set()
+        self._past_marker.set()
+
+    def strand(self) -> None:
+        """Make every open connection half-open for good: no byte passes. New connections work."""
+        for connection in self._open:
+            connection.is_stranded = True
+
+    def clear_stranded(self) -> None:
+        """Reset the stranded connections at both ends, as a firewall that has forgotten them."""
+        for connection in list(self._open):
+            if connection.is_stranded:
+                connection.reset()
+
+    def vanish(self) -> Callable[[], None]:
+        """Reset every connection at the client's end, and at the server's end when the result is called."""
+        vanished = list(self._open)
+        for connection in vanished:
+            connection.is_stranded = True
+            _reset(connection.client)
+
+        def reset_the_rest() -> None:
+            for connection in vanished:
+                connection.reset()
+
+        return reset_the_rest
+
+    def slow(self, *, bytes_per_second: float, delay_seconds: float) -> None:
+        """Delay every chunk, and limit the rate, until `hurry`."""
+        self._bytes_per_second = bytes_per_second
+        self._delay_seconds = delay_seconds
+
+    def hurry(self) -> None:
+        """End `slow`."""
+        self._bytes_per_second = None
+        self._delay_seconds = 0.0
+
+    async def swallow_answers_and_cut(self, seconds: float) -> None:
+        """Forward only what clients send for *seconds*, then cut every connection."""
+        self._swallowing = True
+        try:
+            await asyncio.sleep(seconds)
+            await self.cut()
+        finally:
+            self._swallowing = False
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        self.connections += 1
+        connection = _Connection(writer)
+        self._open.add(connection)
+        try:
+            await self._forward(connection, reader)
+        except (OSError, asyncio.CancelledError):
+            pass  # No server, or reset: both ends are closed below.
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    async def _forward(self, connection: "_Connection", from_client: asyncio.StreamReader) -> None:
+        """Forward both ways until either end has closed."""
+        port = self._server_url.port or _DEFAULT_PORTS[self._server_url.scheme]
+        from_server, connection.server = await asyncio.open_connection(self._server_url.host, port)
+        ways = [
+            asyncio.create_task(self._pass(connection, from_client, connection.server, self._watch())),
+            asyncio.create_task(self._pass(connection, from_server, connection.client, None)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _pass(
+        self,
+        connection: "_Connection",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        watcher: Watcher | None,
+    ) -> None:
+        """Forward one direction; only the one to the server has a watcher."""
+        with suppress(OSError):
+            while chunk := await reader.read(_CHUNK_BYTES):
+                if watcher is not None:
+                    watcher(chunk)
+                await self._wait_for_leave(connection, len(chunk))
+                if watcher is not None:
+                    chunk = await self._pass_up_to_marker(writer, chunk)
+                elif self._swallowing:
+                    continue
+                writer.write(chunk)
+                await writer.drain()
+        if connection.is_stranded or self._holds_closing:
+            await self._wait_for_leave(connection, 0)
+
+    async def _wait_for_leave(self, connection: "_Connection", size: int) -> None:
+        if connection.is_stranded:
+            await asyncio.Event().wait()  # until it is reset
+        await self._flowing.wait()
+        if self._bytes_per_second is not None:
+            await asyncio.sleep(self._delay_seconds + size / self._bytes_per_second)
+
+    async def _pass_up_to_marker(self, writer: asyncio.StreamWriter, chunk: bytes) -> bytes:
+        """Forward what comes before the marker; return the rest once it may pass."""
+        marker = self._hold_before
+        if marker is None or marker not in chunk:
+            return chunk
+        position = chunk.index(marker)
+        writer.write(chunk[:position])
+        self.marker_reached.set()
+        await self._past_marker.wait()
+        return chunk[position:]
+
+
+class _Connection:
+    """Both ends of one connection, and the task that forwards between them."""
+
+    def __init__(self, client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.client = client
+        self.server: asyncio.StreamWriter | None = None
+        self.is_stranded = False
+        self.began = asyncio.get_running_loop().time()
+
+    def reset(self) -> None:
+        """Send RST to both ends."""
+        for end in (self.client, self.server):
+            if end is not None:
+                _reset(end)
+        self.task.cancel()
+
+    def close(self) -> None:
+        """Close both ends in order; what was forwarded before still arrives."""
+        for end in (self.client, self.server):
+            if end is not None:
+                end.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    if not writer.transport.is_closing():
+        end: socket.socket = writer.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    writer.transport.abort()

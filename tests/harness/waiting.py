@@ -1,0 +1,30 @@
+"""Polling with a bound, for conditions that send no notification."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import Any
+
+
+async def until(check: Callable[[], Any], *, seconds: float, pause_seconds: float = 0.05) -> bool:
+    """Poll *check*, or the coroutine it returns, until the result is true. False after *seconds*."""
+    return bool(await _poll(check, seconds, pause_seconds))
+
+
+async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:
+    """Poll *check*, or the coroutine it returns, and return its first true result. Fail after *seconds*."""
+    result = await _poll(check, seconds, 0.01)
+    assert result, "this did not happen in time"
+    return result
+
+
+async def _poll(check: Callable[[], Any], seconds: float, pause_seconds: float) -> Any:
+    deadline = time.monotonic() + seconds
+    while True:
+        result = check()
+        if isawaitable(result):
+            result = await result
+        if result or time.monotonic() >= deadline:
+            return result
+        await asyncio.sleep(pause_seconds)
