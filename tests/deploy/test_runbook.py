@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from service.__main__ import _parser as service_parser
+from service.__main__ import parser as service_parser
 from tests.conftest import ROOT
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker.operating import commands

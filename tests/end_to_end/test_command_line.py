@@ -159,7 +159,7 @@ async def test_key_that_is_not_there_cannot_be_revoked(environment: Mapping[str,
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
     assert ended.status != 0
-    assert "no such valid key" in ended.output + ended.errors
+    assert "No valid API key" in ended.output + ended.errors
 
 
 async def test_missing_schema_is_named(environment: Mapping[str, str], database: Connection) -> None:

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from yarl import URL
 
-from service.commands.doctor import Finding, examine_service
+from service.commands.doctor import examine_service
+from service.diagnosis import Finding
 from service.identifiers import parse_uuid
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -120,10 +121,10 @@ async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"port": 1}, "nothing listens there"),
-        ({"host": "nowhere.invalid"}, "the name of its host is not known"),
-        ({"path": "/no-such-database"}, "there is no such database"),
-        ({"user": "nobody-here"}, "the user or the password is refused"),
+        ({"port": 1}, "connection refused"),
+        ({"host": "nowhere.invalid"}, "unknown host"),
+        ({"path": "/no-such-database"}, "no such database"),
+        ({"user": "nobody-here"}, "user or password refused"),
     ],
 )
 async def test_postgres_that_cannot_be_had(
@@ -196,7 +197,7 @@ async def test_database_that_takes_no_writes_is_found(
 
     finding = await found(environment, "schema")
 
-    assert (finding.state, finding.says) == ("fail", "Postgres takes no writes")
+    assert (finding.state, finding.says) == ("fail", "Postgres is read-only")
 
 
 async def test_key_that_has_left_the_ring_is_found(
@@ -211,7 +212,7 @@ async def test_key_that_has_left_the_ring_is_found(
 
     finding = await found(environment, "secret keys")
 
-    assert (before.state, before.says) == ("ok", "all there that 3 requests were made with")
+    assert (before.state, before.says) == ("ok", "has every key of 3 sampled requests")
     assert finding.state == "fail"
     assert "REQUEST_SECRET_KEYS lacks lost," in finding.says
     assert "A" * 43 not in finding.says
@@ -236,7 +237,7 @@ async def test_key_of_the_middle_of_many_requests_is_found(
 
     finding = await found(environment, "secret keys")
 
-    assert (finding.state, finding.hint) == ("fail", "put it back: their links cannot be made without")
+    assert (finding.state, finding.hint) == ("fail", "put it back: without it their links cannot be made")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ async def test_clock_that_differs_is_found(
 
     finding = await found(environment, "clock")
 
-    assert (finding.state, finding.says) == (state, f"{says} s from that of Postgres")
+    assert (finding.state, finding.says) == (state, f"{says} s from the clock of Postgres")
 
 
 async def test_more_connections_than_postgres_has_are_found(environment: dict[str, str]) -> None:
@@ -266,7 +267,7 @@ async def test_more_connections_than_postgres_has_are_found(environment: dict[st
     finding = await found(environment, "connections", processes=100)
 
     assert finding.state == "fail"
-    assert finding.says.startswith("2100 for us of ")
+    assert finding.says.startswith("needs 2100 of ")
 
 
 async def test_limit_of_the_database_counts_and_so_does_what_others_use(
@@ -387,4 +388,4 @@ async def test_user_without_the_right_to_connect_is_told(
     finding = await found(environment, "postgres")
 
     await administrator.execute("DROP ROLE doctored")
-    assert (finding.state, finding.says) == ("fail", "the user or the password is refused")
+    assert (finding.state, finding.says) == ("fail", "user or password refused")

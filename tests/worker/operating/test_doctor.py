@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractChannel
 from aiosmtpd.smtp import SMTP, AuthResult
 from yarl import URL
 
-from service.commands.doctor import Finding
+from service.diagnosis import Finding
 from tests.certificates import Authority
 from tests.conftest import eventually
 from tests.end_to_end.processes import environment_of, free_port, run
@@ -63,7 +63,7 @@ async def test_command_prints_a_line_for_each_check(environment: Mapping[str, st
 
     assert (ended.status, ended.errors) == (0, "")
     assert len(ended.output.splitlines()) == 17
-    assert "24 for us of" in ended.output  # two pools of 10, and a connection each to listen and to probe
+    assert "needs 24 of" in ended.output  # two pools of 10, and a connection each to listen and to probe
 
 
 async def test_command_says_what_fails_and_prints_no_secret(environment: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ async def test_command_says_what_fails_and_prints_no_secret(environment: dict[st
         ("broker", "fail"),
         ("mail server", "fail"),
     ]
-    assert {finding["says"] for finding in findings[2:]} == {"nothing listens there"}
+    assert {finding["says"] for finding in findings[2:]} == {"connection refused"}
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
@@ -116,9 +116,9 @@ async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda url: url.with_port(1), "nothing listens there"),
-        (lambda url: url.with_host("nowhere.invalid"), "the name of its host is not known"),
-        (lambda url: url.with_password("hunter2"), "the user or the password is refused"),
+        (lambda url: url.with_port(1), "connection refused"),
+        (lambda url: url.with_host("nowhere.invalid"), "unknown host"),
+        (lambda url: url.with_password("hunter2"), "user or password refused"),
         (lambda url: url.with_path("/nowhere"), "it closes the connection"),
     ],
     ids=["port", "host", "password", "virtual host"],
@@ -157,7 +157,7 @@ async def test_what_is_missing_is_told_and_not_created(
         findings = await examined(environment)
 
         for name in ("queue notifications", "exchange calculations"):
-            assert (findings[name].state, findings[name].says) == ("warn", "not there")
+            assert (findings[name].state, findings[name].says) == ("warn", "missing")
 
 
 @pytest.mark.parametrize(
@@ -251,15 +251,15 @@ async def test_unencrypted_mail_server_is_warned_of(
 ) -> None:
     finding = await mail_finding(environment, mail_server.url)
 
-    assert (finding.state, finding.says) == ("warn", "takes mail from MAIL_FROM, unencrypted")
+    assert (finding.state, finding.says) == ("warn", "accepts MAIL_FROM, but without encryption")
     assert mail_server.accepted == []
 
 
 @pytest.mark.parametrize(
     ("days", "state", "says"),
     [
-        (100.5, "ok", "takes mail from MAIL_FROM, encrypted; its certificate ends in 100 days"),
-        (5.5, "warn", "takes mail from MAIL_FROM, encrypted; its certificate ends in 5 days"),
+        (100.5, "ok", "accepts MAIL_FROM, encrypted; its certificate expires in 100 days"),
+        (5.5, "warn", "accepts MAIL_FROM, encrypted; its certificate expires in 5 days"),
         (-1, "fail", "its certificate is not accepted: certificate has expired"),
     ],
     ids=["well", "ends soon", "has ended"],
@@ -298,7 +298,7 @@ async def test_mail_server_without_tls_is_found(environment: dict[str, str], mai
 
     finding = await mail_finding(environment, url)
 
-    assert (finding.state, finding.says) == ("fail", "it does not speak TLS, or not as we do")
+    assert (finding.state, finding.says) == ("fail", "the TLS handshake failed")
 
 
 async def test_password_that_the_mail_server_refuses_is_told(
@@ -311,13 +311,13 @@ async def test_password_that_the_mail_server_refuses_is_told(
     async with secure_mail_server(context, authenticator=refuse) as address:
         finding = await mail_finding(environment, f"smtp+starttls://me:hunter2@{address}")
 
-    assert (finding.state, finding.says) == ("fail", "the user or the password is refused (535)")
+    assert (finding.state, finding.says) == ("fail", "user or password refused (535)")
 
 
 @pytest.mark.parametrize(
     ("command", "answer", "says"),
     [
-        ("MAIL", b"550 Not you", "MAIL_FROM is refused (550)"),
+        ("MAIL", b"550 Not you", "MAIL_FROM refused (550)"),
         ("greeting", b"554 Not you", "it answers 554"),
         ("EHLO", b"421 Going down", "it answers 421"),
     ],

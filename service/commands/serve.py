@@ -1,0 +1,47 @@
+"""`serve`: the API."""
+
+import argparse
+import gc
+import socket
+
+import uvloop
+
+from service.app import create_app
+from service.commands.command import Subcommands, add_command
+from service.server import http_server
+from service.server.http_server import listen, stop_on_signals
+from service.settings import ServiceSettings, load
+from service.telemetry import logs, tracing
+
+# A request frees nearly all it allocates without the collector, so collections may be rare.
+_OBJECTS_PER_COLLECTION = 10_000
+
+
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    add_command(commands, "serve", serve)
+
+
+def serve(_: argparse.Namespace) -> None:
+    """Serve the API until SIGTERM, then finish the requests in progress."""
+    settings = load(ServiceSettings)
+    logs.configure(settings)
+    with (
+        tracing.exporting(settings, service="calculation-requests-api"),
+        listen(settings.host, settings.port) as listening,
+    ):
+        gc.collect()
+        gc.freeze()  # Modules stay loaded: the collector need not scan them again.
+        gc.set_threshold(_OBJECTS_PER_COLLECTION)
+        uvloop.run(_serve(settings, listening))
+
+
+async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
+    await http_server.serve(
+        create_app(settings),
+        listening,
+        stop_on_signals(),
+        shutdown_seconds=settings.shutdown_seconds,
+        head_seconds=settings.http_head_seconds,
+        body_seconds=settings.http_body_seconds,
+    )
