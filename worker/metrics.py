@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from service.outbox.events import EVENT_TYPES
 from service.telemetry.metrics import UNKNOWN
-from worker.operating.request_history import EVENT_TYPES
 from worker.relay.outbox import OutboxRow
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)

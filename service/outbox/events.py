@@ -98,6 +98,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
+EVENT_TYPES = tuple(event.type for event in SENT)
 
 # Someone must be listening to these: an unroutable one is a fault, not a success.
 MUST_BE_ROUTED = frozenset({RequestCreated.type})

@@ -17,7 +17,7 @@ from tests.conftest import ROOT, eventually
 from tests.end_to_end.processes import Ended, bare_environment, free_port, run
 from tests.worker.conftest import store
 from worker.operating import arguments, commands
-from worker.operating.tables import Answer, cell, printable, table
+from worker.operating.answers import Answer, cell, printable, table
 from worker.settings import WorkerSettings
 
 EVERY_DATABASE_COMMAND = [
@@ -91,7 +91,7 @@ async def test_unreachable_server_is_told_in_one_line() -> None:
     database = await run("worker", "outbox", "stats", environment=environment)
     broker = await run("worker", "dead-letters", "list", environment=environment)
 
-    assert_one_clear_line(database, "Postgres at DATABASE_URL cannot be reached")
+    assert_one_clear_line(database, "Postgres at DATABASE_URL is unreachable")
     assert_one_clear_line(broker, "RabbitMQ cannot be reached")
     assert "hidden" not in database.errors + broker.errors
 

@@ -28,8 +28,8 @@ from tests.conftest import running as running_parts
 from tests.end_to_end.processes import environment_of
 from tests.mail_server import MailServer
 from tests.worker.conftest import store
-from worker.__main__ import ROLES, assemble
 from worker.operating.doctor import examine_worker
+from worker.process import ROLES, assemble
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
