@@ -192,6 +192,17 @@ async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
     assert 1 <= await database.fetchval("SELECT count(*) FROM outbox") < 5
 
 
+def test_commands_load_no_web_framework_and_nothing_for_access_tokens() -> None:
+    program = """
+import sys
+import worker.operating.commands
+print([name for name in ("litestar", "uvicorn", "httpx", "jwt", "cachetools") if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == "[]"
+
+
 async def test_help_needs_no_settings() -> None:
     ended = await run("worker", "outbox", "replay", "--help", environment=bare_environment())
 
