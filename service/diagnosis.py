@@ -60,15 +60,15 @@ def reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Check(msgspec.Struct, frozen=True):
     """A check of a server: the variables it needs, and what its expected errors mean."""
 
     name: str
     needs: Collection[str]
     run: Callable[[], Awaitable[Findings]]
     expects: tuple[type[Exception], ...]
-    reason: Callable[[Exception], str] = reason
     hint: str
+    reason: Callable[[Exception], str] = reason
 
 
 async def diagnose(
@@ -144,13 +144,8 @@ def postgres_check(settings: Settings, *, connections: int) -> Check:
         finally:
             connection.terminate()
 
-    return Check(
-        name="postgres",
-        needs=["DATABASE_URL", "DATABASE_POOL_SIZE"],
-        run=run,
-        expects=(*outages.UNAVAILABLE, ValueError),
-        hint="is DATABASE_URL right, and Postgres running?",
-    )
+    needs, hint = ["DATABASE_URL", "DATABASE_POOL_SIZE"], "is DATABASE_URL right, and Postgres running?"
+    return Check("postgres", needs, run, (*outages.UNAVAILABLE, ValueError), hint)
 
 
 async def _schema(connection: Connection) -> Finding:

@@ -33,6 +33,8 @@ class EventHistory(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: UUID
+    conveyancer_id: str
+    sequence: int
     created_at: datetime
     updated_at: datetime
     calculation_id: str | None
@@ -76,7 +78,7 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Even
     """Return the histories of these requests, in the order of their ids."""
     rows = await connection.fetch(
         """
-        SELECT request.id, request.created_at, request.updated_at,
+        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
                email.settled_at AS email_settled_at, email.smtp_code, email.reason
@@ -95,11 +97,12 @@ async def read_page(connection: Connection, *, after: UUID, before: UUID, limit:
     """Return the next histories in the order of the requests' ids, which is the order of creation."""
     rows = await connection.fetch(
         """
-        SELECT request.id, request.created_at, request.updated_at,
+        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
                email.settled_at AS email_settled_at, email.smtp_code, email.reason
-          FROM (SELECT id, created_at, updated_at, calculation_id, calculation_sequence
+          FROM (SELECT id, conveyancer_id, sequence, created_at, updated_at,
+                       calculation_id, calculation_sequence
                   FROM calculation_request
                  WHERE id > $1
                    AND id < $2

@@ -15,7 +15,7 @@ from service import diagnosis
 from service.authentication.signing_keys import SigningKeysUnavailable, open_signing_keys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.commands.command import Subcommands, add_command
-from service.diagnosis import Check, Finding, Findings, postgres_check
+from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
 from service.settings import ServiceSettings, examine
 
 
@@ -23,14 +23,10 @@ def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
     command = add_command(commands, "doctor", doctor)
     command.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="processes that share Postgres (default: 1)"
+        "--processes", type=int, default=1, metavar="N", help="that share Postgres (default: 1)"
     )
     command.add_argument(
-        "--timeout-seconds",
-        type=float,
-        default=diagnosis.TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="for each check (default: 10)",
+        "--timeout-seconds", type=float, default=TIMEOUT_SECONDS, help="per check (default: 10)"
     )
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
@@ -55,12 +51,12 @@ async def examine_service(
     checks = (
         postgres_check(settings, connections=processes * settings.database_connections),
         Check(
-            name="signing keys",
-            needs=["AUTH_JWKS_URL", "AUTH_JWKS_TIMEOUT_SECONDS"],
-            run=partial(_signing_keys, settings),
-            expects=(SigningKeysUnavailable,),
-            reason=_reason,
-            hint="what does AUTH_JWKS_URL answer?",
+            "signing keys",
+            ["AUTH_JWKS_URL", "AUTH_JWKS_TIMEOUT_SECONDS"],
+            partial(_signing_keys, settings),
+            (SigningKeysUnavailable,),
+            "what does AUTH_JWKS_URL answer?",
+            _reason,
         ),
     )
     return await diagnosis.diagnose(problems, parsers, checks, timeout_seconds=timeout_seconds)

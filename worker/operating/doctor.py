@@ -25,7 +25,7 @@ from yarl import URL
 
 from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.diagnosis import Check, Finding, Findings, postgres_check
+from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
 from service.outbox import writing
 from service.postgres import outages
 from service.settings import InvalidSetting, examine
@@ -50,18 +50,10 @@ def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
     command = add_command(commands, "doctor", doctor)
     command.add_argument(
-        "--processes",
-        type=arguments.count,
-        default=1,
-        metavar="N",
-        help="processes that share Postgres (default: 1)",
+        "--processes", type=arguments.count, default=1, metavar="N", help="that share Postgres (default: 1)"
     )
     command.add_argument(
-        "--timeout-seconds",
-        type=arguments.positive,
-        default=diagnosis.TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="for each check (default: 10)",
+        "--timeout-seconds", type=arguments.positive, default=TIMEOUT_SECONDS, help="per check (default: 10)"
     )
 
 
@@ -85,27 +77,27 @@ async def examine_worker(
     checks = (
         postgres_check(settings, connections=processes * (settings.database_connections + _LISTENING)),
         Check(
-            name="listening",
-            needs=["DATABASE_URL", "LISTEN_DATABASE_URL"],
-            run=partial(_listening, settings),
-            expects=(*outages.UNAVAILABLE, ValueError),
-            hint="is LISTEN_DATABASE_URL right?",
+            "listening",
+            ["DATABASE_URL", "LISTEN_DATABASE_URL"],
+            partial(_listening, settings),
+            (*outages.UNAVAILABLE, ValueError),
+            "is LISTEN_DATABASE_URL right?",
         ),
         Check(
-            name="broker",
-            needs=["AMQP_URL"],
-            run=partial(_broker, settings),
-            expects=BROKER_ERRORS,
-            reason=_broker_reason,
-            hint="is AMQP_URL right, and RabbitMQ running?",
+            "broker",
+            ["AMQP_URL"],
+            partial(_broker, settings),
+            BROKER_ERRORS,
+            "is AMQP_URL right, and RabbitMQ running?",
+            _broker_reason,
         ),
         Check(
-            name="mail server",
-            needs=["SMTP_URL", "MAIL_FROM"],
-            run=partial(_mail_server, settings),
-            expects=(SMTPException, OSError, ValueError),
-            reason=_mail_reason,
-            hint="are SMTP_URL and MAIL_FROM right?",
+            "mail server",
+            ["SMTP_URL", "MAIL_FROM"],
+            partial(_mail_server, settings),
+            (SMTPException, OSError, ValueError),
+            "are SMTP_URL and MAIL_FROM right?",
+            _mail_reason,
         ),
     )
     return await diagnosis.diagnose(problems, parsers, checks, timeout_seconds=timeout_seconds)

@@ -77,38 +77,25 @@ async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> A
 async def trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        tenant, sequence = await read_request(connection, request_id)
+        histories = await event_history.read(connection, [request_id])
         email = await read_email(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
-        [history, *_] = await event_history.read(connection, [request_id])
+    if not histories:
+        raise RequestNotFound
+    [history] = histories
     events = _standings(history, undelivered)
     calculation_id = history.calculation_id
     return Trace(
         uuid=uuid_of(request_id),
-        tenant=tenant,
+        tenant=history.conveyancer_id,
         stored_at=history.created_at,
-        sequence=sequence,
+        sequence=history.sequence,
         calculation_id=calculation_id,
         calculated_at=history.updated_at if calculation_id is not None else None,
         email=email,
         events=events,
         conclusion=_conclude(calculation_id, email, events),
     )
-
-
-async def read_request(connection: Connection, request_id: UUID) -> tuple[str, int]:
-    """Return the tenant and the sequence of a request. Raises RequestNotFound."""
-    row = await connection.fetchrow(
-        """
-        SELECT conveyancer_id, sequence
-          FROM calculation_request
-         WHERE id = $1
-        """,
-        request_id,
-    )
-    if row is None:
-        raise RequestNotFound
-    return row["conveyancer_id"], row["sequence"]
 
 
 async def read_email(connection: Connection, request_id: UUID) -> EmailStanding | None:

@@ -27,58 +27,32 @@ class Anomaly(msgspec.Struct, frozen=True):
     uuids: list[str]
 
 
+class _Check(msgspec.Struct, frozen=True):
+    name: str
+    meaning: str
+    statement: str  # of request_id; $1 is the first id, $2 the seconds
+    seconds: float | None = None
+
+
 async def find_anomalies(connection: Connection, limits: Limits) -> list[Anomaly]:
     """Return every anomaly, also those with a count of 0.
 
     Needs a transaction with isolation level REPEATABLE READ, so that all tables are of one moment.
     """
-    first_id, event_seconds, email_seconds = limits.first_id, limits.event_seconds, limits.email_seconds
+    return [await _find(connection, check, limits.first_id) for check in _checks(limits)]
+
+
+def _checks(limits: Limits) -> list[_Check]:
+    unpublished = f"not published for over {limits.event_seconds:g} s"
+    unmailed = f"published over {limits.event_seconds:g} s ago, but not in the ledger of e-mails"
+    unanswered = f"neither accepted nor refused for over {limits.email_seconds:g} s"
     return [
-        await _find(
-            connection,
-            "request_without_email",
-            f"published over {event_seconds:g} s ago, but not in the ledger of e-mails",
-            _REQUESTS_WITHOUT_EMAIL,
-            first_id,
-            event_seconds,
-        ),
-        await _find(
-            connection,
-            "email_overdue",
-            f"neither accepted nor refused for over {email_seconds:g} s",
-            _OVERDUE_EMAILS,
-            first_id,
-            email_seconds,
-        ),
-        await _find(
-            connection,
-            "event_overdue",
-            f"not published for over {event_seconds:g} s",
-            _OVERDUE_EVENTS,
-            first_id,
-            event_seconds,
-        ),
-        await _find(
-            connection,
-            "event_parked",
-            "cannot be encoded, or parked by an operator",
-            _PARKED_EVENTS,
-            first_id,
-        ),
-        await _find(
-            connection,
-            "event_orphaned",
-            "an event about a request that does not exist",
-            _ORPHANED_EVENTS,
-            first_id,
-        ),
-        await _find(
-            connection,
-            "sequence_wrong",
-            "the number of its events differs from what its rows account for",
-            _WRONG_SEQUENCES,
-            first_id,
-        ),
+        _Check("request_without_email", unmailed, _REQUESTS_WITHOUT_EMAIL, limits.event_seconds),
+        _Check("email_overdue", unanswered, _OVERDUE_EMAILS, limits.email_seconds),
+        _Check("event_overdue", unpublished, _OVERDUE_EVENTS, limits.event_seconds),
+        _Check("event_parked", "cannot be encoded, or parked by an operator", _PARKED_EVENTS),
+        _Check("event_orphaned", "an event about a request that does not exist", _ORPHANED_EVENTS),
+        _Check("sequence_wrong", "has more or fewer events than its rows account for", _WRONG_SEQUENCES),
     ]
 
 
@@ -90,20 +64,19 @@ async def read_ids_without_email(connection: Connection, limits: Limits, *, limi
     return [row["request_id"] for row in rows]
 
 
-async def _find(
-    connection: Connection, name: str, meaning: str, statement: str, *arguments: object
-) -> Anomaly:
+async def _find(connection: Connection, check: _Check, first_id: UUID) -> Anomaly:
     rows = await connection.fetch(
         f"""
         SELECT request_id, count(*) OVER () AS total
-          FROM ({statement}) AS found
+          FROM ({check.statement}) AS found
          ORDER BY request_id
          LIMIT {_EXAMPLES}
         """,  # noqa: S608 - constants only
-        *arguments,
+        first_id,
+        *(() if check.seconds is None else (check.seconds,)),
     )
     count = rows[0]["total"] if rows else 0
-    return Anomaly(name, meaning, count, [uuid_of(row["request_id"]) for row in rows])
+    return Anomaly(check.name, check.meaning, count, [uuid_of(row["request_id"]) for row in rows])
 
 
 _REQUESTS_WITHOUT_EMAIL = """
