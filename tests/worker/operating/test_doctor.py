@@ -1,4 +1,4 @@
-"""The doctor of the worker: what it finds on real servers, well and ill."""
+"""`python -m worker doctor` on real servers, with and without problems."""
 
 import asyncio
 import json
@@ -39,17 +39,17 @@ PARTS = [
 
 @pytest.fixture
 def environment(worker_settings: WorkerSettings) -> dict[str, str]:
-    """The environment of a worker with which all is well, but that its mail server knows no encryption."""
+    """The environment of a worker without problems, except that its mail server has no encryption."""
     return environment_of(worker_settings)
 
 
 async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> dict[str, Finding]:
-    """Return what the doctor finds, by what it is about."""
+    """Return the findings by their checks."""
     findings = await examine_worker(environment, processes=1, timeout_seconds=timeout_seconds)
     return {finding.check: finding for finding in findings}
 
 
-async def test_all_is_well(environment: Mapping[str, str]) -> None:
+async def test_healthy_environment_has_no_failures(environment: Mapping[str, str]) -> None:
     findings = await examine_worker(environment, processes=1, timeout_seconds=10.0)
 
     database = ["postgres", "schema", "event ids", "clock", "connections", "secret keys"]
@@ -92,7 +92,7 @@ async def test_command_says_what_fails_and_prints_no_secret(environment: dict[st
     assert "hunter2" not in ended.output
 
 
-async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
+async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
     environment: dict[str, str],
 ) -> None:
     environment |= {"DATABASE_URL": "", "AMQP_URL": "http://x", "SMTP_URL": "x", "EMAIL_CONCURRENCY": "0"}
@@ -123,7 +123,7 @@ async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
     ],
     ids=["port", "host", "password", "virtual host"],
 )
-async def test_broker_that_cannot_be_had(
+async def test_unavailable_broker_is_found(
     environment: dict[str, str], change: Callable[[URL], URL], says: str
 ) -> None:
     environment["AMQP_URL"] = str(change(URL(environment["AMQP_URL"])))
@@ -135,7 +135,7 @@ async def test_broker_that_cannot_be_had(
 
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
-async def test_broker_that_falls_silent_is_not_waited_for(
+async def test_wait_for_a_silent_broker_is_limited(
     environment: dict[str, str], broker_link: Forwarder, marker: bytes
 ) -> None:
     environment["AMQP_URL"] = broker_link.url
@@ -147,7 +147,7 @@ async def test_broker_that_falls_silent_is_not_waited_for(
     assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
 
 
-async def test_what_is_missing_is_told_and_not_created(
+async def test_missing_queues_and_exchanges_are_found_and_not_created(
     environment: Mapping[str, str], channel: AbstractChannel
 ) -> None:
     await channel.queue_delete(topology.NOTIFICATIONS.name)
@@ -211,7 +211,7 @@ async def test_exchange_of_another_type_is_found(
     await channel.exchange_delete(topology.REQUESTS)
 
 
-async def test_dead_letters_are_told(environment: Mapping[str, str], channel: AbstractChannel) -> None:
+async def test_dead_letters_are_found(environment: Mapping[str, str], channel: AbstractChannel) -> None:
     graveyard = topology.NOTIFICATIONS.dead_letters
     await channel.default_exchange.publish(Message(b"dead"), graveyard)
 
@@ -230,7 +230,7 @@ async def test_dead_letters_are_told(environment: Mapping[str, str], channel: Ab
 
 @asynccontextmanager
 async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIterator[str]:
-    """Run a mail server that offers STARTTLS; yields where it listens."""
+    """Run a mail server that offers STARTTLS. Yields its address."""
     loop = asyncio.get_running_loop()
     handler = MailServer()
     server = await loop.create_server(
@@ -241,12 +241,12 @@ async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIt
 
 
 async def mail_finding(environment: dict[str, str], url: str, *, timeout_seconds: float = 10.0) -> Finding:
-    """Return what the doctor finds about the mail server at this SMTP_URL."""
+    """Return the finding about the mail server at this SMTP_URL."""
     findings = await examined({**environment, "SMTP_URL": url}, timeout_seconds=timeout_seconds)
     return findings["mail server"]
 
 
-async def test_unencrypted_mail_server_is_warned_of(
+async def test_unencrypted_mail_server_is_a_warning(
     environment: dict[str, str], mail_server: MailServer
 ) -> None:
     finding = await mail_finding(environment, mail_server.url)
@@ -262,7 +262,7 @@ async def test_unencrypted_mail_server_is_warned_of(
         (5.5, "warn", "accepts MAIL_FROM, encrypted; its certificate expires in 5 days"),
         (-1, "fail", "its certificate is not accepted: certificate has expired"),
     ],
-    ids=["well", "ends soon", "has ended"],
+    ids=["valid", "expires soon", "expired"],
 )
 async def test_certificate_of_the_mail_server_is_checked(
     environment: dict[str, str], authority: Authority, days: float, state: str, says: str
@@ -301,9 +301,7 @@ async def test_mail_server_without_tls_is_found(environment: dict[str, str], mai
     assert (finding.state, finding.says) == ("fail", "the TLS handshake failed")
 
 
-async def test_password_that_the_mail_server_refuses_is_told(
-    environment: dict[str, str], authority: Authority
-) -> None:
+async def test_refused_password_is_found(environment: dict[str, str], authority: Authority) -> None:
     def refuse(*_: object) -> AuthResult:
         return AuthResult(success=False, handled=False)
 
@@ -322,7 +320,7 @@ async def test_password_that_the_mail_server_refuses_is_told(
         ("EHLO", b"421 Going down", "it answers 421"),
     ],
 )
-async def test_mail_server_that_refuses_is_found(
+async def test_refusing_mail_server_is_found(
     environment: dict[str, str], command: str, answer: bytes, says: str
 ) -> None:
     async with RudeMailServer() as server:
@@ -333,7 +331,7 @@ async def test_mail_server_that_refuses_is_found(
     assert (finding.state, finding.says) == ("fail", says)
 
 
-async def test_mail_server_that_says_nothing_is_not_waited_for(environment: dict[str, str]) -> None:
+async def test_wait_for_a_silent_mail_server_is_limited(environment: dict[str, str]) -> None:
     async with RudeMailServer() as server:
         server.replies["EHLO"] = b"250-and so on"  # A reply that is never finished.
 
@@ -342,7 +340,7 @@ async def test_mail_server_that_says_nothing_is_not_waited_for(environment: dict
     assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
 
 
-async def test_mail_server_is_not_asked_for_a_sender_that_is_none(
+async def test_mail_server_is_not_checked_with_an_invalid_sender(
     environment: dict[str, str], mail_server: MailServer
 ) -> None:
     finding = await mail_finding({**environment, "MAIL_FROM": "nobody"}, mail_server.url)
