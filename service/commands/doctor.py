@@ -23,10 +23,14 @@ def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
     command = add_command(commands, "doctor", doctor)
     command.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="that share Postgres (default: 1)"
+        "--processes", type=int, default=1, metavar="N", help="processes that share Postgres (default: 1)"
     )
     command.add_argument(
-        "--timeout-seconds", type=float, default=TIMEOUT_SECONDS, help="per check (default: 10)"
+        "--timeout-seconds",
+        type=float,
+        default=TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="for each check (default: %(default)g)",
     )
     command.add_argument("--json", action="store_true", help="print JSON, for scripts")
 

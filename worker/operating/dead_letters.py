@@ -90,7 +90,7 @@ def add_to(commands: Subcommands) -> None:
     redriving = add_command(group, "redrive", redrive)
     redriving.add_argument("queue", help=names)
     redriving.add_argument(
-        "--message-id", dest="message_ids", action="append", help="may be repeated (default: all)"
+        "--message-id", dest="message_ids", action="append", metavar="ID", help="repeatable (default: all)"
     )
     for command in (showing, redriving):
         command.add_argument(

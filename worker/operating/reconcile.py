@@ -31,24 +31,15 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
 def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    command = add_command(commands, "reconcile", reconcile)
-    command.add_argument(
-        "--since", type=arguments.time, metavar="TIME", help="only requests stored since then (ISO 8601)"
-    )
-    command.add_argument(
-        "--repair", action="store_true", help="publish request.created again for requests without an e-mail"
-    )
-    for option, default in (
+    add = add_command(commands, "reconcile", reconcile).add_argument
+    add("--since", type=arguments.time, metavar="TIME", help="only requests stored since then (ISO 8601)")
+    add("--repair", action="store_true", help="publish request.created again where there is no e-mail")
+    for option, age in (
         ("--event-seconds", Limits().event_seconds),
         ("--email-seconds", Limits().email_seconds),
     ):
-        command.add_argument(
-            option,
-            type=arguments.positive,
-            default=default,
-            metavar="SECONDS",
-            help=f"after which one is overdue (default: {default:g})",
-        )
+        help_text = "the age at which one is overdue (default: %(default)g)"
+        add(option, type=arguments.positive, default=age, metavar="SECONDS", help=help_text)
 
 
 async def reconcile(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:

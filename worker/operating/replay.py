@@ -80,24 +80,22 @@ class Tally(msgspec.Struct, kw_only=True):
 
 def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    command = add_command(commands, "replay", replay_events)
-    time_help = "ISO 8601, UTC without an offset"
-    command.add_argument("--from", dest="since", type=arguments.time, metavar="TIME", help=time_help)
-    command.add_argument(
-        "--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)"
-    )
-    command.add_argument(
+    add = add_command(commands, "replay", replay_events).add_argument
+    add("--from", dest="since", type=arguments.time, metavar="TIME", help="ISO 8601, UTC without an offset")
+    add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
+    add(
         "--type",
         dest="types",
         action="append",
         type=arguments.event_type,
-        help="may be repeated (default: all)",
+        metavar="TYPE",
+        help="repeatable (default: all)",
     )
-    command.add_argument("--uuid", type=arguments.request_id, help="of one request only: req_…")
-    command.add_argument(
-        "--rate", type=arguments.positive, default=200.0, help="events per second (default: 200)"
+    add("--uuid", type=arguments.request_id, help="only events of this request: req_…")
+    add(
+        "--rate", type=arguments.positive, default=200.0, metavar="N", help="events per second (default: 200)"
     )
-    command.add_argument("--dry-run", action="store_true", help="count the events, write nothing")
+    add("--dry-run", action="store_true", help="count the events, write nothing")
 
 
 async def replay_events(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
