@@ -1,4 +1,4 @@
-"""`python -m service` and `python -m worker`, as operators use them: their output and their errors."""
+"""`python -m service` and `python -m worker`, as operators use them: what works, and what goes wrong."""
 
 import re
 import socket
@@ -31,7 +31,7 @@ A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 @pytest.fixture
 def environment(database_url: str) -> dict[str, str]:
-    """The environment of an operator."""
+    """What the commands of an operator need to know."""
     return bare_environment(DATABASE_URL=database_url)
 
 
@@ -46,7 +46,7 @@ async def test_schema_may_be_applied_again(environment: Mapping[str, str], datab
     await schema.check(database)
 
 
-async def test_added_conveyancer_is_listed(environment: Mapping[str, str]) -> None:
+async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str]) -> None:
     command = ("service", "conveyancer", "add", "new-firm", "--name", "New Firm")
     added = await run(*command, environment=environment)
     changed = await run(*command, "--charges-calculation-fee", environment=environment)
@@ -65,7 +65,7 @@ async def test_added_conveyancer_is_listed(environment: Mapping[str, str]) -> No
     [("", "New Firm", "id"), ("new-firm\u202e", "New Firm", "id"), ("new-firm", "", "name")],
     ids=ascii,
 )
-async def test_conveyancer_with_an_unreadable_name_is_not_added(
+async def test_conveyancer_that_nobody_could_read_is_not_added(
     environment: Mapping[str, str], database: Connection, conveyancer_id: str, name: str, named: str
 ) -> None:
     ended = await run(
@@ -123,7 +123,7 @@ async def test_missing_setting_is_named(command: tuple[str, ...]) -> None:
     _assert_one_clear_line(await run(*command, environment=bare_environment()), "DATABASE_URL")
 
 
-async def test_unreachable_postgres_is_named() -> None:
+async def test_postgres_that_cannot_be_reached_is_named() -> None:
     url = f"postgresql://user:zqmark@127.0.0.1:{free_port()}/none"
 
     ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=url))
@@ -131,7 +131,7 @@ async def test_unreachable_postgres_is_named() -> None:
     _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
 
 
-async def test_error_with_a_file_is_not_attributed_to_postgres(tmp_path: Path) -> None:
+async def test_trouble_with_a_file_is_not_put_down_to_postgres(tmp_path: Path) -> None:
     file = str(tmp_path / "missing" / "asyncapi.json")
 
     ended = await run("service", "asyncapi", "--update", file, environment=bare_environment())
@@ -143,7 +143,7 @@ async def test_error_with_a_file_is_not_attributed_to_postgres(tmp_path: Path) -
     "url",
     ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],
 )
-async def test_malformed_postgres_address_is_named_but_not_shown(url: str) -> None:
+async def test_postgres_address_that_makes_no_sense_is_named_but_not_shown(url: str) -> None:
     ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
 
     _assert_one_clear_line(ended, "DATABASE_URL", hidden="zqmark")
@@ -155,7 +155,7 @@ async def test_unknown_conveyancer_gets_no_api_key(environment: Mapping[str, str
     _assert_one_clear_line(ended, "conveyancer")
 
 
-async def test_unknown_key_cannot_be_revoked(environment: Mapping[str, str]) -> None:
+async def test_key_that_is_not_there_cannot_be_revoked(environment: Mapping[str, str]) -> None:
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
     assert ended.status != 0
@@ -182,7 +182,7 @@ async def test_missing_schema_is_named(environment: Mapping[str, str], database:
         ("LOG_LEVEL", "zqmark"),
     ],
 )
-async def test_invalid_setting_of_the_api_is_named_but_not_shown(
+async def test_setting_of_the_api_that_cannot_be_used_is_named_but_not_shown(
     name: str, value: str, service_settings: ServiceSettings
 ) -> None:
     usable = environment_of(service_settings, PORT=str(free_port()))
@@ -203,7 +203,7 @@ async def test_invalid_setting_of_the_api_is_named_but_not_shown(
         ("REQUEST_SECRET_KEYS", "zqmark"),
     ],
 )
-async def test_invalid_setting_of_the_worker_is_named_but_not_shown(
+async def test_setting_of_the_worker_that_cannot_be_used_is_named_but_not_shown(
     name: str, value: str, worker_settings: WorkerSettings
 ) -> None:
     usable = environment_of(worker_settings, HEALTH_PORT=str(free_port()))
@@ -258,7 +258,7 @@ async def test_unknown_role_is_named(worker_settings: WorkerSettings) -> None:
 
 
 def _assert_one_clear_line(ended: Ended, *named: str, hidden: str | None = None) -> None:
-    """Check that a command failed with one line that contains *named* and not *hidden*."""
+    """Check that a command failed with one line, which names what is wrong without showing its value."""
     printed = ended.output + ended.errors
     assert ended.status not in (0, None)
     assert len(printed.splitlines()) == 1, printed

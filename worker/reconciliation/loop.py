@@ -19,9 +19,7 @@ from worker.reconciliation.checks import Limits
 from worker.settings import WorkerSettings
 
 _LONGEST_LOOK_SECONDS = 30.0
-_REST_FACTOR = (
-    20  # The rest after a look is at least this many times as long: at most 5 % of the time is spent.
-)
+_REST_FACTOR = 20  # The rest after a look is at least this many times as long as the look.
 _LOCK = 0x5D17_0002  # an advisory lock, held by the replica that looks
 
 _log = structlog.get_logger()
