@@ -1,6 +1,7 @@
 """The uuid of a calculation request: `req_` and a UUIDv7 as 22 base62 characters, so it sorts by time."""
 
 import re
+from datetime import datetime
 from uuid import UUID
 
 import uuid_utils.compat
@@ -15,6 +16,11 @@ _SHAPE = re.compile(rf"req_[0-9A-Za-z]{{{_WIDTH}}}", re.ASCII)
 def new_request_id() -> UUID:
     """Return a new UUIDv7."""
     return uuid_utils.compat.uuid7()
+
+
+def first_id_at(time: datetime) -> UUID:
+    """Return the lowest id that a request of this time can have (RFC 9562, section 5.7)."""
+    return UUID(int=max(0, int(time.timestamp() * 1000)) << 80)
 
 
 def uuid_of(request_id: UUID) -> str:

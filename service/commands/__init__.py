@@ -1,1 +1,1 @@
-"""The subcommands of `python -m service`."""
+"""The commands of `python -m service`, one file each."""

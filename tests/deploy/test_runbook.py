@@ -1,11 +1,11 @@
-"""The runbook names commands that exist, every alert, and behaviour that a test shows."""
+"""The runbook tells of commands that there are, of every alert, and of behaviour that a test shows."""
 
 import re
 
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.__main__ import _parser as service_parser
+from service.__main__ import parser as service_parser
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker.operating import commands
 
@@ -16,7 +16,7 @@ COMMANDS = sorted(
 )
 PARSERS = {"service": service_parser, "worker": commands.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
-# Words in capitals are for the reader to fill in.
+# What stands in capitals is for the reader to fill in.
 EXAMPLES = {
     "UUID": "req_0000000000000000000000",
     "TIME": "2026-01-31T09:30:00Z",
@@ -38,6 +38,12 @@ def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
     assert list(sections) == list(ALERTS)
     for section in sections.values():
         assert re.findall(r"^- ([\w ]+):", section, re.MULTILINE) == PARTS
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", TEXT, re.MULTILINE)}
+
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings
 
 
 def test_tests_that_are_named_exist() -> None:

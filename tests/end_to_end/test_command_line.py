@@ -153,7 +153,7 @@ async def test_unknown_key_cannot_be_revoked(environment: Mapping[str, str]) -> 
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
     assert ended.status != 0
-    assert "no such valid key" in ended.output + ended.errors
+    assert "No valid API key" in ended.output + ended.errors
 
 
 async def test_missing_schema_is_named(environment: Mapping[str, str], database: Connection) -> None:

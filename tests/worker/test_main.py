@@ -1,4 +1,4 @@
-"""The command line of the worker, as its operators meet it."""
+"""The worker as a process: its command line, its start and its end."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from worker.settings import WorkerSettings
 
 
 def environment_of(settings: WorkerSettings, port: int, **changes: str) -> dict[str, str]:
-    """Return the environment that says what *settings* say."""
+    """Return the environment with these settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
     return {
         **inherited,
@@ -49,7 +49,7 @@ async def start(*arguments: str, environment: Mapping[str, str]) -> Process:
 
 
 async def finish(process: Process) -> tuple[int | None, str, str]:
-    """Wait for the end of a process; return its exit status, standard output and standard error."""
+    """Wait for the end of a process. Returns its exit status, stdout and stderr."""
     async with asyncio.timeout(30):
         output, errors = await process.communicate()
     return process.returncode, output.decode(), errors.decode()
@@ -57,7 +57,7 @@ async def finish(process: Process) -> tuple[int | None, str, str]:
 
 @asynccontextmanager
 async def started(*roles: str, environment: Mapping[str, str]) -> AsyncIterator[Process]:
-    """Run the worker; kill it when the block leaves it running."""
+    """Run the worker, and kill it if it still runs after the block."""
     process = await start(*roles, environment=environment)
     try:
         yield process
@@ -68,7 +68,7 @@ async def started(*roles: str, environment: Mapping[str, str]) -> AsyncIterator[
 
 
 async def readiness(port: int) -> dict[str, str]:
-    """Return what /readyz says of each check; nothing while nobody answers."""
+    """Return the state of each check from /readyz, or nothing while the worker does not answer."""
     async with httpx.AsyncClient() as client:
         try:
             response = await client.get(f"http://127.0.0.1:{port}/readyz")
@@ -79,7 +79,7 @@ async def readiness(port: int) -> dict[str, str]:
 
 
 async def is_ready(port: int, checks: set[str]) -> bool:
-    """Whether exactly these checks are made, and pass."""
+    """Whether these checks, and no others, exist and pass."""
     return await readiness(port) == dict.fromkeys(checks, "ok")
 
 
@@ -99,7 +99,7 @@ async def test_unknown_role_is_named_and_ends_the_process() -> None:
         ("REQUEST_SECRET_KEYS", "current:hunter2"),
     ],
 )
-async def test_bad_setting_is_one_line_that_names_it_and_does_not_show_it(
+async def test_bad_setting_is_named_in_one_line_without_its_value(
     worker_settings: WorkerSettings, unused_tcp_port: int, *, name: str, value: str
 ) -> None:
     environment = environment_of(worker_settings, unused_tcp_port, **{name: value})
@@ -112,7 +112,7 @@ async def test_bad_setting_is_one_line_that_names_it_and_does_not_show_it(
     assert "hunter2" not in output + errors
 
 
-async def test_worker_does_everything_and_stops_on_sigterm(
+async def test_worker_runs_all_roles_and_stops_on_sigterm(
     worker_settings: WorkerSettings,
     unused_tcp_port: int,
     channel: AbstractChannel,
@@ -138,7 +138,7 @@ async def test_worker_does_everything_and_stops_on_sigterm(
 
 
 async def is_done(database: Connection) -> bool:
-    """Whether the e-mail is sent, the calculation recorded, and every event delivered."""
+    """Whether the e-mail is sent, the calculation recorded and every event published."""
     return bool(
         await database.fetchval(
             """
@@ -153,7 +153,7 @@ async def is_done(database: Connection) -> bool:
     )
 
 
-async def test_failure_that_nobody_foresaw_ends_no_role(
+async def test_unexpected_failure_ends_no_role(
     worker_settings: WorkerSettings, unused_tcp_port: int, channel: AbstractChannel, database: Connection
 ) -> None:
     environment = environment_of(worker_settings, unused_tcp_port)
@@ -183,7 +183,7 @@ async def has_counted_failure(port: int, part: str) -> bool:
     return any(line.startswith(series) and not line.endswith(" 0.0") for line in response.text.splitlines())
 
 
-async def test_worker_with_one_role_has_that_role_alone(
+async def test_worker_with_one_role_runs_no_other(
     worker_settings: WorkerSettings,
     unused_tcp_port: int,
     mail_server: MailServer,
@@ -208,7 +208,7 @@ async def is_relayed(database: Connection) -> bool:
     return not await database.fetchval("SELECT count(*) FROM outbox")
 
 
-async def test_worker_starts_without_broker_and_says_that_it_is_not_ready(
+async def test_worker_starts_without_broker_and_is_not_ready(
     worker_settings: WorkerSettings, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
     port, nowhere = unused_tcp_port_factory(), unused_tcp_port_factory()
@@ -221,7 +221,7 @@ async def test_worker_starts_without_broker_and_says_that_it_is_not_ready(
 
     lines = [json.loads(line) for line in output.splitlines()]
     assert {"relay_paused", "consumer_paused"} <= {line["event"] for line in lines}
-    assert {line["level"] for line in lines} == {"info", "warning"}, "an outage is no error of ours"
+    assert {line["level"] for line in lines} == {"info", "warning"}, "an outage is not an error of the worker"
     assert answer == {
         "postgres": "ok",
         "relay": "not connected to RabbitMQ",
@@ -245,7 +245,7 @@ async def test_worker_waits_for_the_schema(
     assert (status, errors) == (0, "")
 
 
-async def test_port_that_is_taken_is_one_line(worker_settings: WorkerSettings) -> None:
+async def test_port_in_use_is_reported_in_one_line(worker_settings: WorkerSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""The worker's settings: a bad one stops the process, is named, and its value is not shown."""
+"""The settings of the worker: an invalid one is named, and its value is not shown."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ENVIRONMENT = {
 }
 
 
-def test_what_must_be_set_is_enough() -> None:
+def test_required_settings_are_sufficient() -> None:
     settings = load(WorkerSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
@@ -26,7 +26,7 @@ def test_what_must_be_set_is_enough() -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
 @pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
-def test_what_is_missing_is_named(name: str, value: str | None) -> None:
+def test_missing_setting_is_named(name: str, value: str | None) -> None:
     environment = {key: setting for key, setting in ENVIRONMENT.items() if key != name}
     if value is not None:
         environment[name] = value
@@ -57,7 +57,7 @@ def test_what_is_missing_is_named(name: str, value: str | None) -> None:
         ("BROKER_HEARTBEAT_SECONDS", "0"),
     ],
 )
-def test_what_cannot_be_used_is_named_and_not_shown(name: str, value: str) -> None:
+def test_invalid_setting_is_named_and_not_shown(name: str, value: str) -> None:
     with pytest.raises(InvalidSetting) as invalid:
         load(WorkerSettings, {**ENVIRONMENT, name: value})
 
@@ -97,14 +97,14 @@ def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: S
         ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),
     ],
 )
-def test_urls_of_every_shape_are_accepted(name: str, value: str) -> None:
+def test_urls_of_every_form_are_accepted(name: str, value: str) -> None:
     assert getattr(load(WorkerSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
 
 
 @pytest.mark.parametrize(
     "text", ["Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"]
 )
-def test_sender_that_is_no_address_is_named_and_not_shown(text: str) -> None:
+def test_invalid_sender_is_named_and_not_shown(text: str) -> None:
     with pytest.raises(InvalidSetting) as invalid:
         Sender.parse(text)
 

@@ -1,1 +1,1 @@
-"""The operator commands of `python -m worker`."""
+"""The commands of operators: `python -m worker COMMAND`, one file each."""

@@ -1,17 +1,41 @@
-"""What operators may write on the command line: read, or refused with one clear sentence."""
+"""The words of the command line: how a command is added to the parser, and the types of its arguments."""
 
+import argparse
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from typing import TypeAlias
 from uuid import UUID
 
 from service.identifiers import parse_uuid
 from service.outbox.events import EVENT_TYPES
+from worker.operating.answers import Answer, OperatorError
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - its only name
+Run = Callable[[argparse.Namespace, Mapping[str, str]], Awaitable[Answer]]  # given the environment
 
 _LARGEST_COUNT = 10_000
 _SMALLEST, _LARGEST = 0.1, 100_000_000.0
 
 
-class InvalidArgument(Exception):
-    """What was asked for makes no sense."""
+class InvalidArgument(OperatorError):
+    """An argument of the command is invalid."""
+
+
+def add_command(commands: Subcommands, name: str, run: Run) -> argparse.ArgumentParser:
+    """Add a command to the parser. The docstring of *run* is its help."""
+    command = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    command.set_defaults(run=run)
+    return command
+
+
+def add_group(commands: Subcommands, name: str, description: str) -> Subcommands:
+    """Add a command that consists of subcommands."""
+    group = commands.add_parser(name, help=description, description=description)
+    return group.add_subparsers(required=True, metavar="COMMAND")
+
+
+# These raise InvalidArgument, not the error of argparse, which prints the usage and exits with status 2.
 
 
 def request_id(text: str) -> UUID:
@@ -23,14 +47,14 @@ def request_id(text: str) -> UUID:
 
 
 def event_type(text: str) -> str:
-    """Read the type of an event of ours. Raises InvalidArgument."""
+    """Read the type of an event. Raises InvalidArgument."""
     if text not in EVENT_TYPES:
         raise InvalidArgument(f"{text!r} is not one of {', '.join(EVENT_TYPES)}")
     return text
 
 
 def time(text: str) -> datetime:
-    """Read a time in ISO 8601, in UTC if it does not say. Raises InvalidArgument."""
+    """Read a time in ISO 8601. Without an offset it is UTC. Raises InvalidArgument."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether the worker's settings are right, and whether everything is there that they lead to."""
+"""`doctor`: whether the worker has what it needs."""
 
 import argparse
 import asyncio
@@ -19,25 +19,21 @@ from aiormq.exceptions import (
     InvalidFrameError,
     ProbableAuthenticationError,
 )
-from aiosmtplib import (
-    SMTPAuthenticationError,
-    SMTPException,
-    SMTPResponseException,
-    SMTPSenderRefused,
-)
+from aiosmtplib import SMTPAuthenticationError, SMTPException, SMTPResponseException, SMTPSenderRefused
 from pamqp.common import FieldTable
 from yarl import URL
 
-from service import settings
+from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.commands import doctor
-from service.commands.doctor import Check, Finding, Findings, postgres_check
+from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
 from service.outbox import writing
 from service.postgres import outages
-from service.settings import InvalidSetting
+from service.settings import InvalidSetting, examine
 from worker.mail.message import Sender
 from worker.mail.smtp import Mailer
-from worker.operating.tables import Answer, printable
+from worker.operating import arguments
+from worker.operating.answers import Answer, printable
+from worker.operating.arguments import Subcommands, add_command
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 from worker.settings import WorkerSettings
@@ -50,52 +46,85 @@ _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
 
 
-async def diagnose(asked: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Check the settings of the worker and what they lead to; the exit status is 1 if anything fails."""
-    found = await examine_worker(
-        environment, processes=asked.processes, timeout_seconds=asked.timeout_seconds
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    command = add_command(commands, "doctor", doctor)
+    command.add_argument(
+        "--processes",
+        type=arguments.count,
+        default=1,
+        metavar="N",
+        help="processes that share Postgres (default: 1)",
     )
-    return Answer(found, doctor.rendered(found), status=0 if doctor.is_well(found) else 1)
+    command.add_argument(
+        "--timeout-seconds",
+        type=arguments.positive,
+        default=TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="for each check (default: %(default)g)",
+    )
+
+
+async def doctor(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Check the settings of the worker and the servers they name. Exit status 1 if any check fails."""
+    findings = await examine_worker(
+        environment, processes=options.processes, timeout_seconds=options.timeout_seconds
+    )
+    return Answer(findings, diagnosis.rendered(findings), status=diagnosis.exit_status(findings))
 
 
 async def examine_worker(
     environment: Mapping[str, str], *, processes: int, timeout_seconds: float
 ) -> list[Finding]:
     """Check what the worker needs; *processes* is the number of those that share Postgres."""
-    read, problems = settings.examine(WorkerSettings, environment)
+    settings, problems = examine(WorkerSettings, environment)
     parsers = {
-        "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(read.request_secret_keys),
-        "MAIL_FROM": lambda: Sender.parse(read.mail_from),
+        "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
+        "MAIL_FROM": lambda: Sender.parse(settings.mail_from),
     }
     checks = (
-        postgres_check(read, connections=processes * (read.database_connections + _LISTENING)),
-        Check("listening", ["DATABASE_URL", "LISTEN_DATABASE_URL"], partial(_listening, read)),
-        Check("broker", ["AMQP_URL"], partial(_broker, read)),
-        Check("mail server", ["SMTP_URL", "MAIL_FROM"], partial(_mail_server, read)),
+        postgres_check(settings, connections=processes * (settings.database_connections + _LISTENING)),
+        Check(
+            "listening",
+            ["DATABASE_URL", "LISTEN_DATABASE_URL"],
+            partial(_listening, settings),
+            (*outages.OUTAGE_ERRORS, ValueError),
+            "is LISTEN_DATABASE_URL right?",
+        ),
+        Check(
+            "broker",
+            ["AMQP_URL"],
+            partial(_broker, settings),
+            BROKER_ERRORS,
+            "is AMQP_URL right, and RabbitMQ running?",
+            _broker_reason,
+        ),
+        Check(
+            "mail server",
+            ["SMTP_URL", "MAIL_FROM"],
+            partial(_mail_server, settings),
+            (SMTPException, OSError, ValueError),
+            "are SMTP_URL and MAIL_FROM right?",
+            _mail_reason,
+        ),
     )
-    return [
-        *doctor.settings_findings(problems, parsers),
-        *await doctor.examine(checks, problems, timeout_seconds=timeout_seconds),
-    ]
+    return await diagnosis.diagnose(problems, parsers, checks, timeout_seconds=timeout_seconds)
 
 
-async def _listening(read: WorkerSettings) -> Findings:
-    """Hear a NOTIFY that comes from another connection: a transaction pooler loses it in silence."""
-    heard = asyncio.Event()
+async def _listening(settings: WorkerSettings) -> Findings:
+    """Receive a NOTIFY of another connection: a transaction pooler drops it silently."""
+    received = asyncio.Event()
+    listening = await asyncpg.connect(settings.listen_database_url or settings.database_url)
     try:
-        listening = await asyncpg.connect(read.listen_database_url or read.database_url)
-        try:
-            await listening.add_listener(writing.CHANNEL, lambda *_: heard.set())
-            await _notify(read.database_url)
-            await wait_at_most(_NOTIFY_SECONDS, heard)
-        finally:
-            listening.terminate()
-    except (*outages.OUTAGE_ERRORS, ValueError) as error:
-        return [Finding("fail", "listening", doctor.reason(error), "is LISTEN_DATABASE_URL right?")]
-    if heard.is_set():
-        return [Finding("ok", "listening", "a NOTIFY is heard")]
-    hint = "LISTEN_DATABASE_URL must lead around the pooler; until then events wait for the next poll"
-    return [Finding("warn", "listening", "a NOTIFY is not heard", hint)]
+        await listening.add_listener(writing.CHANNEL, lambda *_: received.set())
+        await _notify(settings.database_url)
+        await wait_at_most(_NOTIFY_SECONDS, received)
+    finally:
+        listening.terminate()
+    if received.is_set():
+        return [Finding("ok", "listening", "a NOTIFY is received")]
+    hint = "LISTEN_DATABASE_URL must bypass the pooler; until then events wait for the next poll"
+    return [Finding("warn", "listening", "a NOTIFY is not received", hint)]
 
 
 async def _notify(url: str) -> None:
@@ -106,31 +135,32 @@ async def _notify(url: str) -> None:
         connection.terminate()
 
 
-async def _broker(read: WorkerSettings) -> Findings:
-    """Look at what is declared, and change nothing. Bindings are not looked at: AMQP does not show them."""
+async def _broker(settings: WorkerSettings) -> Findings:
+    """Compare exchanges and queues with the topology, changing nothing. AMQP does not show bindings."""
+    connection = await aio_pika.connect(URL(settings.amqp_url).update_query(name="doctor"))
     try:
-        connection = await aio_pika.connect(URL(read.amqp_url).update_query(name="doctor"))
-        try:
-            return [
-                Finding("ok", "broker", "the login is accepted"),
-                *[await _exchange(connection, name) for name in topology.EXCHANGES],
-                *[await _queue(connection, name, arguments) for name, arguments in _queues()],
-            ]
-        finally:
-            with suppress(*BROKER_ERRORS):
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await connection.close()
-    except BROKER_ERRORS as error:
-        return [Finding("fail", "broker", _broker_reason(error), "is AMQP_URL right, and RabbitMQ running?")]
+        return [
+            Finding("ok", "broker", "the login is accepted"),
+            *[await _exchange(connection, name) for name in topology.EXCHANGES],
+            *[await _queue(connection, name, arguments) for name, arguments in _queues()],
+        ]
+    finally:
+        with suppress(*BROKER_ERRORS):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await connection.close()
 
 
 def _broker_reason(error: Exception) -> str:
     match error:
         case AuthenticationError() | ProbableAuthenticationError():
-            return "the user or the password is refused"
+            return "user or password refused"
         case InvalidFrameError():
-            return "it closes the connection: is there such a virtual host, and may we use it?"
-    return doctor.reason(error)
+            return "it closes the connection: does the virtual host exist, and may this user access it?"
+    return diagnosis.reason(error)
+
+
+# AMQP does not show the properties of exchanges and queues. But declaring one again with other properties
+# is refused, and RabbitMQ names the first difference. The passive declaration before it creates nothing.
 
 
 async def _exchange(connection: AbstractConnection, name: str) -> Finding:
@@ -139,7 +169,7 @@ async def _exchange(connection: AbstractConnection, name: str) -> Finding:
         await (await connection.channel()).get_exchange(name)
         await (await connection.channel()).declare_exchange(name, kind, durable=True)
     except ChannelClosed as error:
-        return _undeclared(f"exchange {name}", error)
+        return _differs(f"exchange {name}", error)
     return Finding("ok", f"exchange {name}", f"{kind.value}, durable")
 
 
@@ -150,12 +180,11 @@ def _queues() -> Iterator[tuple[str, FieldTable]]:
 
 
 async def _queue(connection: AbstractConnection, name: str, arguments: FieldTable) -> Finding:
-    """Declare a queue as it is: RabbitMQ says what is wrong with it. One that is missing is not created."""
     try:
         await (await connection.channel()).declare_queue(name, passive=True)
         queue = await (await connection.channel()).declare_queue(name, durable=True, arguments=arguments)
     except ChannelClosed as error:
-        return _undeclared(f"queue {name}", error)
+        return _differs(f"queue {name}", error)
     count = queue.declaration_result.message_count or 0
     says = f"quorum, durable; {count} messages"
     if count and arguments is topology.DEAD_LETTER_ARGUMENTS:
@@ -163,49 +192,46 @@ async def _queue(connection: AbstractConnection, name: str, arguments: FieldTabl
     return Finding("ok", f"queue {name}", says)
 
 
-def _undeclared(name: str, error: ChannelClosed) -> Finding:
-    """Say why something cannot be declared; the broker quotes names and arguments, and nothing secret."""
+def _differs(name: str, error: ChannelClosed) -> Finding:
+    """Report a refused declaration in the broker's words: they quote names and arguments, but no secret."""
     if isinstance(error, ChannelNotFoundEntity):
-        return Finding("warn", name, "not there", "a worker declares it when it starts")
-    hint = "empty it, delete it, and start a worker, which declares it anew"
+        return Finding("warn", name, "missing", "a worker declares it when it starts")
+    hint = "empty and delete it, then start a worker, which declares it anew"
     return Finding("fail", name, printable(str(error)), hint)
 
 
-async def _mail_server(read: WorkerSettings) -> Findings:
-    """Go as far as an e-mail does, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
+async def _mail_server(settings: WorkerSettings) -> Findings:
+    """Begin an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
+    connection = await Mailer(settings).connect()
     try:
-        connection = await Mailer(read).connect()
-        try:
-            await connection.mail(Sender.parse(read.mail_from).address)
-            return [_security(connection)]
-        finally:
-            connection.close()
+        await connection.mail(Sender.parse(settings.mail_from).address)
+        return [_security(connection)]
     except InvalidSetting:
         return [Finding("warn", "mail server", "not checked without MAIL_FROM")]
-    except (SMTPException, OSError, ValueError) as error:
-        return [Finding("fail", "mail server", _mail_reason(error), "what SMTP_URL and MAIL_FROM say")]
+    finally:
+        connection.close()
 
 
 def _security(connection: aiosmtplib.SMTP) -> Finding:
     certificate = connection.get_transport_info("peercert")
     if certificate is None:
-        hint = "beyond this machine, let SMTP_URL begin with smtp+starttls:// or smtps://"
-        return Finding("warn", "mail server", "takes mail from MAIL_FROM, unencrypted", hint)
+        hint = "outside this machine, begin SMTP_URL with smtp+starttls:// or smtps://"
+        return Finding("warn", "mail server", "accepts MAIL_FROM, but without encryption", hint)
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / _SECONDS_OF_A_DAY
-    says = f"takes mail from MAIL_FROM, encrypted; its certificate ends in {days:.0f} days"
+    says = f"accepts MAIL_FROM, encrypted; its certificate expires in {days:.0f} days"
     if days < _DAYS_TO_RENEW:
-        return Finding("warn", "mail server", says, "it is time to renew it")
+        return Finding("warn", "mail server", says, "renew the certificate")
     return Finding("ok", "mail server", says)
 
 
 def _mail_reason(error: Exception) -> str:
     match error:
         case SMTPAuthenticationError():
-            return f"the user or the password is refused ({error.code})"
+            return f"user or password refused ({error.code})"
         case SMTPSenderRefused():
-            return f"MAIL_FROM is refused ({error.code})"
+            return f"MAIL_FROM refused ({error.code})"
         case SMTPResponseException():
             return f"it answers {error.code}"
         case SMTPException() if "STARTTLS" in str(error):
             return "it does not offer STARTTLS"
-    return doctor.reason(error)
+    return diagnosis.reason(error)

@@ -1,42 +1,46 @@
-"""The commands on the outbox: what is in it and why, again now, aside, and all over again."""
+"""`outbox stats|list|retry|park`: the events that have not been published."""
 
 import argparse
 import asyncio
-import sys
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import get_args
 
 import msgspec
 
 from service.outbox import writing
-from service.outbox.events import EVENT_TYPES
 from service.postgres import loans
 from service.postgres.pool import Connection
-from worker.operating import outbox_statements, replay
-from worker.operating.arguments import InvalidArgument
-from worker.operating.outbox_statements import Backlog, EventKey, State, UndeliveredEvent
-from worker.operating.replay import Selection, Tally
-from worker.operating.tables import Answer, table
+from worker.operating import arguments, connections, outbox_statements, replay
+from worker.operating.answers import Answer, OperatorError, table
+from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
+from worker.operating.outbox_statements import EventKey, State, UndeliveredEvent
 from worker.relay.lanes import lock_lanes
 
 STATES: tuple[State, ...] = get_args(State)
 
 _LANE_SECONDS = 30.0  # longer than a relay may hold a lane
-_LANE_LOOK_SECONDS = 0.02
-_PROGRESS_SECONDS = 10.0
+_LANE_POLL_SECONDS = 0.02
 _END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{loans.SILENCE_SECONDS:g}s'"
 
 
-class LaneBusy(Exception):
-    """A relay keeps the lane of these events: try again."""
+class LaneBusy(OperatorError):
+    """A relay holds the lane of these events: try again."""
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """The number of events of one lane, type and state, and the age of the oldest."""
+
+    lane: int
+    type: str
+    state: State
+    events: int
+    oldest_seconds: float
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """The outbox in numbers: events by state, and the same by lane and by type."""
+    """The number of events by state, also by lane and by type, and the age of the oldest."""
 
     states: dict[State, int]
     oldest_seconds: dict[State, float]
@@ -44,9 +48,24 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     types: dict[str, dict[State, int]]
 
 
-async def stats(connection: Connection, _: argparse.Namespace) -> Answer:
-    """Show how many events are pending, failing, waiting and parked, by lane and by type."""
-    backlog = await outbox_statements.read_backlog(connection)
+def add_to(commands: Subcommands) -> None:
+    """Add the commands to the parser."""
+    group = add_group(commands, "outbox", "Show, retry, park and replay events.")
+    add_command(group, "stats", stats)
+    listing = add_command(group, "list", list_events)
+    listing.add_argument("--pending", action="store_true", help="the oldest pending events instead")
+    listing.add_argument("--limit", type=arguments.count, default=50, help="default: 50")
+    retrying = add_command(group, "retry", retry)
+    retrying.add_argument("event_ids", nargs="*", metavar="EVENT_ID")
+    retrying.add_argument("--all-parked", action="store_true", help="every parked event")
+    add_command(group, "park", park).add_argument("event_ids", nargs="+", metavar="EVENT_ID")
+    replay.add_to(group)
+
+
+async def stats(_: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Count the pending, failing, waiting and parked events, by lane and by type."""
+    async with connections.postgres(environment) as connection:
+        backlog = await read_backlog(connection)
     found = Stats(
         states=_by_state(backlog),
         oldest_seconds={
@@ -63,6 +82,20 @@ async def stats(connection: Connection, _: argparse.Namespace) -> Answer:
         },
     )
     return Answer(found, _described(found))
+
+
+async def read_backlog(connection: Connection) -> list[Backlog]:
+    """Count the unpublished events by lane, type and state."""
+    rows = await connection.fetch(
+        """
+        SELECT lane, type, state, count(*) AS events,
+               extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
+          FROM undelivered_event
+         GROUP BY lane, type, state
+         ORDER BY lane, type, state
+        """
+    )
+    return [Backlog(**row) for row in rows]
 
 
 def _by_state(parts: Iterable[Backlog]) -> dict[State, int]:
@@ -82,19 +115,20 @@ def _described(found: Stats) -> str:
     return "\n\n".join(tables)
 
 
-async def list_events(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Show the oldest events that are held or parked, and why; or those at the head of the outbox."""
-    if arguments.pending:
-        found = await outbox_statements.read_heads(connection, writing.LANES, limit=arguments.limit)
-    else:
-        found = await outbox_statements.read_held(connection, limit=arguments.limit)
+async def list_events(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Show the oldest held and parked events with their errors, or the oldest pending ones."""
+    async with connections.postgres(environment) as connection:
+        if options.pending:
+            found = await outbox_statements.read_heads(connection, writing.LANES, limit=options.limit)
+        else:
+            found = await outbox_statements.read_held(connection, limit=options.limit)
     headings = ("event id", "state", "attempts", "last error", "written", "next attempt", "parked since")
     return Answer(found, table(headings, map(_row, found)) if found else "none")
 
 
 def _row(event: UndeliveredEvent) -> tuple[object, ...]:
     return (
-        event.event_id,  # begins with the request's uuid, and holds the type
+        event.event_id,  # contains the uuid of the request, and the type
         event.state,
         event.attempts,
         event.last_error,
@@ -104,34 +138,34 @@ def _row(event: UndeliveredEvent) -> tuple[object, ...]:
     )
 
 
-async def retry(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Make held and parked events due now. Their attempts count for the next wait."""
-    if arguments.all_parked == bool(arguments.event_ids):
+async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Make held and parked events due now. Their attempts still count: they determine the next delay."""
+    if options.all_parked == bool(options.event_ids):
         raise InvalidArgument("name the events to retry, or --all-parked")
-    keys = _keys(arguments.event_ids)
+    keys = _keys(options.event_ids)
     retried: list[EventKey] = []
-    if arguments.all_parked:
-        for lane in await outbox_statements.lanes_with_parked(connection):
+    async with connections.postgres(environment) as connection:
+        if options.all_parked:
+            keys = await outbox_statements.read_parked(connection)
+        for lane in await outbox_statements.lanes_of(connection, keys):
             async with _locked_lane(connection, lane):
-                retried += await outbox_statements.retry_parked(connection, lane)
-    for lane in await outbox_statements.lanes_of(connection, keys):
-        async with _locked_lane(connection, lane):
-            retried += await outbox_statements.retry(connection, lane, keys)
-    await writing.notify(connection)
-    return _outcomes([(key, "due now") for key in retried], keys, "not held")
+                retried += await outbox_statements.retry(connection, lane, keys)
+        await writing.notify(connection)
+    return _outcomes({key.event_id: "due now" for key in retried}, keys, "not held")
 
 
-async def park(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Put events aside until they are retried; the later events of their requests wait behind them."""
-    keys = _keys(arguments.event_ids)
+async def park(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Hold events back until they are retried. Later events of their requests wait behind them."""
+    keys = _keys(options.event_ids)
     parked = set()
-    for lane in await outbox_statements.lanes_of(connection, keys):
-        async with _locked_lane(connection, lane):
-            for key in keys:
-                held = await outbox_statements.park_held(connection, lane, key)
-                if held or await outbox_statements.park_pending(connection, lane, key):
-                    parked.add(key)
-    return _outcomes([(key, "parked") for key in sorted(parked)], keys, "not in the outbox")
+    async with connections.postgres(environment) as connection:
+        for lane in await outbox_statements.lanes_of(connection, keys):
+            async with _locked_lane(connection, lane):
+                for key in keys:
+                    held = await outbox_statements.park_held(connection, lane, key)
+                    if held or await outbox_statements.park_pending(connection, lane, key):
+                        parked.add(key)
+    return _outcomes({key.event_id: "parked" for key in sorted(parked)}, keys, "not in the outbox")
 
 
 def _keys(event_ids: Sequence[str]) -> list[EventKey]:
@@ -139,75 +173,28 @@ def _keys(event_ids: Sequence[str]) -> list[EventKey]:
     for event_id in event_ids:
         key = EventKey.parse(event_id)
         if key is None:
-            raise InvalidArgument(f"{event_id!r} is not an event id, as `outbox list` shows them")
+            raise InvalidArgument(f"{event_id!r} is not an event id: see `outbox list`")
         keys.append(key)
     return keys
 
 
-def _outcomes(done: Sequence[tuple[EventKey, str]], asked: Sequence[EventKey], missing: str) -> Answer:
-    """Say what became of each event. One that is gone is no error: it was delivered, or never was."""
-    outcomes = {key.event_id: outcome for key, outcome in done}
-    for key in asked:
-        outcomes.setdefault(key.event_id, missing)
+def _outcomes(done: Mapping[str, str], asked: Sequence[EventKey], missing: str) -> Answer:
+    """Answer with the outcome for each event. A missing one is not an error: it may have been published."""
+    outcomes = {**done, **{key.event_id: missing for key in asked if key.event_id not in done}}
     return Answer(outcomes, table(("event id", "outcome"), outcomes.items()) if outcomes else "none")
 
 
 @asynccontextmanager
 async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]:
-    """Hold a lane as a relay does: it must find at the end of a pass what it read at the beginning.
+    """Hold a lane as a relay does, whose pass relies on the rows it has read. Raises LaneBusy.
 
-    If we vanish without a word, Postgres frees the lane: else it would be kept for two hours.
+    Postgres frees the lane when this process vanishes: TCP would keep it locked for two hours.
     """
-    for _ in range(int(_LANE_SECONDS / _LANE_LOOK_SECONDS)):
+    for _ in range(int(_LANE_SECONDS / _LANE_POLL_SECONDS)):
         async with connection.transaction():
             await connection.execute(_END_WHEN_SILENT)
             if (await lock_lanes(connection, [lane])).lanes:
                 yield
                 return
-        await asyncio.sleep(_LANE_LOOK_SECONDS)
+        await asyncio.sleep(_LANE_POLL_SECONDS)
     raise LaneBusy
-
-
-async def replay_events(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Write events to the outbox again, as they were but for their trace. Consumers know them by id."""
-    if arguments.since is None and arguments.uuid is None:
-        raise InvalidArgument("say which events to replay: --from, or --uuid")
-    selection = Selection(
-        since=arguments.since,
-        until=arguments.until or datetime.now(UTC),
-        types=frozenset(arguments.types or EVENT_TYPES),
-        request_id=arguments.uuid,
-    )
-    if arguments.dry_run:
-        tally = await replay.count(connection, selection)
-    else:
-        tally = await replay.replay(
-            connection, selection, events_per_second=arguments.rate, report=_progress()
-        )
-    return Answer(tally, _summed_up(tally))
-
-
-def _progress() -> Callable[[Tally], None]:
-    """Return a report, for a person, of how far a replay is: every few seconds."""
-    last = time.monotonic()
-
-    def report(tally: Tally) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _PROGRESS_SECONDS:
-            last = time.monotonic()
-            sys.stderr.write(f"{tally.events} events so far\n")
-
-    return report
-
-
-def _summed_up(tally: Tally) -> str:
-    verb = "would be replayed" if tally.dry_run else "replayed"
-    lines = [f"{tally.events} events of {tally.requests} requests {verb}"]
-    lines += [f"  {name}  {events}" for name, events in sorted(tally.types.items())]
-    if tally.requests_undelivered:
-        lines.append(
-            f"{tally.requests_undelivered} requests left out: an event of theirs has yet to be delivered"
-        )
-    if tally.events_unknown:
-        lines.append(f"{tally.events_unknown} events left out: their rows lack the sequence")
-    return "\n".join(lines)

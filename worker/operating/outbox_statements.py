@@ -1,8 +1,8 @@
-"""What operators do to the outbox: look at it, put an event aside or back, replay."""
+"""The statements of operator commands on the outbox."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -17,7 +17,7 @@ _BY_OPERATOR = "parked by an operator"
 
 
 class EventKey(msgspec.Struct, frozen=True, order=True):
-    """What an event id is derived from."""
+    """What identifies an event. Its id is derived from this."""
 
     request_id: UUID
     type: str
@@ -25,7 +25,7 @@ class EventKey(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> "EventKey | None":
-        """Read an event id; None when it is not the id of any event of ours."""
+        """Return the key behind an event id, or None when *text* is not an event id."""
         uuid, _, rest = text.partition(".")
         event_type, _, sequence = rest.rpartition(".")
         request_id = parse_uuid(uuid)
@@ -39,18 +39,8 @@ class EventKey(msgspec.Struct, frozen=True, order=True):
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
-class Backlog(msgspec.Struct, frozen=True):
-    """How many events of one lane, type and state there are, and the age of the oldest."""
-
-    lane: int
-    type: str
-    state: State
-    events: int
-    oldest_seconds: float
-
-
 class UndeliveredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that has not left for RabbitMQ, and why."""
+    """An event that has not been published, and its last error."""
 
     event_id: str
     type: str
@@ -66,7 +56,7 @@ class UndeliveredEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventToReplay(msgspec.Struct, frozen=True):
-    """A row of the outbox, made again; its trace is not: the row of the request does not keep it."""
+    """A row of the outbox to be written again. It has no trace: the row of the request does not keep it."""
 
     lane: int
     request_id: UUID
@@ -75,22 +65,8 @@ class EventToReplay(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-async def read_backlog(connection: Connection) -> list[Backlog]:
-    """Return the sizes and ages of all that has not left for RabbitMQ."""
-    rows = await connection.fetch(
-        """
-        SELECT lane, type, state, count(*) AS events,
-               extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
-          FROM undelivered_event
-         GROUP BY lane, type, state
-         ORDER BY lane, type, state
-        """
-    )
-    return [Backlog(**row) for row in rows]
-
-
 async def read_held(connection: Connection, *, limit: int) -> list[UndeliveredEvent]:
-    """Return the oldest events that are held or parked."""
+    """Return the oldest held events, parked ones included."""
     rows = await connection.fetch(
         """
         SELECT lane, request_id, type, sequence, state, attempts, last_error, created_at,
@@ -102,7 +78,7 @@ async def read_held(connection: Connection, *, limit: int) -> list[UndeliveredEv
         """,
         limit,
     )
-    return [_undelivered(**row) for row in rows]
+    return [_undelivered(row) for row in rows]
 
 
 async def read_heads(connection: Connection, lanes: int, *, limit: int) -> list[UndeliveredEvent]:
@@ -124,11 +100,11 @@ async def read_heads(connection: Connection, lanes: int, *, limit: int) -> list[
         lanes,
         limit,
     )
-    return [_undelivered(**row) for row in rows]
+    return [_undelivered(row) for row in rows]
 
 
 async def read_of_request(connection: Connection, request_id: UUID) -> list[UndeliveredEvent]:
-    """Return the events of one request that have not left for RabbitMQ, in order."""
+    """Return the unpublished events of one request, in order."""
     rows = await connection.fetch(
         """
         SELECT lane, request_id, type, sequence, state, attempts, last_error, created_at,
@@ -139,40 +115,40 @@ async def read_of_request(connection: Connection, request_id: UUID) -> list[Unde
         """,
         request_id,
     )
-    return [_undelivered(**row) for row in rows]
+    return [_undelivered(row) for row in rows]
 
 
-def _undelivered(
-    *,
-    lane: int,
-    request_id: UUID,
-    type: str,  # noqa: A002 - the name of the column
-    sequence: int,
-    state: State,
-    attempts: int,
-    last_error: str | None,
-    created_at: datetime,
-    next_attempt_at: datetime | None,
-    parked_at: datetime | None,
-) -> UndeliveredEvent:
+def _undelivered(row: Mapping[str, Any]) -> UndeliveredEvent:
     return UndeliveredEvent(
-        event_id=EventKey(request_id, type, sequence).event_id,
-        type=type,
-        uuid=uuid_of(request_id),
-        sequence=sequence,
-        lane=lane,
-        state=state,
-        attempts=attempts,
-        last_error=last_error,
-        created_at=created_at,
-        # A time for the next attempt means nothing to an event that none will be made of.
-        next_attempt_at=next_attempt_at if state == "failing" else None,
-        parked_at=parked_at,
+        event_id=EventKey(row["request_id"], row["type"], row["sequence"]).event_id,
+        type=row["type"],
+        uuid=uuid_of(row["request_id"]),
+        sequence=row["sequence"],
+        lane=row["lane"],
+        state=row["state"],
+        attempts=row["attempts"],
+        last_error=row["last_error"],
+        created_at=row["created_at"],
+        # Only a failing event is due by itself. The others wait for another event or an operator.
+        next_attempt_at=row["next_attempt_at"] if row["state"] == "failing" else None,
+        parked_at=row["parked_at"],
     )
 
 
+async def read_parked(connection: Connection) -> list[EventKey]:
+    """Return the keys of all parked events."""
+    rows = await connection.fetch(
+        """
+        SELECT request_id, type, sequence
+          FROM outbox_held
+         WHERE parked_at IS NOT NULL
+        """
+    )
+    return [EventKey(**row) for row in rows]
+
+
 async def lanes_of(connection: Connection, keys: Sequence[EventKey]) -> list[int]:
-    """Return the lanes in which any of these events is. An event never changes its lane."""
+    """Return the lanes with unpublished events of these requests. An event never changes its lane."""
     rows = await connection.fetch(
         """
         SELECT DISTINCT lane
@@ -185,23 +161,10 @@ async def lanes_of(connection: Connection, keys: Sequence[EventKey]) -> list[int
     return [row["lane"] for row in rows]
 
 
-async def lanes_with_parked(connection: Connection) -> list[int]:
-    """Return the lanes in which any event is parked."""
-    rows = await connection.fetch(
-        """
-        SELECT DISTINCT lane
-          FROM outbox_held
-         WHERE parked_at IS NOT NULL
-         ORDER BY lane
-        """
-    )
-    return [row["lane"] for row in rows]
-
-
 async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
-    """Make held events of a locked lane due now, parked or not, attempts kept. Returns those found.
+    """Make held events of a locked lane due now, parked ones included. Returns those found.
 
-    One that is not the first of its request waits for its turn.
+    Their attempts are kept. An event that is not the first of its request still waits for its turn.
     """
     rows = await connection.fetch(
         """
@@ -226,27 +189,13 @@ async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> 
         RETURNING outbox_held.request_id, outbox_held.type, outbox_held.sequence
         """,
         lane,
-        *_columns(keys),
+        *_as_columns(keys),
     )
     return [EventKey(**row) for row in rows]
 
 
-async def retry_parked(connection: Connection, lane: int) -> list[EventKey]:
-    """Make every parked event of a locked lane due now, as `retry` does. Returns them."""
-    rows = await connection.fetch(
-        """
-        SELECT request_id, type, sequence
-          FROM outbox_held
-         WHERE lane = $1
-           AND parked_at IS NOT NULL
-        """,
-        lane,
-    )
-    return await retry(connection, lane, [EventKey(**row) for row in rows])
-
-
 async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
-    """Park a held event of a locked lane; one that is parked stays so. False when it is not held."""
+    """Park a held event of a locked lane. False when it is not held; parking again changes nothing."""
     parked = await connection.execute(
         """
         UPDATE outbox_held
@@ -267,7 +216,7 @@ async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
 
 
 async def park_pending(connection: Connection, lane: int, key: EventKey) -> bool:
-    """Move a pending event of a locked lane to the parked ones. False when it is not pending."""
+    """Park a pending event of a locked lane. False when it is not pending."""
     moved = await connection.execute(
         """
         WITH moved AS (
@@ -307,7 +256,7 @@ async def has_room(connection: Connection, limit: int) -> bool:
 
 
 async def with_undelivered(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
-    """Return those of the requests of which any event has not left for RabbitMQ."""
+    """Return those of the requests that have unpublished events."""
     rows = await connection.fetch(
         """
         SELECT request_id
@@ -320,7 +269,7 @@ async def with_undelivered(connection: Connection, request_ids: Sequence[UUID]) 
 
 
 async def append_replayed(connection: Connection, events: Sequence[EventToReplay]) -> None:
-    """Write events to the outbox again, in the order given; their requests are locked."""
+    """Write events to the outbox again, in this order. Their requests must be locked."""
     await connection.execute(
         """
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
@@ -337,5 +286,5 @@ async def append_replayed(connection: Connection, events: Sequence[EventToReplay
     )
 
 
-def _columns(keys: Sequence[EventKey]) -> tuple[list[UUID], list[str], list[int]]:
+def _as_columns(keys: Sequence[EventKey]) -> tuple[list[UUID], list[str], list[int]]:
     return [key.request_id for key in keys], [key.type for key in keys], [key.sequence for key in keys]

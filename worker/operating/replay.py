@@ -1,44 +1,51 @@
-"""Replay: the same events again, made from the rows, in order within each request."""
+"""`outbox replay`: writes events to the outbox again, from the rows of their requests."""
 
+import argparse
 import asyncio
+import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading
+from service.calculation_requests import event_history, reading
+from service.calculation_requests.event_history import EventHistory, Happening
 from service.calculation_requests.model import RequestNotFound
+from service.identifiers import first_id_at
 from service.outbox import events, writing
-from service.outbox.events import RequestCreated
+from service.outbox.events import EVENT_TYPES, RequestCreated
 from service.postgres.pool import Connection
-from worker.operating import outbox_statements, request_history
+from worker.operating import arguments, connections, outbox_statements
+from worker.operating.answers import Answer, OperatorError
+from worker.operating.arguments import InvalidArgument, Subcommands, add_command
 from worker.operating.outbox_statements import EventToReplay
-from worker.operating.request_history import Happening, History
 
-_PAGE_REQUESTS = 1000  # looked at by one statement
+_PAGE_REQUESTS = 1000  # read by one statement
 _BATCH_REQUESTS = 100  # locked by one transaction
-_PENDING_LIMIT = 10_000  # Beyond this a replay waits: new events stand behind its own.
+_PENDING_LIMIT = 10_000  # A replay waits while more is pending: new events queue behind its own.
 _WAIT_SECONDS = 60.0
-_LOOK_SECONDS = 0.25
-# A request's id is made moments after its created_at; more than that is clocks being set.
+_POLL_SECONDS = 0.25
+_PROGRESS_SECONDS = 10.0
+# A request's id is made moments after its created_at. Clocks that were set may account for more.
 _CLOCK_SLACK = timedelta(minutes=1)
 
 
-class OutboxNotDraining(Exception):
-    """The outbox is full and does not drain: no relay seems to work. What was replayed so far is kept."""
+class OutboxNotDraining(OperatorError):
+    """The outbox is full and does not drain: is a relay running? What was replayed so far is kept."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events to replay: those written from *since*, before *until*, of these types."""
+    """Which events to replay: those written at or after *since* and before *until*, of these types."""
 
     since: datetime | None
     until: datetime
     types: frozenset[str]
     request_id: UUID | None = None
 
-    def of(self, history: History) -> list[Happening]:
+    def of(self, history: EventHistory) -> list[Happening]:
         """Return the selected events of a request, in order."""
         return [
             happening
@@ -48,11 +55,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
             and happening.at < self.until
         ]
 
-    def earliest_id(self) -> UUID:
-        """Return an id below that of every request concerned. Later events may be of any older request."""
+    def first_id(self) -> UUID:
+        """Return an id below those of all requests concerned. Later events may be of much older requests."""
         if self.since is None or self.types != {RequestCreated.type}:
             return UUID(int=0)
-        return request_history.id_at(self.since - _CLOCK_SLACK)
+        return first_id_at(self.since - _CLOCK_SLACK)
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -62,21 +69,83 @@ class Tally(msgspec.Struct, kw_only=True):
     requests: int = 0
     events: int = 0
     types: Counter[str] = msgspec.field(default_factory=Counter)
-    requests_undelivered: int = 0  # left out: something of theirs has yet to leave the outbox
-    events_unknown: int = 0  # left out: the row lacks their sequence
+    requests_undelivered: int = 0  # left out: an event of theirs has not been published
 
-    def add(self, happenings: Sequence[Happening]) -> list[Happening]:
-        """Count the selected events of one request, and return those that can be made again."""
-        known = [happening for happening in happenings if happening.sequence is not None]
-        self.requests += bool(known)
-        self.events += len(known)
-        self.types.update(happening.type for happening in known)
-        self.events_unknown += len(happenings) - len(known)
-        return known
+    def add(self, happenings: Sequence[Happening]) -> None:
+        """Count the selected events of one request."""
+        self.requests += bool(happenings)
+        self.events += len(happenings)
+        self.types.update(happening.type for happening in happenings)
+
+
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    add = add_command(commands, "replay", replay_events).add_argument
+    add("--from", dest="since", type=arguments.time, metavar="TIME", help="ISO 8601, UTC without an offset")
+    add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
+    add(
+        "--type",
+        dest="types",
+        action="append",
+        type=arguments.event_type,
+        metavar="TYPE",
+        help="repeatable (default: all)",
+    )
+    add("--uuid", type=arguments.request_id, help="only events of this request: req_…")
+    add(
+        "--rate", type=arguments.positive, default=200.0, metavar="N", help="events per second (default: 200)"
+    )
+    add("--dry-run", action="store_true", help="count the events, write nothing")
+
+
+async def replay_events(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Publish events again with the same ids and bodies, but without their traces."""
+    if options.since is None and options.uuid is None:
+        raise InvalidArgument("say which events to replay: --from, or --uuid")
+    selection = Selection(
+        since=options.since,
+        until=options.until or datetime.now(UTC),
+        types=frozenset(options.types or EVENT_TYPES),
+        request_id=options.uuid,
+    )
+    async with connections.postgres(environment) as connection:
+        if options.dry_run:
+            tally = await count(connection, selection)
+        else:
+            tally = await replay(
+                connection,
+                _ids_of(connection, selection),
+                selection,
+                events_per_second=options.rate,
+                report=_progress(),
+            )
+    return Answer(tally, _described(tally))
+
+
+def _progress() -> Callable[[Tally], None]:
+    """Return a function that prints the progress of a replay to stderr every few seconds."""
+    last = time.monotonic()
+
+    def report(tally: Tally) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_SECONDS:
+            last = time.monotonic()
+            sys.stderr.write(f"{tally.events} events so far\n")
+
+    return report
+
+
+def _described(tally: Tally) -> str:
+    verb = "would be replayed" if tally.dry_run else "replayed"
+    lines = [f"{tally.events} events of {tally.requests} requests {verb}"]
+    lines += [f"  {name}  {events}" for name, events in sorted(tally.types.items())]
+    if tally.requests_undelivered:
+        lines.append(f"{tally.requests_undelivered} requests left out: they have unpublished events")
+    return "\n".join(lines)
 
 
 async def count(connection: Connection, selection: Selection) -> Tally:
-    """Return what a replay would do, were every earlier event delivered."""
+    """Return what a replay would do if every earlier event had been published."""
     tally = Tally(dry_run=True)
     async for page in _pages(connection, selection):
         for history in page:
@@ -85,19 +154,6 @@ async def count(connection: Connection, selection: Selection) -> Tally:
 
 
 async def replay(
-    connection: Connection, selection: Selection, *, events_per_second: float, report: Callable[[Tally], None]
-) -> Tally:
-    """Write the selected events to the outbox again, on the terms of `replay_requests`."""
-    matching = (
-        [history.id for history in page if selection.of(history)]
-        async for page in _pages(connection, selection)
-    )
-    return await replay_requests(
-        connection, matching, selection, events_per_second=events_per_second, report=report
-    )
-
-
-async def replay_requests(
     connection: Connection,
     pages: AsyncIterator[Sequence[UUID]],
     selection: Selection,
@@ -105,10 +161,10 @@ async def replay_requests(
     events_per_second: float,
     report: Callable[[Tally], None],
 ) -> Tally:
-    """Write the selected events of these requests again, no faster than given; *report* is given each batch.
+    """Write the selected events of these requests again, at most at this rate. Calls *report* for each batch.
 
-    A request of which any event is still to be delivered is left out: what is pending will be delivered
-    anyway, and would be out of order after a replay of an earlier one. Raises OutboxNotDraining.
+    A request with an unpublished event is left out: that event will be published anyway, and would be out of
+    order after the replay of an earlier one. Raises OutboxNotDraining.
     """
     tally = Tally(dry_run=False)
     clock = asyncio.get_running_loop()
@@ -130,8 +186,8 @@ async def replay_batch(
 ) -> int:
     """Write the selected events of some requests again. Returns their number.
 
-    The requests are locked in the order of their ids, so that two replays cannot block each other and no new
-    event comes between those of one request.
+    The requests are locked, so that no new event comes between those of one request. They are locked in the
+    order of their ids, so that two replays cannot deadlock.
     """
     rows: list[EventToReplay] = []
     async with connection.transaction():
@@ -140,10 +196,12 @@ async def replay_batch(
         }
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
-        for history in await request_history.read(connection, request_ids):
+        for history in await event_history.read(connection, request_ids):
             if history.id in undelivered:
                 continue
-            for happening in tally.add(selection.of(history)):
+            selected = selection.of(history)
+            tally.add(selected)
+            for happening in selected:
                 event = history.event(happening, requests[history.id])
                 payload = events.encode(event, time=happening.at, traceparent=None)
                 lane = writing.lane_of(history.id)
@@ -152,26 +210,30 @@ async def replay_batch(
     return len(rows)
 
 
-async def _pages(connection: Connection, selection: Selection) -> AsyncIterator[list[History]]:
-    """Yield the histories among which the selected events are."""
+async def _ids_of(connection: Connection, selection: Selection) -> AsyncIterator[list[UUID]]:
+    """Yield the ids of the requests with a selected event, in pages."""
+    async for page in _pages(connection, selection):
+        yield [history.id for history in page if selection.of(history)]
+
+
+async def _pages(connection: Connection, selection: Selection) -> AsyncIterator[list[EventHistory]]:
+    """Yield the histories that may contain a selected event, in pages."""
     if selection.request_id is not None:
-        histories = await request_history.read(connection, [selection.request_id])
+        histories = await event_history.read(connection, [selection.request_id])
         if not histories:
             raise RequestNotFound
         yield histories
         return
-    after, before = selection.earliest_id(), request_history.id_at(selection.until + _CLOCK_SLACK)
-    while page := await request_history.read_page(
-        connection, after=after, before=before, limit=_PAGE_REQUESTS
-    ):
+    after, before = selection.first_id(), first_id_at(selection.until + _CLOCK_SLACK)
+    while page := await event_history.read_page(connection, after=after, before=before, limit=_PAGE_REQUESTS):
         yield page
         after = page[-1].id
 
 
 async def _wait_for_room(connection: Connection) -> None:
     """Wait until the outbox has room for a batch: a replay must not delay new events by much."""
-    for _ in range(int(_WAIT_SECONDS / _LOOK_SECONDS)):
+    for _ in range(int(_WAIT_SECONDS / _POLL_SECONDS)):
         if await outbox_statements.has_room(connection, _PENDING_LIMIT):
             return
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
     raise OutboxNotDraining

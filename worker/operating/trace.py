@@ -1,25 +1,29 @@
-"""Where one request stands: from its row to its events, the e-mail's reply and the calculation."""
+"""`trace`: one request with its events, e-mail and calculation."""
 
+import argparse
 import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests import event_history
+from service.calculation_requests.event_history import EventHistory
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
-from worker.operating import outbox_statements, request_history
+from worker.operating import arguments, connections, outbox_statements
+from worker.operating.answers import Answer, cell, table
+from worker.operating.arguments import Subcommands, add_command
 from worker.operating.outbox_statements import EventKey, UndeliveredEvent
-from worker.operating.request_history import History
-from worker.operating.tables import cell, table
 
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 
 
 class EmailStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the e-mail to the customer is. Addresses are left out of the mail server's reply."""
+    """The state of the e-mail to the customer. Addresses are removed from the mail server's reply."""
 
     state: str
     attempts: int
@@ -31,11 +35,11 @@ class EmailStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one event is: published, or one of the states of what has not left."""
+    """The state of one event: published, or a state of unpublished events."""
 
     event_id: str
     type: str
-    sequence: int | None
+    sequence: int
     written_at: datetime
     state: str
     attempts: int = 0
@@ -45,7 +49,7 @@ class EventStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of where a request stands: nothing of the customer, and no secret."""
+    """Everything known about the progress of a request. It contains no personal data and no secret."""
 
     uuid: str
     tenant: str
@@ -58,20 +62,34 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     conclusion: str
 
 
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    add_command(commands, "trace", show).add_argument("uuid", type=arguments.request_id, help="req_…")
+
+
+async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Show the progress of one request: its events, its e-mail with the server's reply, its calculation."""
+    async with connections.postgres(environment) as connection:
+        found = await trace(connection, options.uuid)
+    return Answer(found, _as_text(found))
+
+
 async def trace(connection: Connection, request_id: UUID) -> Trace:
-    """Return where a request stands. Raises RequestNotFound."""
+    """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        row = await read_request(connection, request_id)
+        histories = await event_history.read(connection, [request_id])
         email = await read_email(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
-        [history, *_] = await request_history.read(connection, [request_id])
+    if not histories:
+        raise RequestNotFound
+    [history] = histories
     events = _standings(history, undelivered)
     calculation_id = history.calculation_id
     return Trace(
         uuid=uuid_of(request_id),
-        tenant=row[0],
+        tenant=history.conveyancer_id,
         stored_at=history.created_at,
-        sequence=row[1],
+        sequence=history.sequence,
         calculation_id=calculation_id,
         calculated_at=history.updated_at if calculation_id is not None else None,
         email=email,
@@ -80,23 +98,8 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
     )
 
 
-async def read_request(connection: Connection, request_id: UUID) -> tuple[str, int]:
-    """Return the tenant and the sequence of a request. Raises RequestNotFound."""
-    row = await connection.fetchrow(
-        """
-        SELECT conveyancer_id, sequence
-          FROM calculation_request
-         WHERE id = $1
-        """,
-        request_id,
-    )
-    if row is None:
-        raise RequestNotFound
-    return row["conveyancer_id"], row["sequence"]
-
-
 async def read_email(connection: Connection, request_id: UUID) -> EmailStanding | None:
-    """Return how far the e-mail of a request is; None when there is none yet."""
+    """Return the state of the e-mail of a request, or None while there is none."""
     row = await connection.fetchrow(
         """
         SELECT state, attempts, created_at, settled_at, reason, server_reply,
@@ -112,12 +115,11 @@ async def read_email(connection: Connection, request_id: UUID) -> EmailStanding 
     return EmailStanding(**{**row, "server_reply": reply and _ADDRESS.sub("[address]", reply)})
 
 
-def _standings(history: History, undelivered: list[UndeliveredEvent]) -> list[EventStanding]:
-    """Return every event that the rows or the outbox know of, in order."""
+def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -> list[EventStanding]:
+    """Return every event of the rows or the outbox, in order."""
     found: dict[str, EventStanding] = {}
     for happening in history.happenings():
-        key = EventKey(history.id, happening.type, happening.sequence or 0)
-        event_id = key.event_id if happening.sequence else f"{uuid_of(history.id)}.{happening.type}"
+        event_id = EventKey(history.id, happening.type, happening.sequence).event_id
         found[event_id] = EventStanding(
             event_id=event_id,
             type=happening.type,
@@ -137,35 +139,35 @@ def _standings(history: History, undelivered: list[UndeliveredEvent]) -> list[Ev
             next_attempt_at=event.next_attempt_at,
             parked_at=event.parked_at,
         )
-    return sorted(found.values(), key=lambda event: event.sequence or 2**31)
+    return sorted(found.values(), key=lambda event: event.sequence)
 
 
-def _conclude(calculation_id: str | None, email: EmailStanding | None, events: list[EventStanding]) -> str:
-    """Return in one sentence what the request waits for."""
+def _conclude(
+    calculation_id: str | None, email: EmailStanding | None, events: Sequence[EventStanding]
+) -> str:
+    """Return in one sentence what the request is waiting for."""
     created = next(event for event in events if event.type == RequestCreated.type)
     if calculation_id is not None:
-        return "It has its calculation."
+        return "The request has its calculation."
     if email is None and created.state != "published":
-        return f"request.created has not left for RabbitMQ: it is {created.state}."
+        return f"request.created has not been published: it is {created.state}."
     if email is None:
         return (
-            "request.created was published, and no e-mail is noted yet: see the queue and its dead letters."
+            "request.created was published, but there is no e-mail yet: see the queue and its dead letters."
         )
     return {
-        "pending": "The e-mail has yet to be accepted by the mail server.",
-        "failed": f"The e-mail ended unsent: {email.reason or 'refused, or given up'}.",
-        "sent": "The mail server has the e-mail; no calculation has come yet.",
+        "pending": "The mail server has not accepted the e-mail yet.",
+        "failed": f"The e-mail has failed: {email.reason or 'refused, or gave up'}.",
+        "sent": "The mail server has accepted the e-mail. There is no calculation yet.",
     }[email.state]
 
 
-def described(trace: Trace) -> str:
-    """Return a trace as text for people."""
+def _as_text(trace: Trace) -> str:
     lines = [("stored", trace.stored_at, f"by {trace.tenant}")]
     lines += [(event.type, event.written_at, _describe_event(event)) for event in trace.events]
     if trace.email is not None:
-        lines.append(
-            ("e-mail", trace.email.settled_at or trace.email.created_at, _describe_email(trace.email))
-        )
+        at = trace.email.settled_at or trace.email.created_at
+        lines.append(("e-mail", at, _describe_email(trace.email)))
     if trace.calculated_at is not None:
         lines.append(("calculation", trace.calculated_at, cell(trace.calculation_id)))
     lines.sort(key=lambda line: line[1])
@@ -173,18 +175,18 @@ def described(trace: Trace) -> str:
 
 
 def _describe_event(event: EventStanding) -> str:
-    said = event.state if event.sequence is None else f"event {event.sequence}, {event.state}"
+    text = f"event {event.sequence}, {event.state}"
     if event.attempts:
-        said += f" after {event.attempts} attempts"
+        text += f" after {event.attempts} attempts"
     if event.parked_at is not None:
-        said += f" since {cell(event.parked_at)}"
+        text += f" since {cell(event.parked_at)}"
     if event.next_attempt_at is not None:
-        said += f", next at {cell(event.next_attempt_at)}"
-    return said + (f": {event.last_error}" if event.last_error else "")
+        text += f", next at {cell(event.next_attempt_at)}"
+    return text + (f": {event.last_error}" if event.last_error else "")
 
 
 def _describe_email(email: EmailStanding) -> str:
-    said = f"{email.state}, {email.attempts} attempts"
+    text = f"{email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
-        said += f", next at {cell(email.next_attempt_at)}"
-    return said + (f": {email.server_reply}" if email.server_reply else "")
+        text += f", next at {cell(email.next_attempt_at)}"
+    return text + (f": {email.server_reply}" if email.server_reply else "")

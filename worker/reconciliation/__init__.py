@@ -1,1 +1,1 @@
-"""Finds requests, events and e-mails that do not add up."""
+"""Finds requests, events and e-mails that do not add up, and exports their numbers."""

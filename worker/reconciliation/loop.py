@@ -1,4 +1,4 @@
-"""What does not add up, looked for every few minutes, for Prometheus."""
+"""The loop that looks for anomalies every few minutes and exports them as metrics."""
 
 import asyncio
 import random
@@ -7,32 +7,33 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
+from service.identifiers import first_id_at
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool
+from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
-from worker.operating import request_history
 from worker.reconciliation import checks
 from worker.reconciliation.checks import Limits
 from worker.settings import WorkerSettings
 
 _LONGEST_LOOK_SECONDS = 30.0
-_REST_FACTOR = 20  # a look that takes long is followed by a rest so many times as long
+_REST_FACTOR = 20  # The rest after a look is at least this many times as long as the look.
+_LOCK = 0x5D17_0002  # an advisory lock, held by the replica that looks
 
 _log = structlog.get_logger()
 
 
 class Discrepancies:
-    """Compares the tables now and then, as `python -m worker reconcile` does, for the requests of late."""
+    """Looks for anomalies of recent requests, as `python -m worker reconcile` does for all."""
 
     def __init__(self, settings: WorkerSettings, pool: Pool) -> None:
         self._settings = settings
         self._pool = pool
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look again and again until *stop*, which does not wait for the end of a look."""
+        """Look at every interval until *stop*, which interrupts a look."""
         async with in_background("reconciliation", self._keep_looking):
             await stop.wait()
 
@@ -45,15 +46,28 @@ class Discrepancies:
             await asyncio.sleep(max(interval, _REST_FACTOR * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Look once. While Postgres does not answer, the numbers stay what they were."""
+        """Look once, unless another replica is looking. Without a look the gauges keep their values.
+
+        The lock belongs to the transaction: transaction poolers support that, and Postgres frees it when this
+        process dies.
+        """
         since = datetime.now(UTC) - timedelta(seconds=self._settings.reconcile_window_seconds)
-        limits = Limits(first_id=request_history.id_at(since))
+        limits = Limits(first_id=first_id_at(since))
         try:
-            async with loans.connection(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
-                found = await checks.reconcile(connection, limits)
+            async with loans.transaction(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
+                await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                if not await _lock(connection):
+                    return
+                anomalies = await checks.find_anomalies(connection, limits)
         except PostgresUnavailable as error:
             _log.warning("reconciliation_failed", error=logs.summarize(error))
             return
-        for anomaly in found.anomalies:
+        for anomaly in anomalies:
             metrics.discrepancies.labels(anomaly.name).set(anomaly.count)
         metrics.reconciled_at.set_to_current_time()
+
+
+async def _lock(connection: Connection) -> bool:
+    """Take the lock until the transaction ends. False when another replica has it."""
+    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _LOCK)
+    return locked

@@ -1,4 +1,4 @@
-"""The doctor of the API: what it finds on real servers, well and ill."""
+"""`python -m service doctor` on real servers, with and without problems."""
 
 import asyncio
 import json
@@ -12,7 +12,8 @@ import pytest
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
-from service.commands.doctor import Finding, examine_service
+from service.commands.doctor import examine_service
+from service.diagnosis import Finding
 from service.identifiers import parse_uuid
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -35,14 +36,14 @@ CHECKS = [
 
 @pytest.fixture
 def environment(service_settings: ServiceSettings) -> dict[str, str]:
-    """The environment of an API with which all is well."""
+    """The environment of an API without problems."""
     return environment_of(service_settings)
 
 
 async def found(
     environment: Mapping[str, str], check: str, *, processes: int = 1, timeout_seconds: float = 10.0
 ) -> Finding:
-    """Return what the doctor finds about one thing."""
+    """Return the finding of one check."""
     findings = await examine_service(environment, processes=processes, timeout_seconds=timeout_seconds)
     [finding] = [finding for finding in findings if finding.check == check]
     return finding
@@ -52,7 +53,7 @@ async def found(
 async def answering(
     answer: bytes | None, context: ssl.SSLContext | None = None, *, after_seconds: float = 0
 ) -> AsyncIterator[int]:
-    """Answer everybody on a port with the same bytes, or never; yields the port."""
+    """Answer every connection with the same bytes, or never. Yields the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -61,9 +62,9 @@ async def answering(
                 await asyncio.sleep(after_seconds)
                 writer.write(answer)
             else:
-                await reader.read()  # until the other one gives up
+                await reader.read()  # until the client gives up
         except (asyncio.IncompleteReadError, OSError):
-            pass  # It spoke something else, or has gone.
+            pass  # The client spoke another protocol, or has disconnected.
         finally:
             writer.close()
 
@@ -72,7 +73,7 @@ async def answering(
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_all_is_well(environment: Mapping[str, str]) -> None:
+async def test_healthy_environment_has_no_failures(environment: Mapping[str, str]) -> None:
     findings = await examine_service(environment, processes=1, timeout_seconds=10.0)
 
     assert [(finding.check, finding.state) for finding in findings] == [(check, "ok") for check in CHECKS]
@@ -98,7 +99,7 @@ async def test_command_says_what_fails_and_prints_no_secret(environment: dict[st
     assert "hunter2" not in ended.output
 
 
-async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
+async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
     environment: dict[str, str],
 ) -> None:
     environment |= {"PORT": "eighty", "DATABASE_URL": "mysql://x", "AUTH_JWKS_URL": "", "LOG_LEVEL": "LOUD"}
@@ -122,13 +123,13 @@ async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"port": 1}, "nothing listens there"),
-        ({"host": "nowhere.invalid"}, "the name of its host is not known"),
-        ({"path": "/no-such-database"}, "there is no such database"),
-        ({"user": "nobody-here"}, "the user or the password is refused"),
+        ({"port": 1}, "connection refused"),
+        ({"host": "nowhere.invalid"}, "unknown host"),
+        ({"path": "/no-such-database"}, "no such database"),
+        ({"user": "nobody-here"}, "user or password refused"),
     ],
 )
-async def test_postgres_that_cannot_be_had(
+async def test_unavailable_postgres_is_found(
     environment: dict[str, str], changes: dict[str, str | int], says: str
 ) -> None:
     url = URL(environment["DATABASE_URL"])
@@ -142,7 +143,7 @@ async def test_postgres_that_cannot_be_had(
     assert finding.hint is not None
 
 
-async def test_postgres_that_says_nothing_is_not_waited_for(environment: dict[str, str]) -> None:
+async def test_wait_for_a_silent_postgres_is_limited(environment: dict[str, str]) -> None:
     async with answering(None) as port:
         environment["DATABASE_URL"] = f"postgresql://127.0.0.1:{port}/x"
 
@@ -151,7 +152,7 @@ async def test_postgres_that_says_nothing_is_not_waited_for(environment: dict[st
     assert (finding.state, finding.says) == ("fail", "no answer within 0.3 s")
 
 
-async def test_checks_wait_side_by_side(environment: dict[str, str], authority: Authority) -> None:
+async def test_checks_run_concurrently(environment: dict[str, str], authority: Authority) -> None:
     async with answering(None) as one, answering(None, authority.server_context()) as other:
         environment["DATABASE_URL"] = f"postgresql://127.0.0.1:{one}/x"
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{other}/jwks"
@@ -167,7 +168,7 @@ async def test_checks_wait_side_by_side(environment: dict[str, str], authority: 
     ["ALTER SEQUENCE outbox_id_seq CACHE 20", "ALTER TABLE outbox DISABLE TRIGGER USER"],
     ids=["cache", "trigger"],
 )
-async def test_event_ids_that_relays_may_pass_over_are_found(
+async def test_event_ids_out_of_order_are_found(
     environment: dict[str, str], database: Connection, statement: str
 ) -> None:
     await database.execute(statement)
@@ -190,18 +191,16 @@ async def test_outdated_schema_is_found(
     assert (finding.state, finding.hint) == ("fail", "run `python -m service schema apply`")
 
 
-async def test_database_that_takes_no_writes_is_found(
-    environment: Mapping[str, str], database: Connection
-) -> None:
+async def test_read_only_database_is_found(environment: Mapping[str, str], database: Connection) -> None:
     name = await database.fetchval("SELECT current_database()")
     await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
 
     finding = await found(environment, "schema")
 
-    assert (finding.state, finding.says) == ("fail", "Postgres takes no writes")
+    assert (finding.state, finding.says) == ("fail", "Postgres is read-only")
 
 
-async def test_key_that_has_left_the_ring_is_found(
+async def test_key_missing_from_the_ring_is_found(
     environment: dict[str, str], client: httpx.AsyncClient, database: Connection
 ) -> None:
     for number in range(3):
@@ -213,13 +212,13 @@ async def test_key_that_has_left_the_ring_is_found(
 
     finding = await found(environment, "secret keys")
 
-    assert (before.state, before.says) == ("ok", "all there that 3 requests were made with")
+    assert (before.state, before.says) == ("ok", "has every key of 3 sampled requests")
     assert finding.state == "fail"
     assert "REQUEST_SECRET_KEYS lacks lost," in finding.says
     assert "A" * 43 not in finding.says
 
 
-async def test_key_of_the_middle_of_many_requests_is_found(
+async def test_missing_key_is_found_in_the_middle_of_many_requests(
     environment: dict[str, str], database: Connection
 ) -> None:
     await database.execute(
@@ -238,7 +237,7 @@ async def test_key_of_the_middle_of_many_requests_is_found(
 
     finding = await found(environment, "secret keys")
 
-    assert (finding.state, finding.hint) == ("fail", "put it back: their links cannot be made without")
+    assert (finding.state, finding.hint) == ("fail", "put it back: without it their links cannot be made")
 
 
 @pytest.mark.parametrize(
@@ -258,20 +257,20 @@ async def test_clock_that_differs_is_found(
 
     finding = await found(environment, "clock")
 
-    assert (finding.state, finding.says) == (state, f"{says} s from that of Postgres")
+    assert (finding.state, finding.says) == (state, f"{says} s from the clock of Postgres")
 
 
-async def test_more_connections_than_postgres_has_are_found(environment: dict[str, str]) -> None:
+async def test_demand_for_more_connections_than_postgres_has_is_found(environment: dict[str, str]) -> None:
     environment["DATABASE_POOL_SIZE"] = "20"
 
     assert (await found(environment, "connections", processes=1)).state == "ok"
     finding = await found(environment, "connections", processes=100)
 
     assert finding.state == "fail"
-    assert finding.says.startswith("2100 for us of ")
+    assert finding.says.startswith("needs 2100 of ")
 
 
-async def test_limit_of_the_database_counts_and_so_does_what_others_use(
+async def test_limit_of_the_database_and_connections_of_other_clients_count(
     environment: Mapping[str, str], database: Connection
 ) -> None:
     name = await database.fetchval("SELECT current_database()")
@@ -298,7 +297,7 @@ async def test_limit_of_the_database_counts_and_so_does_what_others_use(
 
 
 def http_answer(status: str, body: bytes) -> bytes:
-    """Return a whole HTTP response."""
+    """Return a complete HTTP response."""
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (
         status.encode(),
         len(body),
@@ -318,7 +317,7 @@ async def test_keys_are_fetched_over_tls(
     assert finding.state == "ok"
 
 
-async def test_issuer_may_be_slower_than_a_caller_would_wait(
+async def test_issuer_may_be_slower_than_callers_wait(
     environment: dict[str, str], issuer: Issuer, authority: Authority
 ) -> None:
     answer = http_answer("200 OK", issuer.jwks.read_bytes())
@@ -330,7 +329,7 @@ async def test_issuer_may_be_slower_than_a_caller_would_wait(
     assert finding.state == "ok"
 
 
-async def test_keys_that_are_not_there_are_found(environment: dict[str, str], authority: Authority) -> None:
+async def test_missing_key_document_is_found(environment: dict[str, str], authority: Authority) -> None:
     async with answering(http_answer("404 Not Found", b""), authority.server_context()) as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
 
@@ -379,7 +378,7 @@ async def test_document_without_usable_keys_is_found(
     assert finding.state == "fail"
 
 
-async def test_user_without_the_right_to_connect_is_told(
+async def test_user_without_the_right_to_connect_is_found(
     environment: dict[str, str], administrator: Connection
 ) -> None:
     await administrator.execute("DROP ROLE IF EXISTS doctored")
@@ -389,4 +388,4 @@ async def test_user_without_the_right_to_connect_is_told(
     finding = await found(environment, "postgres")
 
     await administrator.execute("DROP ROLE doctored")
-    assert (finding.state, finding.says) == ("fail", "the user or the password is refused")
+    assert (finding.state, finding.says) == ("fail", "user or password refused")

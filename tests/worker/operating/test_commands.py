@@ -1,4 +1,4 @@
-"""The operator commands as processes: what people and scripts get, and what goes wrong."""
+"""The operator commands as processes: their output, for people and for scripts, and their errors."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.harness.processes import Ended, bare_environment, run
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.operating import arguments, commands
-from worker.operating.tables import Answer, cell, printable, table
+from worker.operating.answers import Answer, cell, printable, table
 from worker.settings import WorkerSettings
 
 EVERY_DATABASE_COMMAND = [
@@ -45,7 +45,7 @@ async def command(settings: WorkerSettings, *words: str) -> Answer:
 
 
 def assert_one_clear_line(ended: Ended, part: str) -> None:
-    """Check that a command failed as an operator wants to be told."""
+    """Check that a command failed with one line on stderr that contains *part*."""
     assert ended.status == 1
     assert ended.output == ""
     assert len(ended.errors.splitlines()) == 1
@@ -67,14 +67,14 @@ async def test_commands_on_the_broker_need_its_url_alone(words: tuple[str, ...])
         )
 
 
-async def test_missing_setting_is_told_in_one_line() -> None:
+async def test_missing_setting_is_reported_in_one_line() -> None:
     ended = await run("worker", "outbox", "stats", environment=bare_environment())
 
     assert_one_clear_line(ended, "DATABASE_URL")
 
 
 @pytest.mark.parametrize("rest", ["127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/"])
-async def test_address_that_makes_no_sense_is_named_but_not_shown(rest: str) -> None:
+async def test_malformed_address_is_named_but_not_shown(rest: str) -> None:
     environment = {"DATABASE_URL": f"postgresql://{rest}", "AMQP_URL": f"amqp://{rest}"}
 
     for words in (("outbox", "stats"), ("dead-letters", "list")):
@@ -83,7 +83,7 @@ async def test_address_that_makes_no_sense_is_named_but_not_shown(rest: str) -> 
         assert "zqmark" not in str(refusal.value)
 
 
-async def test_unreachable_server_is_told_in_one_line() -> None:
+async def test_unreachable_server_is_reported_in_one_line() -> None:
     port = free_port()
     environment = bare_environment(
         DATABASE_URL=f"postgresql://postgres:hidden@127.0.0.1:{port}/x",
@@ -93,7 +93,7 @@ async def test_unreachable_server_is_told_in_one_line() -> None:
     database = await run("worker", "outbox", "stats", environment=environment)
     broker = await run("worker", "dead-letters", "list", environment=environment)
 
-    assert_one_clear_line(database, "Postgres at DATABASE_URL cannot be reached")
+    assert_one_clear_line(database, "Postgres at DATABASE_URL is unreachable")
     assert_one_clear_line(broker, "RabbitMQ cannot be reached")
     assert "hidden" not in database.errors + broker.errors
 
@@ -102,8 +102,8 @@ async def test_unreachable_server_is_told_in_one_line() -> None:
     ("words", "part"),
     [
         (("trace", "req_short"), "'req_short' is not the uuid of a request"),
-        (("trace", uuid_of_nobody := "req_0000000000000000000000"), "There is no such request"),
-        (("outbox", "replay", "--uuid", uuid_of_nobody), "There is no such request"),
+        (("trace", unknown_uuid := "req_0000000000000000000000"), "There is no such request"),
+        (("outbox", "replay", "--uuid", unknown_uuid), "There is no such request"),
         (("outbox", "replay"), "--from"),
         (("outbox", "replay", "--from", "yesterday"), "'yesterday' is not a time"),
         (("outbox", "replay", "--from", "2026-01-01", "--type", "x"), "'x' is not one of request.created"),
@@ -112,14 +112,14 @@ async def test_unreachable_server_is_told_in_one_line() -> None:
         (("outbox", "list", "--limit", "0"), "'0' is not a number from 1 to 10000"),
         (("outbox", "park", "what"), "'what' is not an event id"),
         (("outbox", "retry"), "--all-parked"),
-        (("outbox", "retry", "--all-parked", f"{uuid_of_nobody}.request.created.1"), "--all-parked"),
+        (("outbox", "retry", "--all-parked", f"{unknown_uuid}.request.created.1"), "--all-parked"),
         (("dead-letters", "list", "elsewhere\x1b[2J"), "elsewhere\\x1b[2J: no such queue"),
         (("dead-letters", "show", "notifications"), "--position"),
         (("dead-letters", "show", "notifications", "an-id"), "no such message among the first 0"),
     ],
     ids=str,
 )
-async def test_nonsense_is_refused(
+async def test_invalid_argument_is_rejected(
     worker_settings: WorkerSettings, words: tuple[str, ...], part: str
 ) -> None:
     with pytest.raises(commands.EXPECTED) as refusal:
@@ -128,7 +128,7 @@ async def test_nonsense_is_refused(
     assert part in (str(refusal.value) or str(refusal.value.__doc__))
 
 
-async def test_nonsense_is_told_in_one_line() -> None:
+async def test_invalid_argument_is_reported_in_one_line() -> None:
     ended = await run("worker", "trace", "req_short\x1b[2J", environment=bare_environment())
 
     assert_one_clear_line(ended, "is not the uuid of a request")
@@ -136,7 +136,7 @@ async def test_nonsense_is_told_in_one_line() -> None:
     assert "\x1b" not in ended.errors
 
 
-async def test_outdated_schema_is_told_in_one_line(database_url: str, database: Connection) -> None:
+async def test_outdated_schema_is_reported_in_one_line(database_url: str, database: Connection) -> None:
     await database.execute("DELETE FROM schema_version")
 
     ended = await run("worker", "outbox", "stats", environment=bare_environment(DATABASE_URL=database_url))
@@ -144,9 +144,7 @@ async def test_outdated_schema_is_told_in_one_line(database_url: str, database: 
     assert_one_clear_line(ended, "schema apply")
 
 
-async def test_table_is_for_people_and_json_for_scripts(
-    database_url: str, stored_request: CalculationRequest
-) -> None:
+async def test_output_is_a_table_or_json(database_url: str, stored_request: CalculationRequest) -> None:
     environment = bare_environment(DATABASE_URL=database_url)
 
     people = await run("worker", "outbox", "list", "--pending", environment=environment)
@@ -163,21 +161,21 @@ async def test_table_is_for_people_and_json_for_scripts(
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let the processes that a test starts heed SIGINT, which a shell has those in its background ignore."""
+    """Enable SIGINT in the processes a test starts: shells disable it in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
+async def test_interrupted_replay_keeps_its_work_and_reports_that(
     database_url: str, database: Connection
 ) -> None:
     for _ in range(5):
         await store(database)
     await database.execute("DELETE FROM outbox")
 
-    replaying = subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+    replaying = subprocess.Popen(  # noqa: ASYNC220 - starting it does not block
         [sys.executable, "-m", *["worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1"]],
         cwd=CHECKOUT,
         env=bare_environment(DATABASE_URL=database_url),
@@ -194,6 +192,17 @@ async def test_replay_that_is_interrupted_keeps_what_it_did_and_says_so(
     assert 1 <= await database.fetchval("SELECT count(*) FROM outbox") < 5
 
 
+def test_commands_load_no_web_framework_and_nothing_for_access_tokens() -> None:
+    program = """
+import sys
+import worker.operating.commands
+print([name for name in ("litestar", "uvicorn", "httpx", "jwt", "cachetools") if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == "[]"
+
+
 async def test_help_needs_no_settings() -> None:
     ended = await run("worker", "outbox", "replay", "--help", environment=bare_environment())
 
@@ -204,7 +213,7 @@ async def test_help_needs_no_settings() -> None:
 @pytest.mark.parametrize(
     "words", [*EVERY_DATABASE_COMMAND, *EVERY_BROKER_COMMAND, ("outbox",), ("dead-letters",)], ids=" ".join
 )
-def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         commands.parser().parse_args([*words[:2], "--help"])
 
@@ -212,7 +221,7 @@ def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.Ca
     assert capsys.readouterr().out.startswith("usage: python -m worker")
 
 
-def test_cells_cannot_take_over_the_terminal() -> None:
+def test_cells_cannot_manipulate_the_terminal() -> None:
     assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
     assert cell("x" * 500) == "x" * 99 + "…"
 
@@ -221,7 +230,7 @@ def test_numbers_are_aligned_to_the_right() -> None:
     assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name     n\na        1\nbc    22.2"
 
 
-def test_uuid_of_nobody_is_well_formed() -> None:
-    request_id = arguments.request_id(uuid_of_nobody)
+def test_uuid_of_an_unknown_request_is_well_formed() -> None:
+    request_id = arguments.request_id(unknown_uuid)
 
-    assert uuid_of(request_id) == uuid_of_nobody
+    assert uuid_of(request_id) == unknown_uuid

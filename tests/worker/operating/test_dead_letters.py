@@ -1,4 +1,4 @@
-"""`dead-letters list|show|redrive`: looked at where they lie; moved back in order, and never lost."""
+"""`dead-letters list|show|redrive`: reading removes nothing, and messages move back in order."""
 
 import asyncio
 import json
@@ -23,14 +23,8 @@ from tests.worker.conftest import publish, settings_with, take, take_all
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations
 from worker.operating import dead_letter_queues
-from worker.operating.dead_letter_queues import (
-    DeadLettersInUse,
-    Listing,
-    LiveQueueRefuses,
-    Opened,
-    QueueMissing,
-    Redriven,
-)
+from worker.operating.dead_letter_queues import DeadLettersInUse, QueueMissing
+from worker.operating.dead_letters import Listing, LiveQueueRefuses, Opened, Redriven
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
@@ -41,19 +35,19 @@ QUEUE = NOTIFICATIONS.name
 
 @pytest.fixture
 async def connection(worker_settings: WorkerSettings) -> AsyncIterator[AbstractConnection]:
-    """A connection to the broker, of another operator."""
+    """The broker connection of another operator."""
     async with await aio_pika.connect(worker_settings.amqp_url) as connected:
         yield connected
 
 
 async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties: Any) -> None:
-    """Put a message among the dead letters, as our consumers do."""
+    """Dead-letter a message, as consumers do."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
-    """Put messages among the dead letters of the notifications; returns their ids."""
+    """Dead-letter messages of the notifications. Returns their ids."""
     ids = [f"message-{position}" for position in range(number)]
     for message_id in ids:
         await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
@@ -61,7 +55,7 @@ async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
 
 
 async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str | None]:
-    """Empty a queue of as many messages as there must be; return their ids."""
+    """Wait until a queue has this many messages, take them all, and return their ids."""
 
     async def all_are_there() -> bool:
         return await count(channel, queue) == number
@@ -71,7 +65,7 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
 
 
 async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
-    """Return what `dead-letters list` says of the notifications."""
+    """Return the dead letters of the notifications, as `dead-letters list` shows them."""
     answer = await command(settings, "dead-letters", "list", QUEUE, *words)
     assert isinstance(answer.data, list)
     [listing] = answer.data
@@ -105,7 +99,7 @@ async def test_refused_message_is_listed_with_the_reason(
     assert (letter.redriven, letter.deaths) == (0, [])
 
 
-async def test_message_that_the_broker_gave_up_is_listed_with_its_death(
+async def test_message_dead_lettered_by_the_broker_is_listed_with_its_death(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     await publish(channel, NOTIFICATIONS, b"{}", message_id="m-1")
@@ -124,12 +118,12 @@ async def test_message_that_the_broker_gave_up_is_listed_with_its_death(
 
 
 async def take_unsettled(queue: Any) -> Any:
-    """Get a message without settling it."""
+    """Get a message without acknowledging it."""
     return await queue.get(fail=False)
 
 
 @pytest.mark.parametrize("number", [1, 40, 300])
-async def test_looking_takes_nothing_away_and_keeps_the_order(
+async def test_listing_removes_nothing_and_keeps_the_order(
     worker_settings: WorkerSettings, channel: AbstractChannel, number: int
 ) -> None:
     ids = await bury_many(channel, number)
@@ -142,9 +136,7 @@ async def test_looking_takes_nothing_away_and_keeps_the_order(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, number) == ids
 
 
-async def test_body_is_shown_only_when_asked_for(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_only_show_prints_the_body(worker_settings: WorkerSettings, channel: AbstractChannel) -> None:
     body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
     await bury(channel, NOTIFICATIONS, body, message_id="m-1", headers={"x-reason": "Malformed"})
 
@@ -158,7 +150,7 @@ async def test_body_is_shown_only_when_asked_for(
     assert await count(channel, NOTIFICATIONS.dead_letters) == 1
 
 
-async def test_message_is_shown_by_its_position_if_need_be(
+async def test_message_without_an_id_is_shown_by_its_position(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     await bury(channel, NOTIFICATIONS, b"first")
@@ -170,7 +162,7 @@ async def test_message_is_shown_by_its_position_if_need_be(
     assert (shown.data.letter.position, shown.data.body) == (2, "second")
 
 
-async def test_redriven_messages_are_back_in_their_order(
+async def test_redriven_messages_keep_their_order(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     ids = await bury_many(channel, 120)
@@ -191,7 +183,7 @@ async def test_redriving_again_changes_nothing(
     again = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", message_id)
 
     assert again.data == Redriven(QUEUE, [], [message_id], 0)
-    assert (again.status, f"{message_id}: not among those looked at" in again.text) == (0, True)
+    assert (again.status, f"{message_id}: not found" in again.text) == (0, True)
     assert await count(channel, QUEUE) == 1
 
 
@@ -207,7 +199,7 @@ async def test_no_more_than_the_limit_is_redriven_from_the_head(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 20) == ids[40:]
 
 
-async def test_bodies_in_memory_have_a_bound_and_what_is_beyond_it_is_left_for_the_next_redrive(
+async def test_bodies_in_memory_are_limited_and_the_next_redrive_moves_the_rest(
     worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 2_500)
@@ -224,7 +216,7 @@ async def test_bodies_in_memory_have_a_bound_and_what_is_beyond_it_is_left_for_t
     assert await ids_in(channel, QUEUE, 3) == ["a", "b", "c"]
 
 
-async def test_bodies_that_nobody_asked_for_are_not_kept(
+async def test_bodies_that_are_not_needed_are_not_kept(
     worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 500)
@@ -274,7 +266,7 @@ async def test_redriven_message_is_as_it_was_before_it_died(
     for times in (1, 2):
         await redrive_one(worker_settings, channel)
         back = await eventually(partial(take_unsettled_from, channel))
-        back.headers.pop("x-delivery-count", None)  # the broker's, of this delivery
+        back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
         assert back.headers == {"traceparent": "t", "x-redriven": times}
         assert (back.body, back.message_id, back.type) == (b"body", "m-1", "request.created")
         assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
@@ -283,12 +275,12 @@ async def test_redriven_message_is_as_it_was_before_it_died(
 
 
 async def take_unsettled_from(channel: AbstractChannel) -> Any:
-    """Get a message of the live queue without settling it."""
+    """Get a message of the live queue without acknowledging it."""
     return await take_unsettled(await channel.get_queue(QUEUE))
 
 
 async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> None:
-    """Redrive the one message that is about to arrive among the dead letters."""
+    """Redrive the one message that is being dead-lettered."""
 
     async def arrived() -> bool:
         return await count(channel, NOTIFICATIONS.dead_letters) == 1
@@ -297,7 +289,7 @@ async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> Non
     await command(settings, "dead-letters", "redrive", QUEUE)
 
 
-async def test_other_teams_get_nothing_of_a_redrive(
+async def test_redrive_reaches_no_queue_of_other_teams(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     theirs = await channel.declare_queue(exclusive=True)
@@ -310,7 +302,7 @@ async def test_other_teams_get_nothing_of_a_redrive(
     assert await take(theirs) is None
 
 
-async def test_redriven_message_goes_to_no_queue_of_its_senders_choice(
+async def test_redriven_message_is_not_copied_to_queues_named_in_its_headers(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     theirs = await channel.declare_queue(exclusive=True)
@@ -323,7 +315,7 @@ async def test_redriven_message_goes_to_no_queue_of_its_senders_choice(
     assert await take(theirs) is None
 
 
-async def test_nothing_is_lost_when_the_live_queue_is_gone(
+async def test_nothing_is_lost_when_the_live_queue_is_missing(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     ids = await bury_many(channel, 5)
@@ -335,7 +327,7 @@ async def test_nothing_is_lost_when_the_live_queue_is_gone(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == ids
 
 
-async def test_live_queue_that_is_full_stops_a_redrive_where_it_stands(
+async def test_full_live_queue_stops_a_redrive_without_loss(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     ids = await bury_many(channel, 30)
@@ -352,7 +344,7 @@ async def test_live_queue_that_is_full_stops_a_redrive_where_it_stands(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
 
 
-async def test_crash_between_confirm_and_settling_leaves_a_message_in_both_places(
+async def test_crash_between_confirm_and_acknowledgement_leaves_a_message_in_both_queues(
     channel: AbstractChannel, connection: AbstractConnection
 ) -> None:
     ids = await bury_many(channel, 3)
@@ -370,7 +362,7 @@ async def test_crash_between_confirm_and_settling_leaves_a_message_in_both_place
 @pytest.mark.parametrize(
     "marker", [b"calculation-requests.operator", b"notifications.dead-letters", b"message-0"]
 )
-async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
+async def test_broker_that_stops_answering_is_an_error_in_time(
     *,
     marker: bytes,
     worker_settings: WorkerSettings,
@@ -378,7 +370,7 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
     channel: AbstractChannel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(dead_letter_queues, "ANSWER_SECONDS", 0.5)
     await bury_many(channel, 3)
     broker_link.hold_before(marker)
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
@@ -388,7 +380,7 @@ async def test_broker_that_falls_silent_is_an_error_in_time_wherever_it_does(
             await command(settings, "dead-letters", "redrive", QUEUE)
 
 
-async def test_command_waits_for_the_end_of_the_one_before(
+async def test_command_waits_for_the_previous_one_to_end(
     worker_settings: WorkerSettings, channel: AbstractChannel, connection: AbstractConnection
 ) -> None:
     await bury_many(channel, 1)
@@ -420,16 +412,14 @@ async def test_two_operators_do_not_read_the_same_dead_letters(
     assert other.status == 0
 
 
-async def test_queue_that_the_broker_does_not_have_is_named(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_missing_queue_is_named(worker_settings: WorkerSettings, channel: AbstractChannel) -> None:
     await channel.queue_delete(NOTIFICATIONS.dead_letters)
 
     with pytest.raises(QueueMissing, match=r"notifications\.dead-letters"):
         await command(worker_settings, "dead-letters", "list", QUEUE)
 
 
-async def test_messages_in_other_hands_are_counted_as_gone(
+async def test_messages_held_by_another_consumer_are_left_out(
     worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_queues, "_ARRIVAL_SECONDS", 0.2)

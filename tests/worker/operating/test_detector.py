@@ -1,4 +1,4 @@
-"""The reference consumer sees loss, inversion and repeats, and nothing else, in what is delivered."""
+"""The reference consumer detects loss, inversion and repeats, and reports nothing else."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ NEVER = asyncio.Event()
 
 
 def event(sequence: int, *, uuid: str = "req_a", event_id: str | None = None) -> bytes:
-    """Return the least that an event consists of."""
+    """Return a minimal event."""
     data = {"uuid": uuid, "sequence": sequence}
     return json.dumps({"id": event_id or f"{uuid}.{sequence}", "data": data}).encode()
 
@@ -41,7 +41,7 @@ def test_each_delivery_is_judged(sequences: list[int], verdicts: list[Verdict]) 
     assert [consumer.take(event(sequence)) for sequence in sequences] == verdicts
 
 
-def test_requests_are_judged_apart() -> None:
+def test_requests_are_judged_separately() -> None:
     consumer = ReferenceConsumer()
 
     verdicts = [consumer.take(event(number, uuid=uuid)) for number in (1, 2) for uuid in ("req_a", "req_b")]
@@ -49,13 +49,13 @@ def test_requests_are_judged_apart() -> None:
     assert verdicts == ["new"] * 4
 
 
-def test_two_events_in_one_place_are_a_conflict() -> None:
+def test_two_events_with_the_same_sequence_are_a_conflict() -> None:
     consumer = ReferenceConsumer()
 
     assert [consumer.take(event(1)), consumer.take(event(1, event_id="other"))] == ["new", "conflict"]
 
 
-def test_loss_in_the_middle_is_missing_until_it_comes() -> None:
+def test_lost_event_is_missing_until_it_arrives() -> None:
     consumer = ReferenceConsumer()
     consumer.take(event(1))
     consumer.take(event(4))
@@ -68,7 +68,7 @@ def test_loss_in_the_middle_is_missing_until_it_comes() -> None:
     assert consumer.missing() == {}
 
 
-def test_loss_of_the_last_event_or_of_a_whole_request_shows_against_what_was_written() -> None:
+def test_loss_of_the_last_event_or_a_whole_request_shows_in_comparison_with_the_outbox() -> None:
     consumer = ReferenceConsumer()
     consumer.take(event(1))
 
@@ -77,7 +77,7 @@ def test_loss_of_the_last_event_or_of_a_whole_request_shows_against_what_was_wri
 
 
 async def deliver(relay: Relay, publisher: Publisher, tap: AbstractQueue) -> ReferenceConsumer:
-    """Relay all that is pending, and give what arrives to a consumer."""
+    """Relay all pending events, and pass the messages to a consumer."""
     while await relay.relay_due(publisher, NEVER):
         pass
     consumer = ReferenceConsumer()
@@ -95,13 +95,13 @@ async def three_events(database: Connection) -> UUID:
 
 
 async def written(database: Connection) -> dict[str, int]:
-    """Return how many events each request has, as the outbox's payloads name them."""
+    """Return the number of events of each request, from the payloads in the outbox."""
     rows = await database.fetch("SELECT payload FROM outbox")
     data = [json.loads(row["payload"])["data"] for row in rows]
     return {one["uuid"]: max(d["sequence"] for d in data if d["uuid"] == one["uuid"]) for one in data}
 
 
-async def test_nothing_is_found_wrong_with_what_the_relay_delivers(
+async def test_relay_delivers_without_loss_inversion_or_repeat(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     for _ in range(5):
@@ -114,7 +114,7 @@ async def test_nothing_is_found_wrong_with_what_the_relay_delivers(
     assert consumer.missing(expected) == {}
 
 
-async def test_event_that_is_lost_on_the_way_is_missed(
+async def test_event_lost_on_the_way_is_missing(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     await three_events(database)
@@ -127,7 +127,7 @@ async def test_event_that_is_lost_on_the_way_is_missed(
     assert consumer.missing(expected) == {uuid: [2] for uuid in expected}
 
 
-async def test_events_that_are_swapped_on_the_way_are_an_inversion(
+async def test_events_swapped_on_the_way_are_an_inversion(
     relay: Relay, publisher: Publisher, database: Connection, tap: AbstractQueue
 ) -> None:
     await three_events(database)

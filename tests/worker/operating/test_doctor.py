@@ -1,4 +1,4 @@
-"""The doctor of the worker: what it finds on real servers, well and ill."""
+"""`python -m worker doctor` on real servers, with and without problems."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from aiosmtpd.smtp import SMTP, AuthResult
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
-from service.commands.doctor import Finding
+from service.diagnosis import Finding
 from tests.harness.certificates import Authority
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of, run
@@ -39,17 +39,17 @@ PARTS = [
 
 @pytest.fixture
 def environment(worker_settings: WorkerSettings) -> dict[str, str]:
-    """The environment of a worker with which all is well, but that its mail server knows no encryption."""
+    """The environment of a worker without problems, except that its mail server has no encryption."""
     return environment_of(worker_settings)
 
 
 async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> dict[str, Finding]:
-    """Return what the doctor finds, by what it is about."""
+    """Return the findings by their checks."""
     findings = await examine_worker(environment, processes=1, timeout_seconds=timeout_seconds)
     return {finding.check: finding for finding in findings}
 
 
-async def test_all_is_well(environment: Mapping[str, str]) -> None:
+async def test_healthy_environment_has_no_failures(environment: Mapping[str, str]) -> None:
     findings = await examine_worker(environment, processes=1, timeout_seconds=10.0)
 
     database = ["postgres", "schema", "event ids", "clock", "connections", "secret keys"]
@@ -63,7 +63,7 @@ async def test_command_prints_a_line_for_each_check(environment: Mapping[str, st
 
     assert (ended.status, ended.errors) == (0, "")
     assert len(ended.output.splitlines()) == 17
-    assert "24 for us of" in ended.output  # two pools of 10, and a connection each to listen and to probe
+    assert "needs 24 of" in ended.output  # two pools of 10, and a connection each to listen and to probe
 
 
 async def test_command_says_what_fails_and_prints_no_secret(environment: dict[str, str]) -> None:
@@ -87,12 +87,12 @@ async def test_command_says_what_fails_and_prints_no_secret(environment: dict[st
         ("broker", "fail"),
         ("mail server", "fail"),
     ]
-    assert {finding["says"] for finding in findings[2:]} == {"nothing listens there"}
+    assert {finding["says"] for finding in findings[2:]} == {"connection refused"}
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
 
-async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
+async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
     environment: dict[str, str],
 ) -> None:
     environment |= {"DATABASE_URL": "", "AMQP_URL": "http://x", "SMTP_URL": "x", "EMAIL_CONCURRENCY": "0"}
@@ -116,14 +116,14 @@ async def test_every_bad_variable_is_named_and_what_hangs_on_it_not_checked(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda url: url.with_port(1), "nothing listens there"),
-        (lambda url: url.with_host("nowhere.invalid"), "the name of its host is not known"),
-        (lambda url: url.with_password("hunter2"), "the user or the password is refused"),
+        (lambda url: url.with_port(1), "connection refused"),
+        (lambda url: url.with_host("nowhere.invalid"), "unknown host"),
+        (lambda url: url.with_password("hunter2"), "user or password refused"),
         (lambda url: url.with_path("/nowhere"), "it closes the connection"),
     ],
     ids=["port", "host", "password", "virtual host"],
 )
-async def test_broker_that_cannot_be_had(
+async def test_unavailable_broker_is_found(
     environment: dict[str, str], change: Callable[[URL], URL], says: str
 ) -> None:
     environment["AMQP_URL"] = str(change(URL(environment["AMQP_URL"])))
@@ -135,7 +135,7 @@ async def test_broker_that_cannot_be_had(
 
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
-async def test_broker_that_falls_silent_is_not_waited_for(
+async def test_wait_for_a_silent_broker_is_limited(
     environment: dict[str, str], broker_link: TcpProxy, marker: bytes
 ) -> None:
     environment["AMQP_URL"] = broker_link.url
@@ -147,7 +147,7 @@ async def test_broker_that_falls_silent_is_not_waited_for(
     assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
 
 
-async def test_what_is_missing_is_told_and_not_created(
+async def test_missing_queues_and_exchanges_are_found_and_not_created(
     environment: Mapping[str, str], channel: AbstractChannel
 ) -> None:
     await channel.queue_delete(topology.NOTIFICATIONS.name)
@@ -157,7 +157,7 @@ async def test_what_is_missing_is_told_and_not_created(
         findings = await examined(environment)
 
         for name in ("queue notifications", "exchange calculations"):
-            assert (findings[name].state, findings[name].says) == ("warn", "not there")
+            assert (findings[name].state, findings[name].says) == ("warn", "missing")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ async def test_exchange_of_another_type_is_found(
     await channel.exchange_delete(topology.REQUESTS)
 
 
-async def test_dead_letters_are_told(environment: Mapping[str, str], channel: AbstractChannel) -> None:
+async def test_dead_letters_are_found(environment: Mapping[str, str], channel: AbstractChannel) -> None:
     graveyard = topology.NOTIFICATIONS.dead_letters
     await channel.default_exchange.publish(Message(b"dead"), graveyard)
 
@@ -230,7 +230,7 @@ async def test_dead_letters_are_told(environment: Mapping[str, str], channel: Ab
 
 @asynccontextmanager
 async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIterator[str]:
-    """Run a mail server that offers STARTTLS; yields where it listens."""
+    """Run a mail server that offers STARTTLS. Yields its address."""
     loop = asyncio.get_running_loop()
     handler = MailServer()
     server = await loop.create_server(
@@ -241,28 +241,28 @@ async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIt
 
 
 async def mail_finding(environment: dict[str, str], url: str, *, timeout_seconds: float = 10.0) -> Finding:
-    """Return what the doctor finds about the mail server at this SMTP_URL."""
+    """Return the finding about the mail server at this SMTP_URL."""
     findings = await examined({**environment, "SMTP_URL": url}, timeout_seconds=timeout_seconds)
     return findings["mail server"]
 
 
-async def test_unencrypted_mail_server_is_warned_of(
+async def test_unencrypted_mail_server_is_a_warning(
     environment: dict[str, str], mail_server: MailServer
 ) -> None:
     finding = await mail_finding(environment, mail_server.url)
 
-    assert (finding.state, finding.says) == ("warn", "takes mail from MAIL_FROM, unencrypted")
+    assert (finding.state, finding.says) == ("warn", "accepts MAIL_FROM, but without encryption")
     assert mail_server.accepted == []
 
 
 @pytest.mark.parametrize(
     ("days", "state", "says"),
     [
-        (100.5, "ok", "takes mail from MAIL_FROM, encrypted; its certificate ends in 100 days"),
-        (5.5, "warn", "takes mail from MAIL_FROM, encrypted; its certificate ends in 5 days"),
+        (100.5, "ok", "accepts MAIL_FROM, encrypted; its certificate expires in 100 days"),
+        (5.5, "warn", "accepts MAIL_FROM, encrypted; its certificate expires in 5 days"),
         (-1, "fail", "its certificate is not accepted: certificate has expired"),
     ],
-    ids=["well", "ends soon", "has ended"],
+    ids=["valid", "expires soon", "expired"],
 )
 async def test_certificate_of_the_mail_server_is_checked(
     environment: dict[str, str], authority: Authority, days: float, state: str, says: str
@@ -298,12 +298,10 @@ async def test_mail_server_without_tls_is_found(environment: dict[str, str], mai
 
     finding = await mail_finding(environment, url)
 
-    assert (finding.state, finding.says) == ("fail", "it does not speak TLS, or not as we do")
+    assert (finding.state, finding.says) == ("fail", "the TLS handshake failed")
 
 
-async def test_password_that_the_mail_server_refuses_is_told(
-    environment: dict[str, str], authority: Authority
-) -> None:
+async def test_refused_password_is_found(environment: dict[str, str], authority: Authority) -> None:
     def refuse(*_: object) -> AuthResult:
         return AuthResult(success=False, handled=False)
 
@@ -311,18 +309,18 @@ async def test_password_that_the_mail_server_refuses_is_told(
     async with secure_mail_server(context, authenticator=refuse) as address:
         finding = await mail_finding(environment, f"smtp+starttls://me:hunter2@{address}")
 
-    assert (finding.state, finding.says) == ("fail", "the user or the password is refused (535)")
+    assert (finding.state, finding.says) == ("fail", "user or password refused (535)")
 
 
 @pytest.mark.parametrize(
     ("command", "answer", "says"),
     [
-        ("MAIL", b"550 Not you", "MAIL_FROM is refused (550)"),
+        ("MAIL", b"550 Not you", "MAIL_FROM refused (550)"),
         ("greeting", b"554 Not you", "it answers 554"),
         ("EHLO", b"421 Going down", "it answers 421"),
     ],
 )
-async def test_mail_server_that_refuses_is_found(
+async def test_refusing_mail_server_is_found(
     environment: dict[str, str], command: str, answer: bytes, says: str
 ) -> None:
     async with ScriptedMailServer() as server:
@@ -333,7 +331,7 @@ async def test_mail_server_that_refuses_is_found(
     assert (finding.state, finding.says) == ("fail", says)
 
 
-async def test_mail_server_that_says_nothing_is_not_waited_for(environment: dict[str, str]) -> None:
+async def test_wait_for_a_silent_mail_server_is_limited(environment: dict[str, str]) -> None:
     async with ScriptedMailServer() as server:
         server.replies["EHLO"] = b"250-and so on"  # A reply that is never finished.
 
@@ -342,7 +340,7 @@ async def test_mail_server_that_says_nothing_is_not_waited_for(environment: dict
     assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
 
 
-async def test_mail_server_is_not_asked_for_a_sender_that_is_none(
+async def test_mail_server_is_not_checked_with_an_invalid_sender(
     environment: dict[str, str], mail_server: MailServer
 ) -> None:
     finding = await mail_finding({**environment, "MAIL_FROM": "nobody"}, mail_server.url)

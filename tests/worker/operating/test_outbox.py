@@ -1,4 +1,4 @@
-"""`outbox stats|list|retry|park`: what waits is seen, and put aside or back without harm to the relay."""
+"""`outbox stats|list|retry|park`: unpublished events are shown, parked and retried while relays run."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ NEVER = asyncio.Event()
 
 
 def event_id(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
-    """Return the id that the event must have."""
+    """Return the id of an event."""
     return f"{request.uuid}.{event_type}.{sequence}"
 
 
@@ -38,32 +38,32 @@ Deliver = Callable[[], Awaitable[list[str | None]]]
 
 
 class Routes:
-    """Where our events go: to the notifications, and to a tap that sees them all; or nowhere, once closed."""
+    """The routes of events: to the notifications and to a tap that gets them all, or nowhere when closed."""
 
     def __init__(self, channel: AbstractChannel, tap: AbstractQueue) -> None:
         self._channel = channel
         self.tap = tap
 
     async def close(self) -> None:
-        """Leave our events without a queue, so that request.created is refused."""
+        """Leave the events without a queue, so that request.created is refused."""
         await self.tap.unbind(topology.REQUESTS, EVERYTHING)
         await self._channel.queue_delete(topology.NOTIFICATIONS.name)
 
     async def open(self) -> None:
-        """Give them their queues back."""
+        """Restore the queues."""
         await topology.declare(self._channel)
         await self.tap.bind(topology.REQUESTS, EVERYTHING)
 
 
 @pytest.fixture
 async def routes(channel: AbstractChannel) -> Routes:
-    """The routes of our events, open."""
+    """The routes of events, open."""
     return Routes(channel, await bind_tap(channel, EVERYTHING))
 
 
 @pytest.fixture
 def deliver(relay: Relay, publisher: Publisher, routes: Routes) -> Deliver:
-    """Relays until nothing moves any more, and returns the ids of what arrived."""
+    """Relay until nothing is due, and return the ids of the messages that arrived."""
 
     async def relay_all() -> list[str | None]:
         while await relay.relay_due(publisher, NEVER):
@@ -86,12 +86,12 @@ async def refused(routes: Routes, database: Connection, deliver: Deliver) -> Cal
 
 
 async def park_all(database: Connection) -> None:
-    """Park whatever is failing."""
+    """Park the failing events."""
     await database.execute("UPDATE outbox_held SET parked_at = now(), attempts = 10 WHERE attempts > 0")
 
 
 async def listed(settings: WorkerSettings, *words: str) -> list[Any]:
-    """Return what `outbox list` answers."""
+    """Return the answer of `outbox list`."""
     answer = await command(settings, "outbox", "list", *words)
     assert isinstance(answer.data, list)
     return answer.data
@@ -127,7 +127,7 @@ async def test_stats_count_every_state_by_lane_and_by_type(
     }
 
 
-async def test_list_tells_what_is_held_and_why(
+async def test_list_shows_held_events_with_their_errors(
     worker_settings: WorkerSettings, refused: CalculationRequest
 ) -> None:
     first, second = await listed(worker_settings)
@@ -140,7 +140,7 @@ async def test_list_tells_what_is_held_and_why(
     assert second.next_attempt_at is None
 
 
-async def test_list_tells_since_when_an_event_is_parked(
+async def test_list_shows_when_an_event_was_parked(
     worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
 ) -> None:
     await park_all(database)
@@ -152,7 +152,7 @@ async def test_list_tells_since_when_an_event_is_parked(
     assert waiting.state == "waiting"
 
 
-async def test_list_is_bounded(worker_settings: WorkerSettings, refused: CalculationRequest) -> None:
+async def test_list_is_limited(worker_settings: WorkerSettings, refused: CalculationRequest) -> None:
     [only] = await listed(worker_settings, "--limit", "1")
 
     assert only.event_id == event_id(refused)
@@ -229,7 +229,7 @@ async def test_retry_wakes_the_relay(
     await eventually(heard.is_set)
 
 
-async def test_event_that_is_gone_can_be_neither_retried_nor_parked_and_that_is_no_failure(
+async def test_retrying_or_parking_a_published_event_is_not_an_error(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await database.execute("DELETE FROM outbox")
@@ -241,7 +241,7 @@ async def test_event_that_is_gone_can_be_neither_retried_nor_parked_and_that_is_
     assert (parked.data, parked.status) == ({event_id(stored_request): "not in the outbox"}, 0)
 
 
-async def test_pending_event_that_is_parked_waits_with_the_later_ones_until_it_is_retried(
+async def test_parked_event_and_the_later_ones_wait_until_it_is_retried(
     worker_settings: WorkerSettings,
     database: Connection,
     deliver: Deliver,
@@ -262,7 +262,7 @@ async def test_pending_event_that_is_parked_waits_with_the_later_ones_until_it_i
     ]
 
 
-async def test_later_event_that_is_parked_lets_the_earlier_one_go(
+async def test_parking_a_later_event_does_not_hold_the_earlier_one(
     worker_settings: WorkerSettings,
     database: Connection,
     deliver: Deliver,
@@ -277,7 +277,7 @@ async def test_later_event_that_is_parked_lets_the_earlier_one_go(
     assert (parked.state, parked.last_error) == ("parked", "parked by an operator")
 
 
-async def test_later_event_that_is_retried_still_waits_for_the_earlier_one(
+async def test_retried_later_event_still_waits_for_the_earlier_one(
     worker_settings: WorkerSettings,
     database: Connection,
     deliver: Deliver,
@@ -306,7 +306,7 @@ async def test_parking_again_changes_nothing(
     assert before[0]["last_error"] == "returned: no queue is bound for it"
 
 
-async def test_lane_in_the_hands_of_a_relay_is_waited_for(
+async def test_lane_held_by_a_relay_is_waited_for(
     worker_settings: WorkerSettings,
     database: Connection,
     stored_request: CalculationRequest,
@@ -325,13 +325,13 @@ async def test_lane_in_the_hands_of_a_relay_is_waited_for(
     assert (await parking).data == {event_id(stored_request): "parked"}
 
 
-async def test_lane_is_free_again_soon_after_an_operator_has_vanished(
+async def test_lane_is_free_again_soon_after_an_operator_vanished(
     worker_settings: WorkerSettings,
     database: Connection,
     postgres_link: TcpProxy,
     stored_request: CalculationRequest,
 ) -> None:
-    """With the machine, say: TCP would notice after two hours."""
+    """For instance with its machine: TCP would notice after two hours."""
     away = settings_with(worker_settings, database_url=postgres_link.url)
     postgres_link.hold_before(b"UPDATE outbox_held")
     parking = asyncio.create_task(command(away, "outbox", "park", event_id(stored_request)))
@@ -374,13 +374,13 @@ async def test_commands_need_nothing_but_the_database(
         "{uuid}.a.99999999999",
     ],
 )
-def test_what_is_no_event_id_is_told_from_one(text: str) -> None:
+def test_invalid_event_id_is_not_parsed(text: str) -> None:
     uuid = "req_0000000000000000000001"
 
     assert EventKey.parse(text.format(uuid=uuid)) is None
 
 
-def test_event_id_is_read_as_it_is_written() -> None:
+def test_event_id_is_parsed_to_the_same_id() -> None:
     written = "req_0000000000000000000001.request.email_sent.2"
 
     key = EventKey.parse(written)
@@ -389,7 +389,7 @@ def test_event_id_is_read_as_it_is_written() -> None:
     assert (key.type, key.sequence, key.event_id) == ("request.email_sent", 2, written)
 
 
-async def test_room_is_counted_no_further_than_needed(database: Connection) -> None:
+async def test_outbox_has_room_below_the_limit(database: Connection) -> None:
     await store(database)
 
     assert await outbox_statements.has_room(database, 2)

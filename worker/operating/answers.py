@@ -1,4 +1,4 @@
-"""What operator commands answer: a table for people, JSON for scripts."""
+"""The answers of operator commands: a table for people, JSON for scripts, or an error in one line."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -8,15 +8,19 @@ import msgspec
 _WIDEST_CELL = 100
 
 
+class OperatorError(Exception):
+    """The command failed. The message, or else the docstring of the subclass, is printed as one line."""
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """The same said twice, as data for scripts and as text for people; *status* is the exit status."""
+    """The result of a command, as data for scripts and as text for people, with the exit status."""
 
     data: object
     text: str
     status: int = 0
 
     def rendered(self, *, as_json: bool) -> str:
-        """Return what goes to standard output."""
+        """Return what is printed to stdout."""
         if as_json:
             return msgspec.json.format(msgspec.json.encode(self.data), indent=2).decode()
         return self.text
@@ -37,7 +41,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def cell(value: object) -> str:
-    """Return one value as a cell shows it, cut off where it would make the table unreadable."""
+    """Return a value as text for a table, truncated if it is long."""
     match value:
         case None:
             return "-"
@@ -50,7 +54,7 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* with whatever could move the cursor or turn the line around as an escape sequence."""
+    """Return *text* with control and bidirectional characters escaped: they could manipulate the terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

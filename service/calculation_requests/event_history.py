@@ -1,4 +1,4 @@
-"""The events of a request, from its rows: the same ones, whenever they are made again."""
+"""The events of a request, from its rows: an event that is made again has the same id and the same body."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,17 +19,22 @@ from service.postgres.pool import Connection
 
 
 class Happening(msgspec.Struct, frozen=True):
-    """That an event was written: the n-th of its request, at this time."""
+    """An event that was written: its type, its number within the request, and its time."""
 
     type: str
-    sequence: int | None  # None in a row older than the column
+    sequence: int
     at: datetime
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a request and of its e-mail say of its events."""
+class EventHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows of a request and of its e-mail say about its events.
+
+    Everything an event says is in a row, its time and sequence included. Only the trace is not.
+    """
 
     id: UUID
+    conveyancer_id: str
+    sequence: int
     created_at: datetime
     updated_at: datetime
     calculation_id: str | None
@@ -41,21 +46,20 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None
 
     def happenings(self) -> list[Happening]:
-        """Return the events that were written about this request, in their order."""
+        """Return the events that were written about this request, in order."""
         found = [Happening(RequestCreated.type, 1, self.created_at)]
-        if self.calculation_id is not None:
+        if self.calculation_sequence is not None:
             found.append(Happening(RequestCalculated.type, self.calculation_sequence, self.updated_at))
-        if self.email_settled_at is not None:
-            sent = self.email_state == "sent"
-            kind = RequestEmailSent if sent else RequestEmailFailed
-            known = sent or self.smtp_code is not None
-            sequence = self.email_sequence if known else None
-            found.append(Happening(kind.type, sequence, self.email_settled_at.replace(microsecond=0)))
-        return sorted(found, key=lambda happening: happening.sequence or 2**31)
+        if self.email_sequence is not None and self.email_settled_at is not None:
+            event = RequestEmailSent if self.email_state == "sent" else RequestEmailFailed
+            found.append(
+                Happening(event.type, self.email_sequence, self.email_settled_at.replace(microsecond=0))
+            )
+        return sorted(found, key=lambda happening: happening.sequence)
 
     def event(self, happening: Happening, request: CalculationRequest) -> RequestEvent:
-        """Return an event of this history whose sequence is known."""
-        facts = request.event_payload(sequence=happening.sequence or 0)
+        """Return an event of this history."""
+        facts = request.event_payload(sequence=happening.sequence)
         match happening.type:
             case RequestCalculated.type:
                 return RequestCalculated(**facts, calculation_id=self.calculation_id or "")
@@ -66,15 +70,15 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         return RequestCreated(**facts)
 
     def _reason(self) -> Reason:
-        """Return why the e-mail ended unsent, also where its row is older than the column."""
+        """Return why the e-mail failed. Rows older than version 4 of the schema have a code alone."""
         return self.reason or ("refused" if (self.smtp_code or 0) >= 500 else "gave_up")
 
 
-async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[History]:
+async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
     """Return the histories of these requests, in the order of their ids."""
     rows = await connection.fetch(
         """
-        SELECT request.id, request.created_at, request.updated_at,
+        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
                email.settled_at AS email_settled_at, email.smtp_code, email.reason
@@ -86,18 +90,19 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Hist
         """,
         request_ids,
     )
-    return [History(**row) for row in rows]
+    return [EventHistory(**row) for row in rows]
 
 
-async def read_page(connection: Connection, *, after: UUID, before: UUID, limit: int) -> list[History]:
-    """Return the next histories in the order of the requests' ids, which is that of their creation."""
+async def read_page(connection: Connection, *, after: UUID, before: UUID, limit: int) -> list[EventHistory]:
+    """Return the next histories in the order of the requests' ids, which is the order of creation."""
     rows = await connection.fetch(
         """
-        SELECT request.id, request.created_at, request.updated_at,
+        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
                request.calculation_id, request.calculation_sequence,
                email.state AS email_state, email.event_sequence AS email_sequence,
                email.settled_at AS email_settled_at, email.smtp_code, email.reason
-          FROM (SELECT id, created_at, updated_at, calculation_id, calculation_sequence
+          FROM (SELECT id, conveyancer_id, sequence, created_at, updated_at,
+                       calculation_id, calculation_sequence
                   FROM calculation_request
                  WHERE id > $1
                    AND id < $2
@@ -111,9 +116,4 @@ async def read_page(connection: Connection, *, after: UUID, before: UUID, limit:
         before,
         limit,
     )
-    return [History(**row) for row in rows]
-
-
-def id_at(time: datetime) -> UUID:
-    """Return the smallest id that a request of this time can have: ids are UUIDv7 (RFC 9562, section 5.7)."""
-    return UUID(int=max(0, int(time.timestamp() * 1000)) << 80)
+    return [EventHistory(**row) for row in rows]

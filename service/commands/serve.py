@@ -1,0 +1,44 @@
+"""`serve`: the API."""
+
+import argparse
+import socket
+
+import uvloop
+
+from service.api import access_log
+from service.app import create_app
+from service.commands.command import Subcommands, add_command
+from service.server import http_server
+from service.server.garbage import spare_loaded_objects
+from service.server.http_server import listen, stop_on_signals
+from service.settings import ServiceSettings, load
+from service.telemetry import logs, tracing
+
+
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    add_command(commands, "serve", serve)
+
+
+def serve(_: argparse.Namespace) -> None:
+    """Serve the API until SIGTERM, then finish the requests in progress."""
+    settings = load(ServiceSettings)
+    logs.configure(settings)
+    with (
+        tracing.exporting(settings, service="calculation-requests-api"),
+        listen(settings.host, settings.port) as listening,
+    ):
+        spare_loaded_objects()
+        uvloop.run(_serve(settings, listening))
+
+
+async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
+    await http_server.serve(
+        create_app(settings),
+        listening,
+        stop_on_signals(),
+        refuse=access_log.refuse,
+        shutdown_seconds=settings.shutdown_seconds,
+        head_seconds=settings.http_head_seconds,
+        body_seconds=settings.http_body_seconds,
+    )

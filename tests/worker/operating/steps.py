@@ -1,0 +1,28 @@
+"""The steps of a request after it was stored: its e-mail and its calculation."""
+
+from service.calculation_requests import reading
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection
+from tests.harness.in_process import running
+from tests.harness.waiting import eventually
+from worker.consumers import calculations
+from worker.mail import ledger
+from worker.mail.postman import Postman
+
+
+async def intend(database: Connection, request: CalculationRequest) -> None:
+    """Enter the e-mail of a request in the ledger."""
+    await ledger.intend(database, f"{request.uuid}.request.created.1", request.id)
+
+
+async def attempt_emails(database: Connection, postman: Postman) -> None:
+    """Attempt to send every e-mail once."""
+    async with running(postman.run):
+        await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM email"))
+
+
+async def calculate(database: Connection, request: CalculationRequest) -> None:
+    """Record a calculation, as its consumer does."""
+    async with database.transaction():
+        locked = await reading.lock(database, request.id)
+        await calculations.set_calculation(database, locked, "C-1", traceparent=None)

@@ -1,0 +1,233 @@
+"""`reconcile`: whether requests, events, e-mails and calculations add up, and the repair."""
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection, Pool
+from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
+from tests.harness.waiting import eventually
+from tests.worker.conftest import announce_next, hold_events, store
+from tests.worker.operating.steps import attempt_emails, calculate, intend
+from tests.worker.operating.test_commands import command
+from worker.consumers import notifications
+from worker.mail.postman import Postman
+from worker.operating.reconcile import Reconciliation
+from worker.reconciliation import checks
+from worker.reconciliation.checks import Anomaly, Limits
+from worker.relay.loop import Relay
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture
+async def settled(database: Connection, postman: Postman) -> CalculationRequest:
+    """A request whose e-mail is sent, whose calculation is recorded and whose events are published."""
+    request = await store(database)
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await calculate(database, request)
+    await database.execute("DELETE FROM outbox")
+    return request
+
+
+async def found(database: Connection, *, email_seconds: float = 3600.0) -> list[Anomaly]:
+    """Return the anomalies of all requests, without those that did not occur."""
+    anomalies = await checks.find_anomalies(database, Limits(email_seconds=email_seconds))
+    return [anomaly for anomaly in anomalies if anomaly.count]
+
+
+def counts(anomalies: list[Anomaly]) -> dict[str, int]:
+    """Return how often each anomaly occurred."""
+    return {anomaly.name: anomaly.count for anomaly in anomalies if anomaly.count}
+
+
+async def make_old(database: Connection) -> None:
+    """Make everything an hour and a minute older."""
+    for statement in (
+        "UPDATE calculation_request SET created_at = created_at - interval '61 min'",
+        "UPDATE outbox SET created_at = created_at - interval '61 min'",
+        "UPDATE outbox_held SET created_at = created_at - interval '61 min'",
+        "UPDATE email SET created_at = created_at - interval '61 min'",
+    ):
+        await database.execute(statement)
+
+
+async def test_finished_request_adds_up(
+    worker_settings: WorkerSettings, database: Connection, settled: CalculationRequest
+) -> None:
+    await make_old(database)
+
+    answer = await command(worker_settings, "reconcile")
+
+    assert isinstance(answer.data, Reconciliation)
+    assert counts(answer.data.anomalies) == {}
+    assert answer.status == 0
+    assert answer.data.counts == {
+        "requests": 1,
+        "requests_calculated": 1,
+        "emails_pending": 0,
+        "emails_sent": 1,
+        "emails_failed": 0,
+        "events_pending": 0,
+        "events_held": 0,
+        "events_parked": 0,
+    }
+    assert settled.uuid not in answer.text
+
+
+async def test_recent_request_is_not_an_anomaly(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    with_event = await found(database)
+    await intend(database, stored_request)
+    await database.execute("DELETE FROM outbox")
+    with_email = await found(database)
+
+    assert with_event == with_email == []
+
+
+async def test_request_without_an_email_is_found_once_its_event_is_published(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await make_old(database)
+    while_pending = counts(await found(database))
+    await database.execute("DELETE FROM outbox")
+
+    answer = await command(worker_settings, "reconcile")
+
+    assert while_pending == {"event_overdue": 1}
+    assert isinstance(answer.data, Reconciliation)
+    assert counts(answer.data.anomalies) == {"request_without_email": 1}
+    assert answer.status == 1
+    assert stored_request.uuid in answer.text
+    assert json.loads(answer.rendered(as_json=True))["anomalies"][0]["uuids"] == [stored_request.uuid]
+
+
+async def test_repair_announces_again_every_old_request_without_an_email_and_no_other(
+    worker_settings: WorkerSettings, database: Connection, settled: CalculationRequest
+) -> None:
+    vanished = [await store(database) for _ in range(15)]
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+    await store(database)  # young
+    await database.execute("DELETE FROM outbox")
+
+    answer = await command(worker_settings, "reconcile", "--repair")
+
+    assert isinstance(answer.data, Reconciliation)
+    assert counts(answer.data.anomalies) == {"request_without_email": 15}
+    assert (answer.status, answer.data.announced_again) == (1, 15)
+    rows = await database.fetch("SELECT request_id, type, sequence FROM outbox ORDER BY request_id")
+    announced = [(row["request_id"], row["type"], row["sequence"]) for row in rows]
+    assert announced == [(request.id, "request.created", 1) for request in vanished]
+    assert settled.id not in [request_id for request_id, *_ in announced]
+
+
+async def test_repair_may_be_repeated_while_the_processes_run(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    pool: Pool,
+    relay: Relay,
+    postman: Postman,
+    mail_server: MailServer,
+) -> None:
+    request = await store(database)
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+
+    first = await command(worker_settings, "reconcile", "--repair")
+    while_pending = await command(worker_settings, "reconcile", "--repair")
+    notified = notifications.consumer(worker_settings, pool, asyncio.Event())
+    async with running(relay.run, notified.run, postman.run):
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM outbox"))
+    again = await command(worker_settings, "reconcile", "--repair")
+
+    repaired = [json.loads(answer.rendered(as_json=True)) for answer in (first, while_pending, again)]
+    assert [answer["announced_again"] for answer in repaired] == [1, 0, 0]
+    assert [mail.recipients for mail in mail_server.accepted] == [[request.customer_email]]
+    assert again.status == 0
+
+
+async def test_email_pending_for_too_long_is_found(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    await intend(database, stored_request)
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+
+    assert counts(await found(database)) == {"email_overdue": 1}
+    assert await found(database, email_seconds=7200.0) == []
+
+
+async def test_parked_events_are_found_at_once_and_held_ones_when_they_are_old(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    await announce_next(database, stored_request.id)
+    await hold_events(database, stored_request.id)
+    await database.execute("UPDATE outbox_held SET parked_at = now() WHERE sequence = 1")
+    await database.execute("UPDATE calculation_request SET sequence = 1")
+    young = counts(await found(database))
+    await make_old(database)
+
+    assert young == {"event_parked": 1}
+    assert counts(await found(database)) == {"event_parked": 1, "event_overdue": 1}
+
+
+async def test_event_without_its_request_is_found(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM calculation_request WHERE id = $1", stored_request.id)
+
+    assert counts(await found(database)) == {"event_orphaned": 1}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE calculation_request SET sequence = 1",
+        "UPDATE calculation_request SET sequence = 4",
+        "UPDATE calculation_request SET calculation_sequence = NULL",
+        "UPDATE calculation_request SET calculation_sequence = 2",
+        "UPDATE calculation_request SET calculation_sequence = 4",
+        "UPDATE calculation_request SET calculation_id = NULL",
+        "UPDATE email SET event_sequence = NULL",
+        "UPDATE email SET event_sequence = 1",
+        "UPDATE email SET settled_at = NULL",
+    ],
+)
+async def test_sequence_that_does_not_add_up_is_found(
+    database: Connection, settled: CalculationRequest, damage: str
+) -> None:
+    await database.execute(damage)
+
+    [wrong] = await found(database)
+
+    assert (wrong.name, wrong.count, wrong.uuids) == ("sequence_wrong", 1, [settled.uuid])
+
+
+async def test_examples_are_bounded_and_the_count_is_not(database: Connection) -> None:
+    requests = [await store(database) for _ in range(15)]
+    await make_old(database)
+
+    [overdue] = await found(database)
+
+    assert overdue.count == 15
+    assert overdue.uuids == [request.uuid for request in requests[:10]]
+
+
+async def test_only_requests_since_a_time_are_checked(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await make_old(database)
+    later = stored_request.created_at + timedelta(hours=1)
+
+    answer = await command(worker_settings, "reconcile", "--since", later.isoformat())
+
+    assert isinstance(answer.data, Reconciliation)
+    assert set(answer.data.counts.values()) == {0}
+    assert answer.status == 0

@@ -1,0 +1,126 @@
+"""A worker as a list of its parts, which run until SIGTERM."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+
+import structlog
+
+from service.outbox.waker import RelayWaker
+from service.postgres import schema
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool, open_pool
+from service.postgres.schema import SchemaOutdated
+from service.server import probes as server_probes
+from service.server.background import in_background, keep_running
+from service.server.http_server import listen, stop_on_signals
+from service.server.probes import Check, ReadGauges
+from worker.consumers import calculations, notifications
+from worker.gauges import Gauges, Reading
+from worker.mail.backlog import of_emails
+from worker.mail.postman import Postman
+from worker.reconciliation.loop import Discrepancies
+from worker.relay.backlog import of_outbox
+from worker.relay.listener import Listener
+from worker.relay.loop import Relay
+from worker.settings import WorkerSettings
+from worker.waiting import Pauses
+
+ROLES = ("relay", "notifications", "calculations")
+
+_CUT_OFF = 1  # the exit status
+
+_log = structlog.get_logger()
+
+Part = Callable[[asyncio.Event], Coroutine[None, None, None]]  # runs until the event is set
+
+
+def assemble(
+    settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
+) -> tuple[dict[str, Part], dict[str, Check], ReadGauges]:
+    """Return the parts of *roles*, their readiness checks, and the function that reads their gauges."""
+    parts: dict[str, Part] = {}
+    readings: list[Reading] = []
+    checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
+    if "relay" in roles:
+        woken = asyncio.Event()
+        relay = Relay(settings, pool, woken)
+        parts["relay"] = relay.run
+        parts["listener"] = Listener(settings, woken).run
+        parts["discrepancies"] = Discrepancies(settings, pool).run
+        readings.append(of_outbox(relay.marks))
+        checks["relay"] = relay.check
+    if "notifications" in roles:
+        due = asyncio.Event()
+        notification_consumer = notifications.consumer(settings, pool, due)
+        parts["notifications"] = notification_consumer.run
+        parts["emails"] = Postman(settings, pool, due, relay_waker).run
+        readings.append(of_emails())
+        checks["notifications"] = notification_consumer.check
+    if "calculations" in roles:
+        calculation_consumer = calculations.consumer(settings, pool, relay_waker)
+        parts["calculations"] = calculation_consumer.run
+        checks["calculations"] = calculation_consumer.check
+    gauges = Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
+    return parts, checks, gauges.read
+
+
+async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
+    """Run *roles* until SIGTERM or SIGINT. Then they have *shutdown_seconds* to finish work in progress."""
+    stop = stop_on_signals()
+    with listen(settings.host, settings.health_port) as probes:
+        async with open_pool(settings) as pool:
+            await _run_parts(settings, roles, pool, probes, stop)
+    _log.info("worker_stopped")
+
+
+async def _run_parts(
+    settings: WorkerSettings,
+    roles: frozenset[str],
+    pool: Pool,
+    probes: socket.socket,
+    stop: asyncio.Event,
+) -> None:
+    relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
+    parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
+    async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
+        running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
+        await _wait_for_schema(checks["postgres"], settings, stop)
+        for name, part in parts.items():
+            running.create_task(keep_running(name, partial(part, stop)))
+        _log.info("worker_started", roles=sorted(roles))
+        try:
+            await stop.wait()
+        finally:  # or a part has failed
+            _log.info("worker_stopping")
+            _cut_off_after(settings.shutdown_seconds)
+
+
+async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio.Event) -> None:
+    """Wait until the database has the schema that this release needs. Until then /readyz answers 503."""
+    pauses = Pauses("worker_waits_for_schema", longest_seconds=settings.longest_outage_pause_seconds)
+    while not stop.is_set():
+        try:
+            await check()
+        except (PostgresUnavailable, SchemaOutdated) as error:
+            await pauses.log_and_wait(error, stop)
+        else:
+            return
+
+
+def _cut_off_after(seconds: float) -> None:
+    """End the process after *seconds*, whatever it is waiting for. As in any crash, nothing is lost.
+
+    A thread does it, because the event loop itself may hang.
+    """
+
+    def cut_off() -> None:
+        _log.warning("worker_cut_off", after_seconds=seconds)
+        os._exit(_CUT_OFF)
+
+    timer = threading.Timer(seconds, cut_off)
+    timer.daemon = True
+    timer.start()
