@@ -5,7 +5,7 @@ import logging
 import logging.config
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,6 +40,11 @@ def configure(settings: Settings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
+    _configure_libraries(settings.log_level, shared, renderer)
+
+
+def _configure_libraries(level: str, shared: Sequence[Processor], renderer: Processor) -> None:
+    """Log the libraries' warnings and errors in our format. At INFO some of them print addresses and URLs."""
     logging.config.dictConfig(
         {
             "version": 1,
@@ -54,8 +59,7 @@ def configure(settings: Settings) -> None:
             "handlers": {
                 "all": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "all"}
             },
-            "root": {"handlers": ["all"], "level": settings.log_level},
-            # Libraries log warnings and errors only: at INFO some of them print addresses and URLs.
+            "root": {"handlers": ["all"], "level": level},
             # uvicorn's warnings are about callers' errors, which the access log has already.
             "loggers": {
                 **{name: {"level": "WARNING"} for name in _LIBRARIES},
