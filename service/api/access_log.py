@@ -39,7 +39,7 @@ class AccessLog:
         async def send_completed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status = int(message["status"])  # not an enum: the console would show its name
                 message = response_headers.complete(message, request_id)
             await send(message)
 

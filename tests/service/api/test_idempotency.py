@@ -188,7 +188,8 @@ async def test_key_with_another_body_is_refused(
     assert response.json()["errors"] == [
         {
             "code": "idempotency_key_reused",
-            "message": "This Idempotency-Key was used with another body before: use a new key.",
+            "message": "This Idempotency-Key was sent with another body before: "
+            "send another key with each new request.",
             "field": None,
             "pointer": None,
         }
