@@ -40,12 +40,6 @@ def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
         assert re.findall(r"^- ([\w ]+):", section, re.MULTILINE) == PARTS
 
 
-def test_links_within_the_page_lead_somewhere() -> None:
-    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", TEXT, re.MULTILINE)}
-
-    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= headings
-
-
 def test_tests_that_are_named_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {

@@ -139,10 +139,14 @@ class RelayModel(RuleBasedStateMachine):
         }
 
     def _see_pace(self, before: dict[str, int], after: dict[str, int]) -> None:
-        """Check that, while refusals of a kind go on, a pass retries at most one event of that kind."""
-        confirmed = before.keys() - after.keys()
+        """Check that, while refusals of a kind go on, a pass retries at most one refused event of that kind.
+
+        Events that only waited behind a refused one are no retries.
+        """
+        waiting = {event for event, attempts in before.items() if attempts}
+        confirmed = waiting - after.keys()
         refused = {event for event, attempts in after.items() if attempts > before.get(event, 0)}
-        tried = confirmed | (refused & before.keys())
+        tried = confirmed | (refused & waiting)
         assert sum(_is_created(event) in self.refused for event in tried) <= 1
         self.refused -= {_is_created(event) for event in confirmed}
         self.refused |= {_is_created(event) for event in refused}

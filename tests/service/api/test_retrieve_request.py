@@ -28,7 +28,12 @@ async def test_unknown_uuid_is_not_found(client: httpx.AsyncClient) -> None:
     assert response.status_code == 404
     assert response.json()["data"] is None
     assert response.json()["errors"] == [
-        {"code": "not_found", "message": "There is no such request.", "field": None, "pointer": None}
+        {
+            "code": "not_found",
+            "message": "You have no request with this uuid.",
+            "field": None,
+            "pointer": None,
+        }
     ]
 
 
