@@ -20,10 +20,10 @@ from service.server.http_server import listen, stop_on_signals
 from service.server.probes import Check, ReadGauges
 from worker.consumers import calculations, notifications
 from worker.gauges import Gauges, Reading
-from worker.mail.backlog import of_emails
+from worker.mail.backlog import email_gauges
 from worker.mail.postman import Postman
 from worker.reconciliation.loop import Discrepancies
-from worker.relay.backlog import of_outbox
+from worker.relay.backlog import outbox_gauges
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
@@ -51,14 +51,14 @@ def assemble(
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
         parts["discrepancies"] = Discrepancies(settings, pool).run
-        readings.append(of_outbox(relay.marks))
+        readings.append(outbox_gauges(relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()
         notification_consumer = notifications.consumer(settings, pool, due)
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
-        readings.append(of_emails())
+        readings.append(email_gauges())
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)

@@ -1,1 +1,1 @@
-"""What speaks HTTP with callers."""
+"""The HTTP API: endpoints, bodies and parameters, answers and errors."""

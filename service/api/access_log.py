@@ -1,4 +1,4 @@
-"""The outermost layer of the API: logs and counts each request, completes its headers, and serves HEAD."""
+"""The outermost layer but for tracing: logs and counts each request, completes its headers, serves HEAD."""
 
 import asyncio
 import time

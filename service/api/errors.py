@@ -95,7 +95,7 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MalformedIdempotencyKey: ErrorKind(
         HTTPStatus.BAD_REQUEST,
         "invalid_idempotency_key",
-        "Send one Idempotency-Key: 1 to 255 letters, digits or hyphens; in double quotes also spaces.",
+        "Send one Idempotency-Key of 1 to 255 letters, digits or punctuation; quote it if it has spaces.",
     ),
     RepeatedCredentials: ErrorKind(
         HTTPStatus.BAD_REQUEST,
@@ -141,7 +141,7 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     IdempotencyKeyReused: ErrorKind(
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "idempotency_key_reused",
-        "This Idempotency-Key was sent with another body before: send another key with each new request.",
+        "This Idempotency-Key was used with a different body: a new request needs a new key.",
     ),
     PostgresUnavailable: ErrorKind(
         HTTPStatus.SERVICE_UNAVAILABLE,

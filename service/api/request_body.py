@@ -76,8 +76,8 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
     return None
 
 
-# A type gives the JSON type and the length, and the function in it checks what msgspec cannot. Where null is
-# allowed, it means the same as leaving the field out.
+# Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means
+# the same as leaving the field out.
 Name = Annotated[
     str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE), lines.check_filled_line
 ]
@@ -115,7 +115,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _check_in(annotation: object) -> Check | None:
-    """Return the function in a type, if it has one."""
+    """Return the check in an Annotated type, if it has one."""
     for part in get_args(annotation):
         found = part if isinstance(part, FunctionType) else _check_in(part)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The span of an HTTP request: the layer around all others, used only when traces are exported."""
+"""The span of an HTTP request: the layer around even the access log, used only when traces are exported."""
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send

@@ -12,7 +12,7 @@ class InvalidConveyancer(Exception):
     """The id or the name of a conveyancer is not acceptable; the message says why."""
 
 
-async def add(
+async def register(
     connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool
 ) -> None:
     """Register a conveyancer, or change the name and fee setting of a registered one.

@@ -18,7 +18,7 @@ from service.outbox.events import (
 from service.postgres.pool import Connection
 
 
-class Happening(msgspec.Struct, frozen=True):
+class RecordedEvent(msgspec.Struct, frozen=True):
     """An event that was written: its type, its number within the request, and its time."""
 
     type: str
@@ -45,22 +45,22 @@ class EventHistory(msgspec.Struct, frozen=True, kw_only=True):
     smtp_code: int | None
     reason: Reason | None
 
-    def happenings(self) -> list[Happening]:
+    def recorded_events(self) -> list[RecordedEvent]:
         """Return the events that were written about this request, in order."""
-        found = [Happening(RequestCreated.type, 1, self.created_at)]
+        found = [RecordedEvent(RequestCreated.type, 1, self.created_at)]
         if self.calculation_sequence is not None:
-            found.append(Happening(RequestCalculated.type, self.calculation_sequence, self.updated_at))
+            found.append(RecordedEvent(RequestCalculated.type, self.calculation_sequence, self.updated_at))
         if self.email_sequence is not None and self.email_settled_at is not None:
             event = RequestEmailSent if self.email_state == "sent" else RequestEmailFailed
             found.append(
-                Happening(event.type, self.email_sequence, self.email_settled_at.replace(microsecond=0))
+                RecordedEvent(event.type, self.email_sequence, self.email_settled_at.replace(microsecond=0))
             )
-        return sorted(found, key=lambda happening: happening.sequence)
+        return sorted(found, key=lambda event: event.sequence)
 
-    def event(self, happening: Happening, request: CalculationRequest) -> RequestEvent:
+    def event(self, event: RecordedEvent, request: CalculationRequest) -> RequestEvent:
         """Return an event of this history."""
-        facts = request.event_payload(sequence=happening.sequence)
-        match happening.type:
+        facts = request.event_payload(sequence=event.sequence)
+        match event.type:
             case RequestCalculated.type:
                 return RequestCalculated(**facts, calculation_id=self.calculation_id or "")
             case RequestEmailSent.type:

@@ -36,16 +36,16 @@ def find_fault(reason: object) -> ReasonFault | None:
 async def applies(
     connection: Connection, waiver: RequestedWaiver, *, conveyancer_id: str, idempotency: Idempotency | None
 ) -> bool:
-    """Whether a waiver applies: it is ignored if the conveyancer charges no calculation fee.
+    """Whether a waiver applies. It is ignored if the conveyancer charges no calculation fee.
 
-    If it was ignored once, a repeat with the same idempotency key is not refused for its reason after the
-    conveyancer has started to charge. Raises UnknownConveyancer.
+    A repeat of a create whose waiver was ignored must succeed even if the conveyancer has begun to charge. So
+    a bad reason is no error if a request with the same key is stored. Raises UnknownConveyancer.
     """
     if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
         return False
     if waiver.reason_fault is None or idempotency is None:
         return True
     with suppress(IdempotencyKeyInFlight, IdempotencyKeyReused):
-        await reading.find_first(connection, idempotency, conveyancer_id=conveyancer_id)
+        await reading.find_by_idempotency_key(connection, idempotency, conveyancer_id=conveyancer_id)
         return False
     return True

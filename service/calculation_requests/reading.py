@@ -12,7 +12,7 @@ from service.calculation_requests.model import CalculationRequest, RequestNotFou
 from service.postgres.pool import Connection
 
 
-async def find_first(
+async def find_by_idempotency_key(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
@@ -100,7 +100,7 @@ async def list_newest(
 ) -> list[CalculationRequest]:
     """Return this conveyancer's newest requests older than *before*: those with *external_id*, if given.
 
-    At most 101 of them.
+    Never more than 101, whatever *limit* is: the planner must see a constant.
     """
     if external_id is None:
         rows = await connection.fetch(_LIST_NEWEST, conveyancer_id, before, limit)

@@ -13,10 +13,10 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.fee_waiver import RequestedWaiver
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight
 from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
-from service.calculation_requests.reading import find_first
+from service.calculation_requests.reading import find_by_idempotency_key
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
-from service.outbox import events, writing
+from service.outbox import events, lanes
 from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
@@ -46,21 +46,21 @@ class Storage:
 
     async def store(
         self,
-        validated: Validation,
+        validate: Validation,
         *,
         waiver: RequestedWaiver | None,
         idempotency: Idempotency | None,
         conveyancer_id: str,
         traceparent: str | None,
     ) -> tuple[CalculationRequest, bool]:
-        """Store what *validated* returns; return it, and whether it is a repeat, as `insert` does.
+        """Store the request that *validate* builds. Returns it, and whether it is a repeat, as `insert` does.
 
         With an idempotency key a create may have to wait for another one; with a waiver it reads the
         conveyancer's fee setting first. Both are stored alone: in a group they would delay the others. Raises
-        what *validated* and `insert` raise, and PostgresUnavailable.
+        what *validate* and `insert` raise, and PostgresUnavailable.
         """
         if waiver is None and idempotency is None:
-            request = _new(validated(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
+            request = _new(validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
             await self._insert_in_group(request, traceparent)
             return request, False
         async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
@@ -69,7 +69,7 @@ class Storage:
             )
             return await insert(
                 connection,
-                validated(waiver_applies=waiver_applies),
+                validate(waiver_applies=waiver_applies),
                 conveyancer_id=conveyancer_id,
                 keys=self._keys,
                 traceparent=traceparent,
@@ -109,7 +109,7 @@ async def insert(
         return request, False
     if idempotency is None:
         raise UnknownConveyancer
-    return await find_first(connection, idempotency, conveyancer_id=conveyancer_id), True
+    return await find_by_idempotency_key(connection, idempotency, conveyancer_id=conveyancer_id), True
 
 
 _SPAN = {
@@ -152,7 +152,7 @@ def _arguments(
         idempotency and idempotency.key,
         idempotency and idempotency.sha256,
         idempotency and idempotency.lock_timeout,
-        writing.lane_of(request.id),
+        lanes.lane_of(request.id),
         created.type,
         traceparent,
         events.encode(created, time=request.created_at, traceparent=traceparent),
@@ -196,7 +196,7 @@ async def announce(
         """,
         request.id,
         event.sequence,
-        writing.lane_of(request.id),
+        lanes.lane_of(request.id),
         event.type,
         traceparent,
         events.encode(event, time=time or now(), traceparent=traceparent),

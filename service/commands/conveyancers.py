@@ -20,7 +20,7 @@ def add_to(commands: Subcommands) -> None:
 def add(arguments: argparse.Namespace) -> None:
     """Register a conveyancer, or change the name and fee setting of a registered one."""
     with_connection(
-        lambda connection: conveyancers.add(
+        lambda connection: conveyancers.register(
             connection,
             arguments.id,
             name=arguments.name,

@@ -1,1 +1,1 @@
-"""Writing to the outbox: the events, their lanes, and waking the relays."""
+"""What writing to the outbox takes. calculation_requests/storing.py has the statements that write it."""

@@ -62,7 +62,7 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
         msgspec.Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator."
+            "and names. `cancelled`: reserved, not sent yet."
         ),
     ]
     smtp_code: Annotated[

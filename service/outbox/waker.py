@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -39,5 +39,5 @@ class RelayWaker:
             self._commits = 0
             with suppress(PostgresUnavailable):
                 async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
-                    await writing.notify(connection)
+                    await lanes.notify(connection)
             await asyncio.sleep(pause)

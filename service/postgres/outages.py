@@ -34,7 +34,7 @@ _REJECTIONS = (
 
 
 class PostgresUnavailable(Exception):
-    """Postgres did not answer in time."""
+    """Postgres is unreachable or too slow, or the queue for its connections is full."""
 
     @classmethod
     def counted(cls) -> "PostgresUnavailable":

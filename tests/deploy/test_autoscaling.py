@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.deploy.manifests import Manifest, of_kind
 from worker.rabbitmq import topology
@@ -33,7 +33,7 @@ async def add_event(database: Connection, *, lane: int, age_seconds: int) -> Non
 async def test_relays_are_counted_by_the_age_of_the_oldest_event(database: Connection) -> None:
     assert await database.fetchval(question("relay")) == 0
 
-    await add_event(database, lane=writing.LANES - 1, age_seconds=40)
+    await add_event(database, lane=lanes.LANES - 1, age_seconds=40)
     await add_event(database, lane=0, age_seconds=15)
     await add_event(database, lane=0, age_seconds=5)
 

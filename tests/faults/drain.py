@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 
 from deploy.local.machine.folders import Place, working_folder
 from service.identifiers import new_request_id
-from service.outbox import writing
+from service.outbox import lanes as outbox_lanes
 from service.postgres.pool import Connection
 from service.telemetry import metrics
 from tests.faults.draining import TYPE, PassLog, drain, fill, running_worker, watch
@@ -126,7 +126,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
                 async with connection.transaction():
                     if name == "behind_poison":
                         poison = new_request_id()
-                        while writing.lane_of(poison) != writing.lane_of(request_id):
+                        while outbox_lanes.lane_of(poison) != outbox_lanes.lane_of(request_id):
                             poison = new_request_id()
                         await _insert(connection, poison, "request." + "x" * 300)
                     await _insert(connection, request_id, TYPE)
@@ -144,7 +144,7 @@ async def _measure_poison(folder: Path, servers: Servers) -> dict[str, Any]:
 async def _insert(connection: Connection, request_id: Any, type_: str) -> None:
     await connection.execute(
         "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, 1, $4)",
-        writing.lane_of(request_id),
+        outbox_lanes.lane_of(request_id),
         request_id,
         type_,
         b"{}",
@@ -153,7 +153,7 @@ async def _insert(connection: Connection, request_id: Any, type_: str) -> None:
 
 async def _seconds_until_gone(connection: Connection, request_id: Any) -> float:
     began = time.monotonic()
-    await writing.notify(connection)
+    await outbox_lanes.notify(connection)
 
     async def is_gone() -> bool:
         query = "SELECT EXISTS (SELECT FROM outbox WHERE request_id = $1)"
@@ -191,7 +191,7 @@ async def _measure_scrape(servers: Servers, rows: int) -> dict[str, Any]:
     """
     url = await _another_database(servers.postgres.url, "scraped")
     connection, holder = await connect(url), await connect(url)
-    nowhere = [0] * writing.LANES
+    nowhere = [0] * outbox_lanes.LANES
     await fill(connection, rows)
     await connection.execute("SELECT pg_stat_force_next_flush()")
     full, pending = await _time_scrape(connection, nowhere)

@@ -31,8 +31,8 @@ def url_of(server_url: str, name: str) -> str:
 async def prepare(connection: Connection) -> None:
     """Apply the schema, and add a conveyancer who charges a calculation fee and one who does not."""
     await schema.apply(connection)
-    await conveyancers.add(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
-    await conveyancers.add(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
+    await conveyancers.register(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
+    await conveyancers.register(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
 
 
 @asynccontextmanager

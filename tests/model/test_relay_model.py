@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from service.identifiers import new_request_id, uuid_of
-from service.outbox import events, writing
+from service.outbox import events, lanes
 from service.postgres import loans, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
@@ -84,7 +84,7 @@ class RelayModel(RuleBasedStateMachine):
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
         while len(self.requests) < REQUESTS:
             request_id = new_request_id()
-            if writing.lane_of(request_id) == 0:
+            if lanes.lane_of(request_id) == 0:
                 self.requests.append(request_id)
 
     def teardown(self) -> None:

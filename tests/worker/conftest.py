@@ -14,7 +14,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests import reading, storing
 from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.outbox import events, writing
+from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
@@ -191,7 +191,7 @@ async def passes(check: Check) -> bool:
 
 async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
     """Move all events of a request out of their lane, as if the broker had refused the first."""
-    rows = await outbox.read(database, [writing.lane_of(request_id)], low_water=[0], limit=1_000)
+    rows = await outbox.read(database, [lanes.lane_of(request_id)], low_water=[0], limit=1_000)
     events_of_it = [row for row in rows if row.request_id == request_id]
     await outbox.hold(database, events_of_it)
     return events_of_it

@@ -7,7 +7,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server import probes
 from service.server.http_server import listen
@@ -21,12 +21,12 @@ from tests.worker.conftest import announce_next, created_body, hold_events, publ
 from worker.consumers import notifications
 from worker.gauges import Gauges
 from worker.mail import ledger
-from worker.mail.backlog import of_emails, read_pending
+from worker.mail.backlog import email_gauges, read_pending
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.reconciliation.loop import Discrepancies
 from worker.relay import outbox
-from worker.relay.backlog import Sizes, of_outbox, read_sizes
+from worker.relay.backlog import Sizes, outbox_gauges, read_sizes
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -107,7 +107,7 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
 
 
 async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: Pool, relay: Relay) -> None:
-    gauges = Gauges(pool, [of_outbox(relay.marks), of_emails()], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), email_gauges()], timeout_seconds=5.0)
     await gauges.read()
     await store(database)
 
@@ -122,7 +122,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool:
-        gauges = Gauges(pool, [of_outbox(relay.marks)], timeout_seconds=1.0, kept_seconds=0)
+        gauges = Gauges(pool, [outbox_gauges(relay.marks)], timeout_seconds=1.0, kept_seconds=0)
         await gauges.read()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
@@ -225,7 +225,7 @@ async def test_emails_are_counted_by_outcome(
     outcome: str,
 ) -> None:
     mail_server.rcpt_reply = answer
-    await ledger.intend(database, "an-event", stored_request.id)
+    await ledger.add(database, "an-event", stored_request.id)
     with rises("emails_total", outcome=outcome):
         counted = value("emails_total", outcome=outcome)
         async with running(postman.run):
@@ -271,7 +271,7 @@ async def test_metrics_name_no_tenant_and_need_no_token(
     *, worker_settings: WorkerSettings, pool: Pool, relay: Relay, stored_request: CalculationRequest
 ) -> None:
     assert stored_request.conveyancer_id == CONVEYANCER
-    gauges = Gauges(pool, [of_outbox(relay.marks), of_emails()], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), email_gauges()], timeout_seconds=5.0)
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))

@@ -69,5 +69,5 @@ async def intend_email(
         raise RequestNotFound
     event_id = events.event_id(event.uuid, event.type, event.sequence)
     async with loans.connection(pool, seconds=seconds) as connection:
-        if not await ledger.intend(connection, event_id, request_id, traceparent=traceparent):
+        if not await ledger.add(connection, event_id, request_id, traceparent=traceparent):
             raise RequestNotFound

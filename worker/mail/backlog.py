@@ -14,7 +14,7 @@ class Pending(msgspec.Struct, frozen=True):
     oldest_seconds: float
 
 
-def of_emails() -> Reading:
+def email_gauges() -> Reading:
     """Return the reading of the pending e-mails."""
     return Reading(metrics.EMAIL_GAUGES, _read)
 

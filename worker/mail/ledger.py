@@ -20,7 +20,7 @@ class Email(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-async def intend(
+async def add(
     connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
 ) -> bool:
     """Record that an e-mail is to be sent. False when there is no such request.

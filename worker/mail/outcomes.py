@@ -47,7 +47,7 @@ class Failed(Outcome, frozen=True):
     smtp_code: int = NO_REPLY
 
 
-class Postponed(Outcome, frozen=True):
+class RefusedForNow(Outcome, frozen=True):
     """The mail server refused the e-mail for now. An attempt is charged."""
 
     label: ClassVar = "postponed"
@@ -57,7 +57,7 @@ class Postponed(Outcome, frozen=True):
     retry_seconds: float
 
 
-class PutOff(Outcome, frozen=True):
+class InternalError(Outcome, frozen=True):
     """An internal error kept the e-mail from the mail server. An attempt is charged.
 
     It is retried for ever, at long intervals: no mail server refused it, so no event may say that it failed.
@@ -69,7 +69,7 @@ class PutOff(Outcome, frozen=True):
     retry_seconds: float
 
 
-class GivenBack(Outcome, frozen=True):
+class NotAttempted(Outcome, frozen=True):
     """The mail server was not given the e-mail. No attempt is charged, and it is due again at once."""
 
     label: ClassVar = "given_back"
@@ -77,7 +77,7 @@ class GivenBack(Outcome, frozen=True):
     outage: Exception | None = None
 
 
-def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings) -> Failed | Postponed:
+def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings) -> Failed | RefusedForNow:
     """Return the outcome of a refusal.
 
     The e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
@@ -89,7 +89,7 @@ def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings)
     if age.total_seconds() >= settings.email_give_up_seconds:
         return Failed("gave_up", refusal.reply, refusal.code)
     pause = settings.email_retry_seconds * 2 ** min(email.attempts, 20)
-    return Postponed(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
+    return RefusedForNow(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
 
 
 async def record(connection: Connection, outcome: Outcome, email: Email, *, process_id: UUID) -> None:
@@ -97,7 +97,7 @@ async def record(connection: Connection, outcome: Outcome, email: Email, *, proc
     match outcome:
         case Sent() | Failed():
             await _settle(connection, outcome, email)
-        case Postponed() | PutOff():
+        case RefusedForNow() | InternalError():
             await ledger.postpone(
                 connection,
                 process_id,
@@ -105,7 +105,7 @@ async def record(connection: Connection, outcome: Outcome, email: Email, *, proc
                 server_reply=outcome.reply,
                 seconds=outcome.retry_seconds,
             )
-        case GivenBack():
+        case NotAttempted():
             await ledger.release(connection, process_id, [email.event_id])
 
 

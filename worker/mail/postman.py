@@ -25,7 +25,7 @@ from worker import metrics
 from worker.mail import ledger, message, outcomes
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
-from worker.mail.outcomes import Failed, GivenBack, Outcome, PutOff, Sent
+from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, Sent
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -139,7 +139,7 @@ class Postman:
                 match sending.task.result():
                     case Sent():
                         self._pauses.reset()
-                    case GivenBack(outage=Exception() as error):
+                    case NotAttempted(outage=Exception() as error):
                         outage = error
         return outage
 
@@ -187,9 +187,9 @@ class Postman:
             return Failed("not_composable", _NOT_COMPOSABLE)
         except ClaimLost:
             _log.warning("email_claim_lost")
-            return GivenBack()
+            return NotAttempted()
         except (MailServerUnavailable, PostgresUnavailable) as error:
-            return GivenBack(error)
+            return NotAttempted(error)
         except SecretKeyMissing as error:
             request_secrets.note_missing([error.key_id])
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
@@ -198,7 +198,7 @@ class Postman:
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
             return Sent(reply)
-        return PutOff(self._settings.email_longest_retry_seconds)
+        return InternalError(self._settings.email_longest_retry_seconds)
 
     async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""

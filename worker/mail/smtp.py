@@ -30,8 +30,8 @@ class MailServerUnavailable(Exception):
 class EmailRefused(Exception):
     """The mail server refused this e-mail, for now (4xx, NO_REPLY) or for good (5xx to RCPT or DATA).
 
-    NO_REPLY: the connection was lost twice at RCPT, or once with the content, which may have been accepted
-    then. So that charges an attempt too.
+    NO_REPLY: the connection was lost twice at RCPT, or once while the content was sent, which the server may
+    then have accepted. Both charge an attempt.
     """
 
     def __init__(self, code: int, reply: str) -> None:

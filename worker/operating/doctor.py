@@ -26,7 +26,7 @@ from yarl import URL
 from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres import outages
 from service.settings import InvalidSetting, examine
 from worker.mail.message import Sender
@@ -116,7 +116,7 @@ async def _listening(settings: WorkerSettings) -> Findings:
     received = asyncio.Event()
     listening = await asyncpg.connect(settings.listen_database_url or settings.database_url)
     try:
-        await listening.add_listener(writing.CHANNEL, lambda *_: received.set())
+        await listening.add_listener(lanes.CHANNEL, lambda *_: received.set())
         await _notify(settings.database_url)
         await wait_at_most(_NOTIFY_SECONDS, received)
     finally:
@@ -130,7 +130,7 @@ async def _listening(settings: WorkerSettings) -> Findings:
 async def _notify(url: str) -> None:
     connection = await asyncpg.connect(url, statement_cache_size=0)
     try:
-        await writing.notify(connection)
+        await lanes.notify(connection)
     finally:
         connection.terminate()
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from service.outbox import writing
+from service.outbox import lanes as outbox_lanes
 from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements, replay
@@ -119,7 +119,7 @@ async def list_events(options: argparse.Namespace, environment: Mapping[str, str
     """Show the oldest held and parked events with their errors, or the oldest pending ones."""
     async with connections.postgres(environment) as connection:
         if options.pending:
-            found = await outbox_statements.read_heads(connection, writing.LANES, limit=options.limit)
+            found = await outbox_statements.read_heads(connection, outbox_lanes.LANES, limit=options.limit)
         else:
             found = await outbox_statements.read_held(connection, limit=options.limit)
     headings = ("event id", "state", "attempts", "last error", "written", "next attempt", "parked since")
@@ -150,7 +150,7 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         for lane in await outbox_statements.lanes_of(connection, keys):
             async with _locked_lane(connection, lane):
                 retried += await outbox_statements.retry(connection, lane, keys)
-        await writing.notify(connection)
+        await outbox_lanes.notify(connection)
     return _outcomes({key.event_id: "due now" for key in retried}, keys, "not held")
 
 

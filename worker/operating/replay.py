@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import event_history, reading
-from service.calculation_requests.event_history import EventHistory, Happening
+from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import first_id_at
-from service.outbox import events, writing
+from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES, RequestCreated
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements
@@ -45,11 +45,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     types: frozenset[str]
     request_id: UUID | None = None
 
-    def of(self, history: EventHistory) -> list[Happening]:
+    def of(self, history: EventHistory) -> list[RecordedEvent]:
         """Return the selected events of a request, in order."""
         return [
             happening
-            for happening in history.happenings()
+            for happening in history.recorded_events()
             if happening.type in self.types
             and (self.since is None or happening.at >= self.since)
             and happening.at < self.until
@@ -71,11 +71,11 @@ class Tally(msgspec.Struct, kw_only=True):
     types: Counter[str] = msgspec.field(default_factory=Counter)
     requests_undelivered: int = 0  # left out: an event of theirs has not been published
 
-    def add(self, happenings: Sequence[Happening]) -> None:
+    def add(self, recorded_events: Sequence[RecordedEvent]) -> None:
         """Count the selected events of one request."""
-        self.requests += bool(happenings)
-        self.events += len(happenings)
-        self.types.update(happening.type for happening in happenings)
+        self.requests += bool(recorded_events)
+        self.events += len(recorded_events)
+        self.types.update(happening.type for happening in recorded_events)
 
 
 def add_to(commands: Subcommands) -> None:
@@ -174,7 +174,7 @@ async def replay(
         for batch in (page[start : start + size] for start in range(0, len(page), size)):
             await _wait_for_room(connection)
             written = await replay_batch(connection, batch, selection, tally)
-            await writing.notify(connection)
+            await lanes.notify(connection)
             report(tally)
             due = max(due, clock.time() - 1.0) + written / events_per_second
             await asyncio.sleep(max(0.0, due - clock.time()))
@@ -204,7 +204,7 @@ async def replay_batch(
             for happening in selected:
                 event = history.event(happening, requests[history.id])
                 payload = events.encode(event, time=happening.at, traceparent=None)
-                lane = writing.lane_of(history.id)
+                lane = lanes.lane_of(history.id)
                 rows.append(EventToReplay(lane, history.id, event.type, event.sequence, payload))
         await outbox_statements.append_replayed(connection, rows)
     return len(rows)

@@ -24,7 +24,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     oldest_seconds: float
 
 
-def of_outbox(marks: LaneMarks) -> Reading:
+def outbox_gauges(marks: LaneMarks) -> Reading:
     """Return the reading of the outbox, which starts at the relay's low-water marks."""
 
     async def read(connection: Connection) -> None:

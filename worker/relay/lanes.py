@@ -15,7 +15,7 @@ _PING_SECONDS = loans.SILENCE_SECONDS / 3
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a statement saw, in transaction ids: all below xmin had ended, none from next_xid on had begun.
+    """Which transactions a statement could see: all below xmin had ended, none from next_xid on had begun.
 
     pg_snapshot_xmax() is not next_xid. It is one past the last transaction that has ended, and transactions
     from there on may be open. In a transaction that has no id yet, age(xmax) is the distance from xmax to the

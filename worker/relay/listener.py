@@ -5,7 +5,7 @@ import asyncio
 import asyncpg
 import structlog
 
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres import outages
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
@@ -45,7 +45,7 @@ class Listener:
             command_timeout=seconds,
         )
         try:
-            await connection.add_listener(writing.CHANNEL, self._receive)
+            await connection.add_listener(lanes.CHANNEL, self._receive)
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             while not stop.is_set():
@@ -60,7 +60,7 @@ class Listener:
     async def _test(self, connection: Connection, seconds: float) -> None:
         """Receive a NOTIFY sent over this connection, and see that the server takes writes."""
         self._received.clear()
-        await writing.notify(connection)
+        await lanes.notify(connection)
         await wait_at_most(seconds, self._received)
         if not self._received.is_set():
             raise NotifyNotReceived

@@ -9,7 +9,7 @@ from functools import partial
 import structlog
 from aio_pika.abc import AbstractChannel
 
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool

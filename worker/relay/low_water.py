@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 from worker.relay.lanes import Snapshot, Work
 
 _log = structlog.get_logger()
@@ -28,7 +28,10 @@ class LaneMark:
         self._awaited: int | None = None  # transactions below this must end first
 
     def advance(self, snapshot: Snapshot, first: int) -> None:
-        """Record a look: its snapshot, and the first id that was present or had not been given out."""
+        """Record one look at the lane.
+
+        *first* is the lowest id in it, or the next id to be given out if it was empty.
+        """
         if self._candidate <= self.low_water:
             self._candidate, self._awaited = first, None
         elif self._awaited is None:

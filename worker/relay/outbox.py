@@ -8,7 +8,7 @@ import msgspec
 
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated, event_id
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
 
 

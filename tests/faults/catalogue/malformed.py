@@ -7,7 +7,7 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
-from service.outbox import writing
+from service.outbox import lanes
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
@@ -45,7 +45,7 @@ async def _insert_event(connection: Connection, request_id: UUID, type_: str, *,
          WHERE NOT EXISTS (SELECT FROM outbox WHERE request_id = $2 AND sequence = $4)
            AND NOT EXISTS (SELECT FROM outbox_held WHERE request_id = $2 AND sequence = $4)
         """,
-        writing.lane_of(request_id),
+        lanes.lane_of(request_id),
         request_id,
         type_,
         sequence,

@@ -7,7 +7,7 @@ from statistics import quantiles
 
 import msgspec
 
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 
 BAR_SECONDS = 1.0
 _REMEMBERED = 20_000  # commits; minutes of them

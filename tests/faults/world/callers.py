@@ -12,7 +12,7 @@ import httpx
 
 from service.api import idempotency_key
 from service.identifiers import parse_uuid
-from service.outbox import writing
+from service.outbox import lanes
 from tests.faults.verdict.latency import Latencies
 from tests.faults.verdict.records import Answer, Record
 from tests.faults.world.load import CUT_OFF, body_of
@@ -73,7 +73,7 @@ class Callers:
             self._doubt(key)
             return
         self._record.acknowledged.add(key)
-        self._latencies.committed(key, writing.lane_of(request_id))
+        self._latencies.committed(key, lanes.lane_of(request_id))
         await self._send(key, body)
 
     async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:

@@ -13,7 +13,7 @@ from service.calculation_requests import storing
 from service.calculation_requests.model import NewCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import parse_uuid
-from service.outbox import writing
+from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -123,7 +123,7 @@ class Load:
 
     def _acknowledge(self, key: str, request_id: UUID) -> None:
         self._record.acknowledged.add(key)
-        self._latencies.committed(key, writing.lane_of(request_id))
+        self._latencies.committed(key, lanes.lane_of(request_id))
 
     def _doubt(self, key: str) -> None:
         self._record.unknown.add(key)

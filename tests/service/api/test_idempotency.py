@@ -17,7 +17,7 @@ from service.api.idempotency_key import parse_key
 from service.calculation_requests import conveyancers, storing
 from service.calculation_requests.idempotency import Idempotency
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.databases import has_waiting_statement
@@ -63,7 +63,7 @@ async def stored(database: Connection) -> tuple[int, int]:
 
 async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connection) -> None:
     woken = asyncio.Semaphore(0)
-    await database.add_listener(writing.CHANNEL, lambda *_: woken.release())
+    await database.add_listener(lanes.CHANNEL, lambda *_: woken.release())
 
     await post(client, "once")
     async with asyncio.timeout(10):
@@ -188,8 +188,7 @@ async def test_key_with_another_body_is_refused(
     assert response.json()["errors"] == [
         {
             "code": "idempotency_key_reused",
-            "message": "This Idempotency-Key was sent with another body before: "
-            "send another key with each new request.",
+            "message": "This Idempotency-Key was used with a different body: a new request needs a new key.",
             "field": None,
             "pointer": None,
         }
@@ -201,7 +200,7 @@ async def test_waived_request_is_repeated_after_the_conveyancer_stops_charging(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     first = await post(client, "k", A_REQUEST | WAIVER)
-    await conveyancers.add(database, CONVEYANCER, name="Acme", charges_calculation_fee=False)
+    await conveyancers.register(database, CONVEYANCER, name="Acme", charges_calculation_fee=False)
 
     repeat = await post(client, "k", A_REQUEST | WAIVER)
     other_reason = await post(client, "k", A_REQUEST | WAIVER | {"calculation_fee_exempt_reason": "Mistake"})
@@ -218,7 +217,7 @@ async def test_request_with_an_ignored_waiver_is_repeated_after_the_conveyancer_
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     body = A_REQUEST | {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason}
     first = await post(client, "k", body, **headers)
-    await conveyancers.add(database, FREE_CONVEYANCER, name="Free", charges_calculation_fee=True)
+    await conveyancers.register(database, FREE_CONVEYANCER, name="Free", charges_calculation_fee=True)
 
     repeat = await post(client, "k", body, **headers)
     other_body = await post(client, "k", body | {"case_ref": "13 High Street"}, **headers)

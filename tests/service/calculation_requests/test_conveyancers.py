@@ -13,12 +13,14 @@ async def test_conveyancer_with_an_unreadable_id_or_name_is_refused(database: Co
     for text in ("", " ", "\u200b", "\u3164", "firm\u202e", "fi\nrm", "fi\0rm", "fi\udcffrm", "x" * 256):
         for conveyancer_id, name in ((text, "New Firm"), ("new-firm", text)):
             with pytest.raises(InvalidConveyancer):
-                await conveyancers.add(database, conveyancer_id, name=name, charges_calculation_fee=False)
+                await conveyancers.register(
+                    database, conveyancer_id, name=name, charges_calculation_fee=False
+                )
 
     assert await conveyancers.list_all(database) == before
 
 
 async def test_id_and_name_of_255_characters_are_accepted(database: Connection) -> None:
-    await conveyancers.add(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
+    await conveyancers.register(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
 
     assert ("x" * 255, "é" * 255, False) in await conveyancers.list_all(database)

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.authentication.api_keys import ApiKeyUses
-from service.outbox import writing
+from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from service.server import background
@@ -90,7 +90,7 @@ async def test_relay_is_woken_after_a_failed_notify(
     service_settings: ServiceSettings, database: Connection
 ) -> None:
     woken, failures = asyncio.Event(), value("background_failures_total", work="relay_waker")
-    await database.add_listener(writing.CHANNEL, lambda *_: woken.set())
+    await database.add_listener(lanes.CHANNEL, lambda *_: woken.set())
     async with open_pool(service_settings) as pool:
         waker = RelayWaker(pool, timeout_seconds=5.0)
         async with in_background("relay_waker", waker.run):

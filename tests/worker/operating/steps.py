@@ -12,7 +12,7 @@ from worker.mail.postman import Postman
 
 async def intend(database: Connection, request: CalculationRequest) -> None:
     """Enter the e-mail of a request in the ledger."""
-    await ledger.intend(database, f"{request.uuid}.request.created.1", request.id)
+    await ledger.add(database, f"{request.uuid}.request.created.1", request.id)
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:

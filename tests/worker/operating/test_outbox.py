@@ -8,7 +8,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.tcp_proxy import TcpProxy
@@ -120,7 +120,7 @@ async def test_stats_count_every_state_by_lane_and_by_type(
     assert isinstance(answer.data, operating_outbox.Stats)
     assert answer.data.states == {"pending": 1, "failing": 1, "waiting": 1, "parked": 0}
     assert 90 <= answer.data.oldest_seconds["pending"] < 120
-    assert set(answer.data.lanes) == {writing.lane_of(other.id), writing.lane_of(refused.id)}
+    assert set(answer.data.lanes) == {lanes.lane_of(other.id), lanes.lane_of(refused.id)}
     assert answer.data.types == {
         "request.created": {"pending": 1, "failing": 1, "waiting": 0, "parked": 0},
         "request.email_sent": {"pending": 0, "failing": 0, "waiting": 1, "parked": 0},
@@ -222,7 +222,7 @@ async def test_retry_wakes_the_relay(
     worker_settings: WorkerSettings, database: Connection, refused: CalculationRequest
 ) -> None:
     heard = asyncio.Event()
-    await database.add_listener(writing.CHANNEL, lambda *_: heard.set())
+    await database.add_listener(lanes.CHANNEL, lambda *_: heard.set())
 
     await command(worker_settings, "outbox", "retry", event_id(refused))
 
@@ -314,7 +314,7 @@ async def test_lane_held_by_a_relay_is_waited_for(
 ) -> None:
     monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 0.2)
     async with database.transaction():
-        assert (await lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes
+        assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
         with pytest.raises(LaneBusy):
             await command(worker_settings, "outbox", "park", event_id(stored_request))
         monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 20.0)
@@ -339,7 +339,7 @@ async def test_lane_is_free_again_soon_after_an_operator_vanished(
 
     async def lane_is_free() -> bool:
         async with database.transaction():
-            return bool((await lock_lanes(database, [writing.lane_of(stored_request.id)])).lanes)
+            return bool((await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes)
 
     was_free = await lane_is_free()
     await eventually(lane_is_free)

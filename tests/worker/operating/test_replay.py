@@ -59,7 +59,7 @@ async def other_connection(database_url: str) -> AsyncIterator[Connection]:
 
 async def finish(database: Connection, request: CalculationRequest, postman: Postman) -> None:
     """Attempt the e-mail of a request until it is sent or refused, then record its calculation."""
-    await ledger.intend(database, f"{request.uuid}.request.created.1", request.id)
+    await ledger.add(database, f"{request.uuid}.request.created.1", request.id)
     async with running(postman.run):
         await eventually(
             lambda: database.fetchval("SELECT settled_at FROM email WHERE request_id = $1", request.id)

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from service.outbox import writing
+from service.outbox import lanes
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
@@ -28,7 +28,7 @@ async def test_notify_wakes_the_relay(worker_settings: WorkerSettings, database:
     async with running(Listener(worker_settings, woken).run):
         await eventually(woken.is_set)  # by the listener's self-test
         woken.clear()
-        await writing.notify(database)
+        await lanes.notify(database)
         await eventually(woken.is_set)
 
 
@@ -45,7 +45,7 @@ async def test_killed_connection_is_replaced_at_once_and_the_pool_is_not_affecte
         await database.execute("SELECT pg_terminate_backend($1)", killed)
         (successor,) = await eventually(partial(other_listeners, database, killed))
         woken.clear()
-        await writing.notify(database)
+        await lanes.notify(database)
         await eventually(woken.is_set)
 
     assert successor != killed
@@ -99,7 +99,7 @@ async def test_connection_to_a_read_only_server_is_replaced(
         await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
         await eventually(partial(other_listeners, database, demoted))
         woken.clear()
-        await writing.notify(database)
+        await lanes.notify(database)
         await eventually(woken.is_set)
 
 

@@ -16,7 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
-from service.outbox.writing import LANES, lane_of, notify
+from service.outbox.lanes import LANES, lane_of, notify
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement

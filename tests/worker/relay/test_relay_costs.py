@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from service.outbox.writing import LANES
+from service.outbox.lanes import LANES
 from service.postgres.pool import Connection, open_pool
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
