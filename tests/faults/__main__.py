@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help=f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)",
     )
-    parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
     parser.add_argument(
         "--longest-stall",
         type=float,
