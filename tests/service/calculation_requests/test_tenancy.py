@@ -140,7 +140,12 @@ def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
         statements |= statements_by_function(path.stem)
 
     of_the_api = statements.keys() - FOR_EVERY_CONVEYANCER
-    assert of_the_api >= {"storing.insert", "reading.find", "reading.find_first", "reading.list_newest"}
+    assert of_the_api >= {
+        "storing.insert",
+        "reading.find",
+        "reading.find_by_idempotency_key",
+        "reading.list_newest",
+    }
     for name in of_the_api:
         for statement in statements[name]:
             assert names_its_conveyancer(statement), f"{name}: {statement}"
@@ -152,7 +157,7 @@ def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
     used = {path.stem: names_used(path, modules=modules) for path in users}
 
     assert used["handlers"] >= {"reading.find", "reading.read_page", "storing.Storage"}
-    assert used["fee_waiver"] >= {"reading.find_first"}
+    assert used["fee_waiver"] >= {"reading.find_by_idempotency_key"}
     assert [name for name in used if used[name] & FOR_EVERY_CONVEYANCER] == []
 
 
