@@ -87,41 +87,35 @@ async def _measure(sizes: Sizes, trees: dict[str, Path]) -> list[Comparison]:
         ]
 
 
-@asynccontextmanager
-async def _api(stand: Stand, tree: str, checkout: Path) -> AsyncIterator[Process]:
-    async with stand.api(await stand.database(tree, checkout=checkout), checkout) as api:
-        yield api
-
-
 async def _measure_http(stand: Stand, trees: dict[str, Path]) -> list[Comparison]:
-    async with (
-        _api(stand, NOW, trees[NOW]) as now,
-        _api(stand, BEFORE, trees[BEFORE]) as before,
-    ):
-        apis = {NOW: now, BEFORE: before}
-        paths = {
-            api.base_url: await subjects.create_over_http(stand, api.base_url, _STORED)
-            for api in apis.values()
-        }
+    """Measure in a new process each time: two processes of one tree differ by 10 % and more."""
+    urls = {tree: await stand.database(tree, checkout=checkout) for tree, checkout in trees.items()}
 
-        async def create(api: Process) -> Figures:
+    @asynccontextmanager
+    async def warm_api(tree: str) -> AsyncIterator[Process]:
+        async with stand.api(urls[tree], trees[tree]) as api:
+            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+            yield api
+
+    async def create(tree: str) -> Figures:
+        async with warm_api(tree) as api:
             return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
 
-        async def retrieve(api: Process) -> Figures:
-            return await throughput(stand, api.base_url, paths[api.base_url])
+    async def retrieve(tree: str) -> Figures:
+        async with warm_api(tree) as api:
+            paths = await subjects.create_over_http(stand, api.base_url, _STORED)
+            return await throughput(stand, api.base_url, paths)
 
-        for api in apis.values():
-            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
-        return [
-            await compare(
-                measure.__name__,
-                {tree: partial(measure, api) for tree, api in apis.items()},
-                (_FASTER,),
-                rounds=stand.sizes.rounds,
-                settle=stand.settle,
-            )
-            for measure in (create, retrieve)
-        ]
+    return [
+        await compare(
+            measure.__name__,
+            {tree: partial(measure, tree) for tree in trees},
+            (_FASTER,),
+            rounds=stand.sizes.rounds,
+            settle=stand.settle,
+        )
+        for measure in (create, retrieve)
+    ]
 
 
 async def _measure_relay(stand: Stand, trees: dict[str, Path]) -> Comparison:
