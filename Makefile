@@ -5,11 +5,12 @@ PYTHON ?= python3
 IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
+PARALLEL = -n auto --maxprocesses 8 --dist worksteal
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py test_engines.py \
                 check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test fuzz faults drain bench check deploy-check asyncapi format lock clean
+.PHONY: help run demo test test-long fuzz faults drain bench check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -20,11 +21,11 @@ run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=
 demo:     .venv/installed  ## send one request through the whole chain and show the time of each step
 	@$(IN_VENV) deploy.local demo
 
-test:     .venv/installed  ## run all tests, with branch coverage (some: ARGS="-k name")
-	@mkdir -p .local/coverage && rm -f .local/coverage/data*
-	$(IN_VENV) coverage run -m pytest $(ARGS)
-	@$(IN_VENV) coverage combine --quiet
-	$(IN_VENV) coverage report $(if $(ARGS),--fail-under=0)
+test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")
+	$(IN_VENV) pytest $(PARALLEL) $(if $(ARGS),$(ARGS),--cov)
+
+test-long: .venv/installed ## run the tests that take long: all faults, histories, bodies, overload
+	$(IN_VENV) pytest -m long $(ARGS)
 
 fuzz:     .venv/installed  ## call the API with everything its OpenAPI document allows or forbids, and with mutated bodies
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz

@@ -1,22 +1,23 @@
 """Fixtures: real servers, a database for each test, tokens, and settings of the processes."""
 
+import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
 import aio_pika
 import asyncpg
 import httpx
 import pytest
-from aio_pika.abc import AbstractChannel
+import uvloop
+from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from deploy.local.machine.folders import LOCAL
 from deploy.local.servers import lookup as servers
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.harness import databases
+from tests.harness import databases, scratch, skips
 from tests.harness.certificates import Authority
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
@@ -26,25 +27,44 @@ from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 _database_numbers = itertools.count(1)
+_logs: dict[str, Callable[[], str]] = {}  # of the servers that this process started
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Run the tests in one process if the servers are given: their queues would be shared."""
+    return 0 if {"DATABASE_URL", "AMQP_URL"} & os.environ.keys() else None
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run the tests on the event loop that both processes use."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the ends of the servers' logs with a failure. A skip is a failure where none is expected."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and skips.is_forbidden(str(report.longrepr)):
+        report.outcome = "failed"
+    if report.failed:
+        report.sections += [(f"End of {name}'s log", end()) for name, end in _logs.items()]
+    return report
 
 
 @pytest.fixture(scope="session")
-def both_servers() -> Iterator[servers.Servers]:
-    """Postgres and RabbitMQ, given by URL or started concurrently."""
-    with servers.both(LOCAL / "tests", keep=False, report=print) as both:
-        yield both
+def postgres_server() -> Iterator[str]:
+    """URL of a Postgres server whose user may create databases: given, or started for this process."""
+    with scratch.folder() as folder, servers.postgres(folder, keep=False, report=print) as server:
+        _logs["Postgres"] = server.last_lines
+        yield server.url
 
 
 @pytest.fixture(scope="session")
-def postgres_server(both_servers: servers.Servers) -> str:
-    """URL of a Postgres server whose user may create databases."""
-    return both_servers.postgres.url
-
-
-@pytest.fixture(scope="session")
-def amqp_url(both_servers: servers.Servers) -> str:
-    """URL of a RabbitMQ node."""
-    return both_servers.rabbitmq.url
+def amqp_url() -> Iterator[str]:
+    """URL of a RabbitMQ node: given, or started for this process."""
+    with scratch.folder() as folder, servers.rabbitmq(folder, keep=False, report=print) as server:
+        _logs["RabbitMQ"] = server.last_lines
+        yield server.url
 
 
 @pytest.fixture(scope="session")
@@ -64,19 +84,16 @@ async def template(postgres_server: str, administrator: Connection) -> AsyncIter
     await databases.prepare(connection)
     await connection.close()
     yield name
-    if "DATABASE_URL" not in os.environ:
-        return  # The server was started for this run; its databases end with it.
-    made = await administrator.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", name)
-    for row in made:
-        await databases.drop(administrator, row["datname"])
+    await databases.drop(administrator, name)
 
 
 @pytest.fixture
-async def database_url(postgres_server: str, template: str, administrator: Connection) -> str:
+async def database_url(postgres_server: str, template: str, administrator: Connection) -> AsyncIterator[str]:
     """URL of this test's database: the schema and two conveyancers."""
     name = f"{template}_{next(_database_numbers)}"
     await databases.create(administrator, name, template=template)
-    return databases.url_of(postgres_server, name)
+    yield databases.url_of(postgres_server, name)
+    await databases.drop(administrator, name)
 
 
 @pytest.fixture
@@ -129,17 +146,26 @@ async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIter
 
 @pytest.fixture
 async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
-    """A channel to a broker with the topology freshly declared and every queue empty."""
-    connection = await aio_pika.connect(amqp_url)
-    async with connection:
+    """A channel to a broker with the topology declared and every queue empty."""
+    async with await aio_pika.connect(amqp_url) as connection:
+        if await topology.ensure(connection):
+            await _remove_topology(connection)
+            await topology.ensure(connection)
         opened = await connection.channel()
-        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
-            await opened.queue_delete(queue.name)
-            await opened.queue_delete(queue.dead_letters)
-        for exchange in (topology.REQUESTS, topology.CALCULATIONS, topology.DEAD_LETTERS):
-            await opened.exchange_delete(exchange)
-        await topology.declare(opened)
+        for queue in topology.QUEUES:
+            for name in (queue.name, queue.dead_letters):
+                await (await opened.get_queue(name, ensure=False)).purge()
         yield opened
+
+
+async def _remove_topology(connection: AbstractConnection) -> None:
+    """Delete what a test declared with other properties."""
+    async with connection.channel() as channel:
+        for queue in topology.QUEUES:
+            await channel.queue_delete(queue.name)
+            await channel.queue_delete(queue.dead_letters)
+        for exchange in topology.EXCHANGES:
+            await channel.exchange_delete(exchange)
 
 
 @pytest.fixture

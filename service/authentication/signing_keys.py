@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -62,7 +63,6 @@ class SigningKeys:
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
         self._cooldown_seconds = cooldown_seconds
-        self._tls = ssl.create_default_context()
         self._by_id: dict[str, SigningKey] = {}
         self._is_current = False  # whether the last fetch succeeded
         self._fetching: asyncio.Task[None] | None = None
@@ -100,6 +100,11 @@ class SigningKeys:
         finally:
             if self._fetching is not None:
                 self._fetching.cancel()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """The authorities that this machine trusts, loaded once: that takes 20 ms and more."""
+        return ssl.create_default_context()
 
     @property
     def _is_fetching(self) -> bool:

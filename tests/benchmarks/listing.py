@@ -26,8 +26,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs=2, default=_ROWS, metavar="N", help="of both tables")
     rows = parser.parse_args().rows
-    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as url:
-        asyncio.run(_compare(url, *rows))
+    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as server:
+        asyncio.run(_compare(server.url, *rows))
 
 
 async def _compare(url: str, few: int, many: int) -> None:

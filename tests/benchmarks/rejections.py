@@ -46,8 +46,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=500, help="of each kind (default: 500)")
     samples = parser.parse_args().samples
-    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as url:
-        return asyncio.run(_run(url, samples))
+    with servers.postgres(CHECKOUT / ".local" / "benchmarks", keep=False, report=print) as server:
+        return asyncio.run(_run(server.url, samples))
 
 
 async def _run(server_url: str, samples: int) -> int:

@@ -138,8 +138,8 @@ def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
 
-    with servers.postgres(place.folder, keep=False, report=place.report) as url:
-        assert select_one(url) == 1
+    with servers.postgres(place.folder, keep=False, report=place.report) as server:
+        assert select_one(server.url) == 1
 
     pulling, refused, running = reports.lines
     assert pulling == "Pulling the image postgres:17 …"
@@ -152,11 +152,11 @@ def test_url_in_the_environment_comes_first(
     monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
 ) -> None:
     with servers.postgres(place.folder, keep=False, report=place.report) as started:
-        monkeypatch.setenv("DATABASE_URL", started)
+        monkeypatch.setenv("DATABASE_URL", started.url)
         reports.lines.clear()
 
         with servers.postgres(place.folder, keep=False, report=place.report) as given:
-            assert given == started
+            assert given.url == started.url
 
     assert reports.lines == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.harness.examples import A_REQUEST
+from tests.harness.http import NO_TLS
 from tests.harness.processes import Process
 from worker.waiting import wait_at_most
 
@@ -27,9 +28,8 @@ def another_request() -> dict[str, Any]:
 
 def client_of(api: Process, token: str) -> httpx.AsyncClient:
     """Return a client of the API that sends *token*."""
-    return httpx.AsyncClient(
-        base_url=api.base_url, headers={"Authorization": f"Bearer {token}"}, timeout=20.0
-    )
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=20.0, verify=NO_TLS)
 
 
 async def create(client: httpx.AsyncClient) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 
+pytestmark = pytest.mark.long
+
 _INHERITED = ("PATH", "HOME", "LANG")
 
 
@@ -45,6 +47,9 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
     ("broken", "faults", "breach"),
     [
         ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
+        ("inverts", ["relay killed"], "BREACH: no inversions"),
+        ("publishes-twice", ["mail server down"], "BREACH: repeats only in a fault's unconfirmed window"),
+        ("loses-returned", ["messages returned"], "BREACH: nothing lost"),
         ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],

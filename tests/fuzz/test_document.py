@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from service.postgres.pool import Connection
@@ -24,11 +26,12 @@ _COMMAND = [
     str(_CONFIGURATION),
     "run",
 ]
-# Each long run has new seeds, which Schemathesis prints.
-_RUNS = [["--max-examples", "2500"]] * 4 if LONG else [["--max-examples", "40", "--seed", "1"]]
-_CASES = 20_000 if LONG else 300
+# Each run of `make fuzz` has new seeds, which Schemathesis prints.
+_RUNS = [["--max-examples", "2500"]] * 4 if LONG else [["--max-examples", "200", "--seed", "1"]]
+_CASES = 20_000 if LONG else 1_000
 
 
+@pytest.mark.long
 async def test_service_conforms_to_its_document(
     api: Process, issuer: Issuer, database: Connection, tmp_path: Path
 ) -> None:

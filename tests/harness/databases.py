@@ -14,7 +14,8 @@ from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 
 async def create(administrator: Connection, name: str, *, template: str = "template1") -> None:
     """Create a database: an empty one, or a copy of *template*."""
-    await administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    # Copying files is several times as fast as logging every page, where the files are in memory.
+    await administrator.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
 
 
 async def drop(administrator: Connection, name: str) -> None:

@@ -12,6 +12,7 @@ from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
+from tests.harness.http import NO_TLS
 
 
 @asynccontextmanager
@@ -34,7 +35,7 @@ async def api_client(settings: ServiceSettings, token: str | None) -> AsyncItera
     limits = {"head_seconds": settings.http_head_seconds, "body_seconds": settings.http_body_seconds}
     async with (
         serve(create_app(settings), **limits) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0) as client,
+        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         yield client
 

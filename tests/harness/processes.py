@@ -20,6 +20,7 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program
 from service.settings import ServiceSettings, Settings
+from tests.harness.http import NO_TLS
 from tests.harness.waiting import until
 from worker.settings import WorkerSettings
 
@@ -28,7 +29,7 @@ _STOP_SECONDS = 30.0
 _COMMAND_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 # What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
-_INHERITED = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
+_INHERITED = ("PATH", "HOME", "LANG")
 
 
 class Process:
@@ -126,7 +127,7 @@ class Process:
 
     async def status(self, path: str) -> int | None:
         """Return the HTTP status of a GET, or None while nothing answers."""
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
             return await _status(client, path)
 
     async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> None:
@@ -141,7 +142,7 @@ class Process:
         await self._answers("/readyz", 503)
 
     async def _answers(self, path: str, status: int, *, seconds: float = _START_SECONDS) -> None:
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=10) as client:
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
 
             async def answers() -> bool:
                 self.check()

@@ -231,16 +231,14 @@ def _is_created(event: str) -> bool:
     return f".{TYPES[0]}." in event
 
 
-@pytest.mark.parametrize("steps", [25])
-def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(
-    steps: int, database_url: str, pytestconfig: pytest.Config
-) -> None:
+@pytest.mark.parametrize("histories", [15, pytest.param(200, marks=pytest.mark.long)])
+def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(histories: int, database_url: str) -> None:
     RelayModel.database_url = database_url
     run_state_machine_as_test(
         RelayModel,
         settings=settings(
-            max_examples=int(pytestconfig.getoption("model_examples", "15")),
-            stateful_step_count=steps,
+            max_examples=histories,
+            stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

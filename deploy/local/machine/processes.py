@@ -83,7 +83,11 @@ class Process:
 
     def describe(self, trouble: str) -> str:
         """Return *trouble* with the path and the last lines of the log."""
-        return f"{trouble} The end of {self.program.log}:\n{last_lines(self.program.log)}"
+        return f"{trouble} The end of {self.program.log}:\n{self.last_lines(8)}"
+
+    def last_lines(self, count: int = 40) -> str:
+        """Return the end of the log."""
+        return last_lines(self.program.log, count)
 
     def stop(self) -> None:
         """Stop it, or kill it if that takes too long."""

@@ -95,7 +95,7 @@ def container(image: Image, place: Place) -> Iterator[Server]:
                 url = image.url(port, _password(folder))
                 _start(prepared, image, url, place)
                 place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
-                yield Server(url, lambda: _trouble(prepared, image))
+                yield Server(url, lambda: _trouble(prepared, image), lambda: _last_lines(prepared, 40))
             finally:
                 _stop(prepared, place)
 
@@ -201,7 +201,7 @@ def _start(prepared: DockerContainer, image: Image, url: str, place: Place) -> N
         )
         trouble = _trouble(prepared, image) or (None if in_time else "It does not answer.")
         if trouble:
-            raise _not_here(image, f"{trouble} Its last line: {_last_words(prepared)}")
+            raise _not_here(image, f"{trouble} Its last line: {_last_lines(prepared, 1) or 'nothing'}")
     except _ENGINE_ERRORS as error:
         raise _not_here(image, _first_line(error)) from None
 
@@ -238,10 +238,9 @@ def _not_here(image: Image, reason: str) -> NotHere:
     return NotHere(f"No container for {image.server}: {reason}")
 
 
-def _last_words(started: DockerContainer) -> str:
+def _last_lines(started: DockerContainer, count: int) -> str:
     output, errors = started.get_logs()
-    lines = (output + errors).decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing"
+    return "\n".join((output + errors).decode(errors="replace").strip().splitlines()[-count:])
 
 
 def _password(folder: Path) -> str:

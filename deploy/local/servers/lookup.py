@@ -31,17 +31,17 @@ class Servers:
 
 
 @contextmanager
-def postgres(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[str]:
-    """Yield the URL of a Postgres that answers. *keep*: the next run finds its data."""
+def postgres(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Server]:
+    """Yield a Postgres that answers. *keep*: the next run finds its data."""
     with _postgres(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
-        yield server.url
+        yield server
 
 
 @contextmanager
-def rabbitmq(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[str]:
-    """Yield the URL of a RabbitMQ that answers. *keep*: the next run finds its data."""
+def rabbitmq(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Server]:
+    """Yield a RabbitMQ that answers. *keep*: the next run finds its data."""
     with _rabbitmq(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
-        yield server.url
+        yield server
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def postgres_process(place: Place) -> Iterator[Server]:
             url = f"postgresql://postgres:{_password(folder)}@127.0.0.1:{port}/postgres"
             _wait_for(process, url, place)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
-            yield Server(url, process.trouble, process)
+            yield Server(url, process.trouble, process.last_lines, process)
 
 
 def postgres_programs() -> Path:

@@ -37,7 +37,7 @@ def rabbitmq_node(place: Place) -> Iterator[Server]:
             with running(_node(server, folder, environment, place)) as node:
                 _wait_for(node, lambda: _speaks_amqp(port), place)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
-                yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node)
+                yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node.last_lines, node)
 
 
 def _installed_server(place: Place) -> Path:

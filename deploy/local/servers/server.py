@@ -17,10 +17,11 @@ _ANSWER_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Server:
-    """Its URL, what is wrong with it (None if nothing is), and its process if it is a child of this one."""
+    """Where it answers, and its process if it is a child of this one."""
 
     url: str
-    trouble: Callable[[], str | None] = lambda: None
+    trouble: Callable[[], str | None] = lambda: None  # how it ended, or None while it runs
+    last_lines: Callable[[], str] = lambda: ""  # of its log
     process: Process | None = None
 
 
