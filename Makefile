@@ -70,9 +70,10 @@ clean:                     ## remove .venv and .local, with all data in it
 	@$$([ -x .venv/bin/python ] && echo .venv/bin/python || echo $(PYTHON)) -m deploy.local clean
 	rm -rf .venv
 
-.local/peers/installed: requirements-peers.lock
-	$(PYTHON) -m venv --clear .local/peers
-	.local/peers/bin/python -m pip install --quiet --no-input --disable-pip-version-check --require-hashes -r $<
+.local/peers/installed: requirements-peers.lock | .venv/installed
+	$(PYTHON) -m venv --clear --without-pip .local/peers
+	$(IN_VENV) pip --python .local/peers/bin/python --quiet --no-input --disable-pip-version-check \
+		install --require-hashes -r $<
 	@touch $@
 
 .venv/installed: requirements-dev.lock deploy/local/install

@@ -13,7 +13,7 @@ import uvloop
 from deploy.local.errors import LocalStackError
 from tests.benchmarks import report
 from tests.benchmarks.comparison import Comparison
-from tests.benchmarks.http_load import ensure_wrk
+from tests.benchmarks.http_load import wrk
 from tests.benchmarks.measurements import consumers, create, footprint, growth, latency, reading, relay
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
@@ -40,7 +40,7 @@ def main() -> int:
     )
     try:
         ensure_peers()
-        ensure_wrk(_say)
+        wrk(_say)
         versions, comparisons = uvloop.run(_measure_until_signal(sizes, arguments.only))
     except LocalStackError as error:
         print(error, file=sys.stderr)

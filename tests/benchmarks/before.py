@@ -23,7 +23,7 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.processes import run_command
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
-from tests.benchmarks.http_load import P50, P99, ensure_wrk, load, throughput
+from tests.benchmarks.http_load import P50, P99, load, throughput, wrk
 from tests.benchmarks.measurements.latency import Arrivals
 from tests.benchmarks.measurements.relay import drained
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, stand
@@ -49,7 +49,7 @@ def main() -> int:
         rows=[],
     )
     try:
-        ensure_wrk(print)
+        wrk()
         with _worktree(arguments.commit) as before:
             comparisons = uvloop.run(_measure(sizes, {NOW: CHECKOUT, BEFORE: before}))
     except LocalStackError as error:

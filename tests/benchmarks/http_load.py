@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.folders import Report
 from tests.benchmarks.comparison import PER_SECOND, Figures
-from tests.benchmarks.stand import LOCAL, Stand
+from tests.benchmarks.stand import Stand
 
 CONNECTIONS = 32
 P50, P99 = "p50 ms", "p99 ms"
@@ -29,12 +28,9 @@ class _Summary(msgspec.Struct, frozen=True):
     p99: float
 
 
-def ensure_wrk(report: Report) -> None:
-    """Install wrk if it is missing and this user may. Raises LocalStackError."""
-    if shutil.which("wrk") is None:
-        packages.install("wrk", report=report, log=LOCAL / "logs" / "apt.log")
-    if shutil.which("wrk") is None:
-        raise LocalStackError("wrk is missing: install it (on Debian: the package wrk).")
+def wrk(report: Report = print) -> list[str]:
+    """Return the command that runs wrk, downloaded if it is missing. Raises LocalStackError."""
+    return packages.command("wrk", package="wrk", report=report)
 
 
 async def throughput(stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"") -> Figures:
@@ -60,7 +56,7 @@ async def load(
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(body)
     process = await asyncio.create_subprocess_exec(
-        *("wrk", "--threads", "1", "--connections", str(connections)),
+        *(*wrk(), "--threads", "1", "--connections", str(connections)),
         *("--duration", f"{seconds or stand.sizes.seconds}s", "--timeout", "10s"),
         *("--script", str(_SCRIPT), base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token, str(pause_milliseconds)),

@@ -1,6 +1,7 @@
 """The manifests of an overlay, as applied to Kubernetes."""
 
 import functools
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.packages import PACKAGES
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -28,7 +30,8 @@ def rendered(overlay: str) -> tuple[Manifest, ...]:
 
 def render(folder: Path) -> tuple[Manifest, ...]:
     """Return every object of a kustomization. Skips the test if kustomize is not installed."""
-    kubectl, kustomize = shutil.which("kubectl"), shutil.which("kustomize")
+    kubectl = shutil.which("kubectl", path=f"{os.environ['PATH']}:{PACKAGES}/kubectl/usr/bin")
+    kustomize = shutil.which("kustomize")
     if not (kubectl or kustomize):
         pytest.skip("neither kubectl nor kustomize is installed: the manifests cannot be rendered")
     command = [kubectl, "kustomize"] if kubectl else [str(kustomize), "build"]

@@ -1,22 +1,35 @@
 """Prometheus's own checks and unit tests of rules."""
 
-import shutil
+import functools
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
+
 
 def promtool(*words: str | Path) -> str:
-    """Run promtool, which must succeed, and return its output. Skips the test if it is not installed."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is missing: install it (on Debian: the package prometheus)")
-    ended = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    """Run promtool, which must succeed, and return its output. Skips the test where there is none."""
+    command = _command()
+    if isinstance(command, LocalStackError):
+        pytest.skip(f"promtool is missing: {command}")
+    ended = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
+
+
+@functools.cache
+def _command() -> Sequence[str] | LocalStackError:
+    """Return the command, or why there is none."""
+    try:
+        return packages.command("promtool", package="prometheus", report=print)
+    except LocalStackError as reason:
+        return reason
 
 
 def check_rules(groups: Any, folder: Path) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -18,10 +19,11 @@ import pytest
 
 from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.machine.folders import Place
-from deploy.local.machine.ports import free_port, remembered_port
+from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import NotHere, Server
+from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
+from deploy.local.servers.server import NotHere, Server, check_rabbitmq
 from tests.deploy.conftest import Reports
 
 
@@ -189,6 +191,31 @@ def test_interrupted_start_leaves_nothing_behind(place: Place) -> None:
         pass
 
     assert list(place.folder.iterdir()) == []
+
+
+def test_without_rabbitmq_and_apt_the_error_says_what_to_do(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(
+        LocalStackError, match=r"^No RabbitMQ: set AMQP_URL, start Docker, or install .*apt\.$"
+    ):
+        unpacked_programs(place, place.folder / "packages")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
+def test_broker_runs_from_unpacked_packages(place: Place) -> None:
+    packages = place.folder / "packages"
+    with rabbitmq_node(place, unpacked_programs(place, packages)) as server:
+        assert server.process is not None
+        check_rabbitmq(server.url)
+        assert Path(f"/proc/{server.process.pid}/exe").resolve().is_relative_to(packages)
+        epmd_port = int(server.process.program.environment["ERL_EPMD_PORT"])
+        assert accepts(epmd_port)
+
+    assert not accepts(epmd_port)
 
 
 def test_remembered_port_is_replaced_when_another_server_has_it(tmp_path: Path) -> None:

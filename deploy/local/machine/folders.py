@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.processes import end_leftovers
-from deploy.local.machine.waiting import Stopping, never
+from deploy.local.machine.waiting import Stopping, never, wait_until
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 LOCAL = CHECKOUT / ".local"
@@ -50,6 +50,26 @@ def claimed(lock: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def claimed_in_turn(lock: Path, *, seconds: float, stopping: Stopping = never) -> Iterator[None]:
+    """Hold *lock* as soon as no other process does. Raises LocalStackError if that takes too long."""
+    with ExitStack() as held:
+        reason: Claimed | None = None
+
+        def succeeded() -> bool:
+            nonlocal reason
+            try:
+                held.enter_context(claimed(lock))
+            except Claimed as error:
+                reason = error
+                return False
+            return True
+
+        if not wait_until(succeeded, seconds=seconds, stopping=stopping, pause_seconds=0.1):
+            raise LocalStackError(f"{reason} It still is after {seconds:.0f} seconds.")
+        yield
 
 
 def _claim(lock: Path, descriptor: int) -> None:

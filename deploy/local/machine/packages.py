@@ -1,44 +1,182 @@
-"""Debian packages, installed where this user may."""
+"""Programs of Debian packages: as installed, else unpacked into `.local/packages`, which needs no root.
 
+`python -m deploy.local.machine.packages NAME` unpacks a package and prints its folder.
+"""
+
+import os
+import re
+import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Report
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.folders import LOCAL, Place, Report, claimed_in_turn
+from deploy.local.machine.processes import Process, Program, end_leftovers, run_command, running
+from deploy.local.machine.waiting import Stopping, never, wait_until
 
-_INSTALL_SECONDS = 900.0
-_NOT_ALLOWED = 3
-_SCRIPT = Path(__file__).parent.with_name("apt-install")
+PACKAGES = LOCAL / "packages"
+_DOWNLOAD_SECONDS = 600.0
+_UNPACK_SECONDS = 120.0
+# No dependencies among them: apt would first want to repair those of other packages that are not met.
+_STATUS_FIELDS = ("Package", "Status", "Architecture", "Multi-Arch", "Version", "Provides")
+# Get:1 http://debian.example bookworm/main amd64 wrk amd64 4.1.0-3+b2 [43.3 kB]
+_DOWNLOADED = re.compile(r"Get:\d+ \S+ \S+ \S+ (?P<name>\S+) \S+ \S+ (?P<size>\[.+\])")
 
 
-def install(package: str, *services: str, report: Report, log: Path) -> bool:
-    """Install *package* without starting its *services*. Return whether that is allowed and worked.
+def command(program: str, *, package: str, report: Report, folder: Path = PACKAGES) -> list[str]:
+    """Return the command that runs *program*: the installed one, else the one in *package*, unpacked.
 
-    Only the time limit ends it early, or Ctrl-C, which reaches the package manager directly: no package
-    should be left half installed.
+    Raises LocalStackError.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output, log.open() as progress:
-        process = subprocess.Popen(
-            [_SCRIPT, package, *services], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+    installed = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+    if installed:
+        return [installed]
+    root = unpacked(package, report=report, folder=folder)
+    found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
+    if found is None:
+        raise LocalStackError(f"{program} is not in Debian's package {package}: install it yourself.")
+    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found]
+
+
+def library_path(folder: Path) -> str:
+    """Return the LD_LIBRARY_PATH with which programs find the libraries unpacked beside them."""
+    paths = [str(path) for lib in ("lib", "usr/lib") for path in folder.glob(f"{lib}/*-linux-gnu*")]
+    inherited = os.environ.get("LD_LIBRARY_PATH")
+    return ":".join([*paths, *([inherited] if inherited else [])])
+
+
+def unpacked(
+    package: str,
+    *,
+    even_if_installed: str | None = None,
+    report: Report,
+    stopping: Stopping = never,
+    folder: Path = PACKAGES,
+    seconds: float = _DOWNLOAD_SECONDS,
+) -> Path:
+    """Return a folder that holds *package* and those of its dependencies that are not installed.
+
+    Dependencies whose names start with *even_if_installed* are in it in any case. The first call downloads
+    them; calls at the same time wait for it. Raises LocalStackError.
+    """
+    target = folder / package
+    if target.exists():
+        return target
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        raise LocalStackError(f"{package} is missing, and can be downloaded only with Debian's apt.")
+    place = Place(folder=folder, keep=True, report=report, stopping=stopping)
+    with claimed_in_turn(folder / "apt.lock", seconds=2 * seconds, stopping=stopping):
+        if not target.exists():
+            end_leftovers(folder)
+            report(f"Downloading Debian's package {package} …")
+            installed = _installed(except_for=(package, even_if_installed or package))
+            _unpack(_download(package, installed, place, seconds), target, stopping)
+    return target
+
+
+def _installed(*, except_for: tuple[str, ...]) -> str:
+    """Return what is installed, as in dpkg's status file, except for packages whose names start like that."""
+    shown = "".join(f"{name}: ${{{name}}}\\n" for name in _STATUS_FIELDS)
+    query = ["dpkg-query", "--show", f"--showformat={shown}"]
+    listing = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    wanted, lines = False, []
+    for line in listing.stdout.splitlines():
+        name, _, value = line.partition(": ")
+        if name == "Package":
+            wanted = not value.startswith(except_for)
+            lines.append("")
+        # Apt refuses fields without a value.
+        if wanted and value:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _download(package: str, installed: str, place: Place, seconds: float) -> Sequence[Path]:
+    """Return the archives of *package* and its dependencies, from the sources that apt has here."""
+    state, archives = place.folder / "apt" / "state", place.folder / "apt" / "cache" / "archives"
+    shutil.rmtree(archives, ignore_errors=True)
+    for made in (state / "lists" / "partial", archives / "partial"):
+        made.mkdir(parents=True, exist_ok=True)
+    (state / "status").write_text(installed)
+    options = {
+        "Dir::State": state,
+        "Dir::State::status": state / "status",
+        "Dir::Cache": archives.parent,
+        "APT::Sandbox::User": "root",  # Root's apt would switch to a user who may not enter the checkout.
+        "APT::Update::Error-Mode": "any",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "1",
+        "Acquire::http::Timeout": "20",
+        "Acquire::https::Timeout": "20",
+    }
+    apt_get = ("apt-get", "-q", "-y", *(f"-o{name}={value}" for name, value in options.items()))
+    update = _run("update", (*apt_get, "update"), place, seconds)
+    downloading = ("install", "--download-only", "--no-install-recommends", package)
+    install = _run("install", (*apt_get, *downloading), place, seconds)
+    downloaded = list(archives.glob("*.deb"))
+    if install.exit_status != 0 or not downloaded:
+        # A source that fails matters only if the package is in it.
+        cause = install if update.exit_status == 0 else update
+        raise LocalStackError(cause.describe(f"Debian's package {package} cannot be downloaded."))
+    return downloaded
+
+
+def _run(name: str, words: Sequence[str], place: Place, seconds: float) -> Process:
+    """Run a command of apt to its end, and report its progress."""
+    program = Program(
+        name=f"apt-get {name}",
+        command=words,
+        environment={**os.environ, "LC_ALL": "C"},
+        folder=place.folder,
+        log=place.folder / f"{name}.log",
+        pid_file=place.folder / "apt.pid",
+        stop_seconds=5.0,
+    )
+    with running(program) as process, program.log.open() as progress:
 
         def ended() -> bool:
-            over = process.poll() is not None
-            _report_steps(progress, report)
+            over = process.exit_status is not None
+            _report_progress(progress, place.report)
             return over
 
-        if not wait_until(ended, seconds=_INSTALL_SECONDS, pause_seconds=0.5):
-            raise LocalStackError(f"Installing {package} takes too long (process {process.pid}): see {log}.")
-    if process.returncode not in (0, _NOT_ALLOWED):
-        report(f"  That failed. The output is in {log}.")
-    return process.returncode == 0
+        if not wait_until(ended, seconds=seconds, stopping=place.stopping, pause_seconds=0.1):
+            raise LocalStackError(
+                process.describe(f"`apt-get {name}` takes more than {seconds:.0f} seconds.")
+            )
+    return process
 
 
-def _report_steps(progress: IO[str], report: Report) -> None:
-    """Report one line a package from the package manager's output."""
-    for line in progress:
-        if line.startswith(("Need to get", "Setting up")):
-            report(f"  {line.strip().removesuffix(' ...')}")
+def _report_progress(log: IO[str], report: Report) -> None:
+    """Report what `apt-get install` writes about its downloads: how much in all, then a line a package."""
+    for line in log:
+        if line.startswith("Need to get"):
+            report(f"  {line.strip()}")
+        elif package := _DOWNLOADED.match(line):
+            report(f"  {package['name']} {package['size']}")
+
+
+def _unpack(archives: Sequence[Path], target: Path, stopping: Stopping) -> None:
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for archive in archives:
+        run_command(
+            f"dpkg -x {archive.name}",
+            ["dpkg", "-x", archive, unfinished],
+            environment=os.environ,
+            folder=archive.parent,
+            seconds=_UNPACK_SECONDS,
+            stopping=stopping,
+        )
+        archive.unlink()
+    # Renamed when complete: an interrupted run leaves nothing that looks like the package.
+    unfinished.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        print(unpacked(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))
+    except LocalStackError as error:
+        sys.exit(str(error))

@@ -1,14 +1,15 @@
-"""RabbitMQ as a child process: the installed `rabbitmq-server`, as a private node."""
+"""RabbitMQ as a child process: the installed `rabbitmq-server`, else Debian's, as a private node."""
 
 import os
 import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.local.errors import LocalStackError
+from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.folders import Place, working_folder
 from deploy.local.machine.ports import accepts, free_port, remembered_port
@@ -19,53 +20,81 @@ from deploy.local.servers.server import Server
 _START_SECONDS = 90.0
 # This program runs as any user. The `rabbitmq-server` on Debian's PATH insists on the user rabbitmq.
 _DEBIAN_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-_SERVICES = ("rabbitmq-server.service", "epmd.service", "epmd.socket")
 _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 
 
+@dataclass(frozen=True)
+class Programs:
+    """The broker, Erlang's name server, and the environment that both need."""
+
+    server: Path
+    epmd: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 @contextmanager
-def rabbitmq_node(place: Place) -> Iterator[Server]:
-    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
-    server = _installed_server(place)
+def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Server]:
+    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*.
+
+    Without *programs*, those installed are used, else those of Debian's package, downloaded if need be.
+    """
+    programs = programs or _installed_programs() or unpacked_programs(place)
     with working_folder(place, "rabbitmq-node") as folder:
         port = remembered_port(folder / "port")
         epmd_port = free_port()
-        environment = _environment(folder, port=port, epmd_port=epmd_port)
+        environment = {**_environment(folder, port=port, epmd_port=epmd_port), **programs.environment}
         # Otherwise the node would start Erlang's name server itself, and leave it behind.
-        with running(_epmd(folder, epmd_port, environment, place)) as epmd:
+        with running(_epmd(programs.epmd, folder, epmd_port, environment, place)) as epmd:
             _wait_for(epmd, lambda: accepts(epmd_port), place)
-            with running(_node(server, folder, environment, place)) as node:
+            with running(_node(programs.server, folder, environment, place)) as node:
                 _wait_for(node, lambda: _speaks_amqp(port), place)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
                 yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node.last_lines, node)
 
 
-def _installed_server(place: Place) -> Path:
-    """Return the program, installed first if it is missing and this user may."""
-    server = _find_server()
-    if server is None:
-        place.report("RabbitMQ is missing: installing Debian's package rabbitmq-server, if allowed …")
-        log = place.folder / "logs" / "apt.log"
-        if packages.install("rabbitmq-server", *_SERVICES, report=place.report, log=log):
-            server = _find_server()
-    if server is None:
-        raise LocalStackError(
-            "No RabbitMQ: set AMQP_URL, start Docker, or install it (on Debian: the package rabbitmq-server)."
+def _installed_programs() -> Programs | None:
+    server = str(_DEBIAN_SERVER) if _DEBIAN_SERVER.exists() else shutil.which("rabbitmq-server")
+    epmd = shutil.which("epmd")
+    return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None
+
+
+def unpacked_programs(place: Place, packages_folder: Path = packages.PACKAGES) -> Programs:
+    """Return the programs of Debian's package, unpacked in *packages_folder*. Raises LocalStackError."""
+    try:
+        root = packages.unpacked(
+            "rabbitmq-server",
+            # An installed Erlang finds only its own modules.
+            even_if_installed="erlang-",
+            report=place.report,
+            stopping=place.stopping,
+            folder=packages_folder,
         )
-    return server
+    except Interrupted:
+        raise
+    except LocalStackError as reason:
+        raise LocalStackError(
+            f"No RabbitMQ: set AMQP_URL, start Docker, or install rabbitmq-server. {reason}"
+        ) from None
+    (server,) = root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
+    (programs,) = root.glob("usr/lib/erlang/erts-*/bin")
+    # The script `erl` runs this program with the paths of an installed Erlang.
+    with suppress(FileExistsError):
+        (root / "erl").symlink_to(programs.relative_to(root) / "erlexec")
+    return Programs(
+        server=server,
+        epmd=programs / "epmd",
+        environment={
+            "PATH": f"{root}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": packages.library_path(root),
+            "ROOTDIR": str(root / "usr" / "lib" / "erlang"),
+            "BINDIR": str(programs),
+            "EMU": "beam",
+            "PROGNAME": "erl",
+        },
+    )
 
 
-def _find_server() -> Path | None:
-    if _DEBIAN_SERVER.exists():
-        return _DEBIAN_SERVER
-    found = shutil.which("rabbitmq-server")
-    return Path(found) if found else None
-
-
-def _epmd(folder: Path, port: int, environment: Mapping[str, str], place: Place) -> Program:
-    program = shutil.which("epmd")
-    if program is None:
-        raise LocalStackError("Erlang's `epmd` is missing: install it (on Debian: the package erlang-base).")
+def _epmd(program: Path, folder: Path, port: int, environment: Mapping[str, str], place: Place) -> Program:
     return Program(
         name="Erlang name server",
         command=[program, "-address", "127.0.0.1", "-port", str(port)],

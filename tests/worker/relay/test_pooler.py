@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
+from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running
@@ -41,10 +41,10 @@ _NOBODY = 65534
 @pytest.fixture
 def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
     """The URL of the test's database through a PgBouncer with three connections."""
-    if not shutil.which("pgbouncer", path=f"/usr/sbin:{os.environ['PATH']}") and not packages.install(
-        "pgbouncer", "pgbouncer", report=print, log=tmp_path / "apt.log"
-    ):
-        pytest.skip("PgBouncer cannot be installed here")
+    try:
+        pgbouncer = packages.command("pgbouncer", package="pgbouncer", report=print)
+    except LocalStackError as reason:
+        pytest.skip(f"PgBouncer is missing: {reason}")
     port = free_port()
     database = urlsplit(database_url)
     tmp_path.chmod(0o755)
@@ -66,7 +66,7 @@ def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
     config.chmod(0o644)
     program = Program(
         name="PgBouncer",
-        command=[*_as_another_user(), "/usr/sbin/pgbouncer", str(config)],
+        command=[*_as_another_user(), *pgbouncer, str(config)],
         environment=os.environ,
         folder=Path("/"),
         log=tmp_path / "pgbouncer.log",

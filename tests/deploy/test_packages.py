@@ -1,0 +1,224 @@
+"""Debian packages are downloaded and unpacked, and their programs run from where they are unpacked."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from deploy.local.errors import Interrupted, LocalStackError
+from deploy.local.machine import packages
+from deploy.local.machine.ports import free_port
+from tests.deploy.conftest import Reports
+
+pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
+
+# On every Debian; the sources of these tests have another version.
+INSTALLED = "base-passwd"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of apt: a folder with packages, unless a test names others."""
+
+    folder: Path
+
+    def use(self, *lines: str) -> None:
+        """Replace the sources."""
+        (self.folder / "sources.list").write_text("".join(f"deb [trusted=yes] {line} ./\n" for line in lines))
+
+    def add(self, name: str, *, depends: str = "") -> None:
+        """Add a package with a program that prints the package's name."""
+        tree = self.folder / f"{name}-tree"
+        (tree / "DEBIAN").mkdir(parents=True)
+        control = [f"Package: {name}", "Version: 1:99", "Architecture: all"]
+        control += ["Maintainer: nobody <nobody@example.com>", "Description: made for a test"]
+        control += [f"Depends: {depends}"] if depends else []
+        (tree / "DEBIAN" / "control").write_text("\n".join([*control, ""]))
+        program = tree / "usr" / "bin" / f"say-{name}"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho {name}\n")
+        program.chmod(0o755)
+        archive = self.folder / f"{name}.deb"
+        build = ["dpkg-deb", "--root-owner-group", "-b", str(tree), str(archive)]
+        subprocess.run(build, check=True, capture_output=True)
+        content = archive.read_bytes()
+        control += [f"Filename: ./{archive.name}", f"Size: {len(content)}"]
+        control += [f"SHA256: {sha256(content).hexdigest()}"]
+        with (self.folder / "Packages").open("a") as index:
+            index.write("\n".join([*control, "", ""]))
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{folder}/sources.list";\nDir::Etc::sourceparts "{folder}/none";\n'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(folder / "apt.conf"))
+    made = Sources(folder)
+    made.use(f"copy:{folder}")
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "packages"
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_installed_program_is_used(folder: Path, reports: Reports) -> None:
+    found = packages.command("dpkg", package="dpkg", report=reports, folder=folder)
+
+    assert found == [shutil.which("dpkg")]
+    assert not folder.exists()
+
+
+def test_missing_program_runs_from_its_package(sources: Sources, folder: Path, reports: Reports) -> None:
+    sources.add("greeting")
+
+    command = packages.command("say-greeting", package="greeting", report=reports, folder=folder)
+
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "greeting\n"
+    assert reports.lines[0] == "Downloading Debian's package greeting …"
+    assert reports.lines[1].startswith("  Need to get ")
+
+
+def test_package_is_downloaded_once(sources: Sources, folder: Path, reports: Reports) -> None:
+    sources.add("greeting")
+    packages.unpacked("greeting", report=reports, folder=folder)
+    sources.use("copy:/nowhere")
+    reports.lines.clear()
+
+    packages.unpacked("greeting", report=reports, folder=folder)
+
+    assert reports.lines == []
+
+
+def test_dependencies_come_along_unless_they_are_installed(
+    sources: Sources, folder: Path, reports: Reports
+) -> None:
+    sources.add("greeting", depends=f"manners, {INSTALLED}")
+    sources.add("manners")
+    sources.add(INSTALLED)
+
+    root = packages.unpacked("greeting", report=reports, folder=folder)
+
+    assert programs_in(root) == {"say-greeting", "say-manners"}
+
+
+def test_installed_packages_are_unpacked_on_demand(sources: Sources, folder: Path, reports: Reports) -> None:
+    sources.add("greeting", depends=INSTALLED)
+    sources.add(INSTALLED)
+
+    with_it = packages.unpacked("greeting", even_if_installed="base-", report=reports, folder=folder)
+    itself = packages.unpacked(INSTALLED, report=reports, folder=folder)
+
+    assert programs_in(with_it) == {"say-greeting", f"say-{INSTALLED}"}
+    assert programs_in(itself) == {f"say-{INSTALLED}"}
+
+
+def test_two_at_once_download_once(sources: Sources, folder: Path, reports: Reports) -> None:
+    sources.add("greeting")
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = (
+            threads.submit(packages.unpacked, "greeting", report=reports, folder=folder) for _ in range(2)
+        )
+
+    assert one.result() == other.result()
+    assert programs_in(one.result()) == {"say-greeting"}
+    assert reports.lines.count("Downloading Debian's package greeting …") == 1
+
+
+def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
+    sources: Sources, folder: Path, reports: Reports, silent_server: str
+) -> None:
+    sources.add("greeting")
+    sources.use(silent_server)
+    with pytest.raises(Interrupted):
+        packages.unpacked("greeting", report=reports, folder=folder, stopping=lambda: True)
+    half = folder / "greeting.unfinished" / "usr" / "bin" / "half-written"
+    half.parent.mkdir(parents=True)
+    half.touch()
+
+    assert not (folder / "greeting").exists()
+    sources.use(f"copy:{sources.folder}")
+    assert programs_in(packages.unpacked("greeting", report=reports, folder=folder)) == {"say-greeting"}
+
+
+def test_download_has_a_time_limit(
+    sources: Sources, folder: Path, reports: Reports, silent_server: str
+) -> None:
+    sources.use(silent_server)
+    began = time.monotonic()
+
+    with pytest.raises(LocalStackError, match="`apt-get update` takes more than 1 seconds"):
+        packages.unpacked("greeting", report=reports, folder=folder, seconds=1)
+
+    assert time.monotonic() - began < 15
+    assert not list(folder.glob("*.pid"))
+
+
+def test_without_apt_the_error_says_so(
+    folder: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(LocalStackError, match=r"^greeting is missing, and .* only with Debian's apt"):
+        packages.unpacked("greeting", report=reports, folder=folder)
+
+
+def test_unknown_package_is_an_error_in_apts_words(sources: Sources, folder: Path, reports: Reports) -> None:
+    sources.add("greeting")
+
+    with pytest.raises(
+        LocalStackError, match=r"cannot be downloaded\.(.|\n)*Unable to locate package manners"
+    ):
+        packages.unpacked("manners", report=reports, folder=folder)
+
+
+def test_unreachable_source_is_an_error_only_if_the_package_is_in_it(
+    sources: Sources, folder: Path, reports: Reports
+) -> None:
+    sources.add("greeting")
+    sources.use(f"http://127.0.0.1:{free_port()}", f"copy:{sources.folder}")
+
+    assert packages.unpacked("greeting", report=reports, folder=folder).is_dir()
+    with pytest.raises(
+        LocalStackError, match=r"cannot be downloaded\.(.|\n)*Could not connect to 127\.0\.0\.1"
+    ):
+        packages.unpacked("manners", report=reports, folder=folder)
+
+
+@pytest.mark.long
+def test_program_finds_the_libraries_unpacked_with_it(
+    folder: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = packages.unpacked("wrk", even_if_installed="libluajit", report=reports, folder=folder)
+    usual = os.environ["PATH"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    *environment, wrk = packages.command("wrk", package="wrk", report=reports, folder=folder)
+    monkeypatch.setenv("PATH", usual)
+
+    libraries = subprocess.run([*environment, "ldd", wrk], capture_output=True, text=True, check=True).stdout
+
+    assert f"=> {root}" in next(line for line in libraries.splitlines() if "libluajit" in line)
+
+
+def programs_in(root: Path) -> set[str]:
+    return {program.name for program in (root / "usr" / "bin").iterdir()}
