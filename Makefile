@@ -1,6 +1,6 @@
 # `make` lists what there is. Everything runs in .venv, which is made when first needed.
 
-# The Python that .venv is made with: 3.11, 3.12 or 3.13.
+# The Python that .venv is made with: 3.11 or later.
 PYTHON ?= python3
 IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
@@ -10,7 +10,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.
                 check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test test-long fuzz faults drain bench check deploy-check asyncapi format lock clean
+.PHONY: help run demo test test-long test-matrix fuzz faults drain bench check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -26,6 +26,9 @@ test:     .venv/installed  ## run the tests, with branch coverage (some, without
 
 test-long: .venv/installed ## run the tests that take long: all faults, histories, bodies, overload
 	$(IN_VENV) pytest -m long $(ARGS)
+
+test-matrix:               ## run all tests with every Python, and with old and new servers (some: ARGS="python3.13")
+	@tests/matrix $(ARGS)
 
 fuzz:     .venv/installed  ## call the API with everything its OpenAPI document allows or forbids, and with mutated bodies
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
@@ -77,7 +80,7 @@ clean:                     ## remove .venv and .local, with all data in it
 	@touch $@
 
 .venv/installed: requirements-dev.lock deploy/local/install
-	@deploy/local/install "$(PYTHON)"
+	@deploy/local/install "$(PYTHON)" .venv
 
 .venv/deploy-installed: .venv/installed deploy/requirements.lock
 	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/requirements.lock

@@ -31,7 +31,7 @@ def place(tmp_path: Path, reports: Reports) -> Place:
 
 @pytest.fixture
 def without_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the URLs and the Docker engine of this machine."""
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.delenv("AMQP_URL", raising=False)
+    """Hide the URLs, the images and the Docker engine of this machine."""
+    for variable in ("DATABASE_URL", "AMQP_URL", "TEST_POSTGRES_IMAGE", "TEST_RABBITMQ_IMAGE"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")

@@ -138,15 +138,31 @@ def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(
     monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
 ) -> None:
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
+    monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
 
     with servers.postgres(place.folder, keep=False, report=place.report) as server:
         assert select_one(server.url) == 1
 
     pulling, refused, running = reports.lines
-    assert pulling == "Pulling the image postgres:17 …"
-    assert refused.startswith("No container for Postgres: postgres:17 cannot be pulled (")
+    assert pulling == "Pulling the image postgres:18 …"
+    assert refused.startswith("No container for Postgres: postgres:18 cannot be pulled (")
     assert running.startswith("Postgres 18 runs on this machine, port ")
+
+
+@pytest.mark.usefixtures("docker_without_images")
+def test_named_image_that_cannot_be_pulled_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
+
+    with (
+        pytest.raises(LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"),
+        servers.postgres(place.folder, keep=False, report=place.report),
+    ):
+        pass
+
+    assert reports.lines[-1].startswith("No container for Postgres: postgres:17 cannot be pulled (")
 
 
 @pytest.mark.usefixtures("without_servers")

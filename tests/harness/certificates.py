@@ -12,6 +12,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 class Authority:
     """Issues certificates for servers on the loopback. Clients trust it with `file` as SSL_CERT_FILE."""
@@ -24,6 +36,7 @@ class Authority:
         certificate = (
             self._about(self._name, self._key, days=3650)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)
             .sign(self._key, SHA256())
         )
         self.file.write_bytes(certificate.public_bytes(Encoding.PEM))
@@ -57,6 +70,11 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=3650))
             .not_valid_after(now + timedelta(days=days))
+            # Clients check strictly from Python 3.13 on: both identifiers have to be there.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )
 
 

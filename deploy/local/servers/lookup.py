@@ -1,7 +1,7 @@
 """Postgres and RabbitMQ, found or started: for `make run`, `make demo` and the tests.
 
 Each is looked up in this order: the URL in the environment, a container if a Docker engine can run one, a
-child process.
+child process. An image that the environment names is used, or it is an error.
 """
 
 import os
@@ -20,6 +20,8 @@ from deploy.local.servers.containers import container, postgres_image, rabbitmq_
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import NoAnswer, NotHere, Server, check_postgres, check_rabbitmq
+
+Way = Callable[[Place], AbstractContextManager[Server]]
 
 
 @dataclass(frozen=True)
@@ -72,27 +74,36 @@ def both(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never
 def _postgres(place: Place) -> AbstractContextManager[Server]:
     image = postgres_image(keep=place.keep)
     given = partial(_given, "DATABASE_URL", check_postgres, image.server)
-    return first_available((given, partial(container, image), postgres_process), place)
+    process = _unless_image_named("TEST_POSTGRES_IMAGE", postgres_process)
+    return first_available((given, partial(container, image), process), place)
 
 
 def _rabbitmq(place: Place) -> AbstractContextManager[Server]:
     image = rabbitmq_image()
     given = partial(_given, "AMQP_URL", check_rabbitmq, image.server)
-    return first_available((given, partial(container, image), rabbitmq_node), place)
+    process = _unless_image_named("TEST_RABBITMQ_IMAGE", rabbitmq_node)
+    return first_available((given, partial(container, image), process), place)
+
+
+def _unless_image_named(variable: str, process: Way) -> Way:
+    """Return *process*, or an error if *variable* names an image: the process is of another version."""
+
+    def refuse(_: Place) -> AbstractContextManager[Server]:
+        raise LocalStackError(
+            f"{variable} is set, but no container of that image can run here. Correct or unset it."
+        )
+
+    return refuse if os.environ.get(variable) else process
 
 
 @contextmanager
-def first_available(
-    ways: Sequence[Callable[[Place], AbstractContextManager[Server]]], place: Place
-) -> Iterator[Server]:
+def first_available(ways: Sequence[Way], place: Place) -> Iterator[Server]:
     """Yield the server of the first of *ways* that is available, and report why those before are not."""
     with ExitStack() as context:
         yield _enter_first(ways, context, place)
 
 
-def _enter_first(
-    ways: Sequence[Callable[[Place], AbstractContextManager[Server]]], context: ExitStack, place: Place
-) -> Server:
+def _enter_first(ways: Sequence[Way], context: ExitStack, place: Place) -> Server:
     *others, last = ways
     for way in others:
         try:

@@ -54,8 +54,10 @@ async def answering(
     answer: bytes | None, context: ssl.SSLContext | None = None, *, after_seconds: float = 0
 ) -> AsyncIterator[int]:
     """Answer every connection with the same bytes, or never. Yields the port."""
+    connections: list[asyncio.WriteTransport] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer.transport)
         try:
             if answer is not None:
                 await reader.readuntil(b"\r\n\r\n")
@@ -71,6 +73,9 @@ async def answering(
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
+        # From Python 3.12 on the server's end waits for them, and a client may keep its own open.
+        for connection in connections:
+            connection.abort()
 
 
 async def test_healthy_environment_has_no_failures(environment: Mapping[str, str]) -> None:
