@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+FAULTS = ("expired", "of another host", "of another authority")
+
 
 class Authority:
     """Issues certificates for servers on the loopback. Clients trust it with `file` as SSL_CERT_FILE."""
@@ -30,6 +32,12 @@ class Authority:
 
     def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
         """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.server_file(days=days, address=address))
+        return context
+
+    def server_file(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
+        """Return a file with a private key and such a certificate, which only its owner may read."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             self._about(_named("Server"), key, days=days)
@@ -38,12 +46,11 @@ class Authority:
             )
             .sign(self._key, SHA256())
         )
-        file = self._folder / "server.pem"
+        file = self._folder / f"server-{certificate.serial_number:x}.pem"
+        file.touch(mode=0o600)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(file)
-        return context
+        return file
 
     def _about(
         self, subject: x509.Name, key: EllipticCurvePrivateKey, *, days: float
@@ -62,3 +69,17 @@ class Authority:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
+    """Return a context with a certificate that clients who trust *authority* must refuse for this fault."""
+    match fault:
+        case "expired":
+            return authority.server_context(days=-1)
+        case "of another host":
+            return authority.server_context(address="127.0.0.2")
+        case "of another authority":
+            (folder / "another").mkdir()
+            return Authority(folder / "another").server_context()
+        case _:
+            raise ValueError(fault)
