@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-FAULTS = ("expired", "of another host", "of another authority")
-
 
 class Authority:
     """Issues certificates for servers on the loopback. Clients trust it with `file` as SSL_CERT_FILE."""
@@ -69,6 +67,9 @@ class Authority:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+FAULTS = ("expired", "of another host", "of another authority")
 
 
 def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
