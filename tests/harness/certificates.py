@@ -30,12 +30,6 @@ class Authority:
 
     def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
         """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self.server_file(days=days, address=address))
-        return context
-
-    def server_file(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
-        """Return a file with a private key and such a certificate, which only its owner may read."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             self._about(_named("Server"), key, days=days)
@@ -44,11 +38,12 @@ class Authority:
             )
             .sign(self._key, SHA256())
         )
-        file = self._folder / f"server-{certificate.serial_number:x}.pem"
-        file.touch(mode=0o600)
+        file = self._folder / "server.pem"
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
-        return file
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(file)
+        return context
 
     def _about(
         self, subject: x509.Name, key: EllipticCurvePrivateKey, *, days: float
