@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jwt
@@ -59,14 +59,20 @@ class Authenticator:
     """Verifies the credentials of callers, and caches the access tokens that it has verified."""
 
     def __init__(
-        self, settings: ServiceSettings, signing_keys: SigningKeys, pool: Pool, api_key_uses: ApiKeyUses
+        self,
+        settings: ServiceSettings,
+        signing_keys: SigningKeys,
+        pool: Pool,
+        api_key_uses: ApiKeyUses,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._signing_keys = signing_keys
         self._pool = pool  # to look up API keys
         self._api_key_uses = api_key_uses
         self._verified: TLRUCache[str, Caller] = TLRUCache(
-            maxsize=settings.auth_remembered_tokens, ttu=_cached_until, timer=time.time
+            maxsize=settings.auth_remembered_tokens, ttu=_cached_until, timer=clock
         )
 
     async def verify_access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:

@@ -1,5 +1,6 @@
 """How Postgres fails: errors that mean it is unavailable, and errors that leave a session usable."""
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,8 +45,14 @@ class PostgresUnavailable(Exception):
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a retry may succeed later. Not with asyncpg's ValueErrors: a bad argument or DSN stays bad."""
-    return isinstance(error, OUTAGE_ERRORS) and not isinstance(error, ValueError)
+    """Whether a retry may succeed later.
+
+    Not with asyncpg's ValueErrors: a bad argument or DSN stays bad. The error of a refused certificate is a
+    ValueError too, but the certificate may be renewed.
+    """
+    if isinstance(error, ValueError):
+        return isinstance(error, ssl.SSLCertVerificationError)
+    return isinstance(error, OUTAGE_ERRORS)
 
 
 def is_harmless(error: BaseException | None) -> bool:

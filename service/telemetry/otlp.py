@@ -16,7 +16,7 @@ from service import VERSION
 from service.telemetry.spans import Attributes, Kind
 
 _EXPORT_SECONDS = 5.0  # for one batch, retries included
-_FLUSH_SECONDS = 2.0  # for the remaining spans at the end; the collector may be down
+FLUSH_SECONDS = 2.0  # for the remaining spans at the end; the collector may be down
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -85,4 +85,4 @@ def open_tracer(endpoint: str, *, service: str) -> Iterator[OtlpTracer]:
         # The library may wait for half a minute; its daemon thread ends with the process.
         flushing = threading.Thread(target=provider.shutdown, daemon=True)
         flushing.start()
-        flushing.join(_FLUSH_SECONDS)
+        flushing.join(FLUSH_SECONDS)

@@ -10,6 +10,7 @@ from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
+from service.telemetry import otlp
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
@@ -162,7 +163,8 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
         workload = workloads(overlay)[name]
         sleeps = container_of(workload).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
         shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
-        needed = shutdown if name != "api" else sleeps.get("seconds", 0) + shutdown + giving_back
+        of_api = sleeps.get("seconds", 0) + shutdown + giving_back + otlp.FLUSH_SECONDS
+        needed = of_api if name == "api" else shutdown
         assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
     assert sleeps == {}, "only the API waits for load balancers that still send to it"
 

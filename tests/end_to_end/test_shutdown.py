@@ -1,5 +1,6 @@
 """SIGTERM: work in progress is finished, and nothing that was accepted is lost."""
 
+import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -8,11 +9,14 @@ import httpx
 from msgspec.structs import replace
 
 from service.postgres.pool import Connection
-from tests.end_to_end.callers import create_many, under_load
+from service.settings import ServiceSettings
+from tests.end_to_end.callers import client_of, create_many, under_load
 from tests.end_to_end.events import Subscriber
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, started, worker_process
+from tests.harness.processes import Process, api_process, started, worker_process
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
@@ -49,6 +53,25 @@ async def test_every_answer_of_an_api_that_is_stopped_under_load_is_stored(
     assert seconds < _GRACE_SECONDS
     assert load.refused == []
     assert load.stored <= {row["external_id"] for row in rows}
+
+
+async def test_api_ends_in_time_though_a_request_hangs_and_refuses_that_request(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection, tmp_path: Path
+) -> None:
+    """The request would hang for ten minutes; the API is given one second."""
+    api = api_process(
+        replace(service_settings, database_timeout_seconds=600.0, shutdown_seconds=1.0), tmp_path
+    )
+    async with started(api), client_of(api, issuer.token()) as caller, database.transaction():
+        await database.execute("LOCK TABLE calculation_request IN EXCLUSIVE MODE")
+        hanging = asyncio.create_task(caller.post("/v1/request", json=A_REQUEST, timeout=60.0))
+        await eventually(lambda: has_waiting_statement(database))
+        status = await api.stop()
+        answer = await hanging
+
+    assert status == 0
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
 async def test_worker_that_is_stopped_under_load_loses_and_repeats_nothing(

@@ -80,3 +80,20 @@ class Authority:
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+FAULTS = ("expired", "of another host", "of another authority")
+
+
+def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
+    """Return a context with a certificate that clients who trust *authority* must refuse for this fault."""
+    match fault:
+        case "expired":
+            return authority.server_context(days=-1)
+        case "of another host":
+            return authority.server_context(address="127.0.0.2")
+        case "of another authority":
+            (folder / "another").mkdir()
+            return Authority(folder / "another").server_context()
+        case _:
+            raise ValueError(fault)

@@ -56,15 +56,18 @@ async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
 
 async def has_waiting_statement(database: Connection) -> bool:
     """Whether a statement waits for the lock of another transaction."""
-    waiting: bool = await database.fetchval(
+    return await count_waiting_statements(database) > 0
+
+
+async def count_waiting_statements(database: Connection) -> int:
+    """Return how many statements wait for the lock of another transaction."""
+    waiting: int = await database.fetchval(
         """
-        SELECT EXISTS (
-                   SELECT
-                     FROM pg_locks
-                    WHERE NOT granted
-                      AND (database IS NULL
-                           OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-               )
+        SELECT count(*)
+          FROM pg_locks
+         WHERE NOT granted
+           AND (database IS NULL
+                OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
         """
     )
     return waiting

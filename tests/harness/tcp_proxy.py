@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ Watcher = Callable[[bytes], None]
 
 _CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
+POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
 _DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
 
 
@@ -26,15 +28,25 @@ class TcpProxy:
     """Forwards every connection at `url` to the server at *url*.
 
     *watch* makes a watcher for each connection; the watcher is called with each chunk that the client sends.
+    With a context clients have to use TLS, which ends here.
     """
 
-    def __init__(self, url: str, watch: Callable[[], Watcher] = lambda: _ignore, *, name: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        watch: Callable[[], Watcher] = lambda: _ignore,
+        *,
+        name: str = "",
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self.name = name
         self.connections = 0  # accepted so far
         self.refused = 0  # closed by `refuse` so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
         self._server_url = URL(url)
         self._watch = watch
+        self.context = context
+        self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
         self._port = free_port()
         self._listening: asyncio.Server | None = None
         self._open: set[_Connection] = set()
@@ -58,8 +70,9 @@ class TcpProxy:
 
     @property
     def url(self) -> str:
-        """The server's URL, with the proxy's address in it."""
-        return str(self._server_url.with_host("127.0.0.1").with_port(self._port))
+        """The server's URL, with the proxy's address in it, and `amqps` for `amqp` if clients use TLS."""
+        url = self._server_url.with_host("127.0.0.1").with_port(self._port)
+        return str(url.with_scheme("amqps") if self.context and not self._speaks_postgres else url)
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +88,8 @@ class TcpProxy:
     async def listen(self) -> None:
         """Accept connections, always on the same port."""
         if self._listening is None:
-            self._listening = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+            context = None if self._speaks_postgres else self.context
+            self._listening = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=context)
 
     async def stop_listening(self) -> None:
         """Let connecting fail until `listen`. Open connections stay."""
@@ -171,6 +185,12 @@ class TcpProxy:
             self.refused += 1
             writer.transport.abort()
             return
+        if self.context and self._speaks_postgres:
+            try:
+                await _accept_postgres_tls(reader, writer, self.context)
+            except (OSError, asyncio.IncompleteReadError):
+                writer.transport.abort()
+                return
         self.connections += 1
         connection = _Connection(writer)
         self._open.add(connection)
@@ -262,6 +282,16 @@ class _Connection:
         for end in (self.client, self.server):
             if end is not None:
                 end.close()
+
+
+async def _accept_postgres_tls(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
+) -> None:
+    """Accept the request for TLS with which a Postgres client begins, and shake hands."""
+    if await reader.readexactly(len(POSTGRES_TLS_REQUEST)) != POSTGRES_TLS_REQUEST:
+        raise ConnectionAbortedError("the client does not begin with TLS")
+    writer.write(b"S")
+    await writer.start_tls(context)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -54,6 +54,7 @@ class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._latest: Answer | None = None
 
     def send(self, data: bytes) -> None:
         """Send these bytes."""
@@ -69,11 +70,21 @@ class RawConnection:
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             body = await self._reader.readexactly(int(headers.get("content-length", "0")))
-        return Answer(int(head[0].split(" ")[1]), headers, body)
+        self._latest = Answer(int(head[0].split(" ")[1]), headers, body)
+        return self._latest
 
     async def is_closed(self) -> bool:
-        """Whether the server has closed the connection without sending more."""
-        async with asyncio.timeout(10):
+        """Whether the server closes the connection, as its latest answer said, without sending more.
+
+        Without that word in the answer, it may be closed only because it has been idle for some seconds.
+        """
+        if self._latest is not None and self._latest.headers.get("connection") != "close":
+            return False
+        return await self.ends()
+
+    async def ends(self) -> bool:
+        """Whether the server closes the connection without sending more, for whatever reason."""
+        async with asyncio.timeout(30):
             return await self._reader.read() == b""
 
     def is_cut_off(self) -> bool:
@@ -83,7 +94,7 @@ class RawConnection:
 
     async def trickle(self, piece: bytes) -> None:
         """Send *piece* repeatedly until the server closes the connection."""
-        closed = asyncio.create_task(self.is_closed())
+        closed = asyncio.create_task(self.ends())
         while not closed.done():
             self.send(piece)
             await asyncio.wait([closed], timeout=0.02)

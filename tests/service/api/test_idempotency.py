@@ -124,6 +124,26 @@ async def test_repeat_shows_the_request_as_it_is_now(client: httpx.AsyncClient, 
     assert (await post(client, "k")).json()["data"]["calculation_id"] == "calc-1"
 
 
+async def test_key_does_not_expire(client: httpx.AsyncClient, database: Connection) -> None:
+    first = await post(client, "k")
+    await database.execute("DELETE FROM outbox")  # delivered long ago
+    await database.execute(
+        """
+        UPDATE calculation_request
+           SET created_at = created_at - interval '10 years',
+               updated_at = updated_at - interval '10 years'
+        """
+    )
+
+    repeat = await post(client, "k")
+    other_body = await post(client, "k", A_REQUEST | {"case_ref": "13 High Street"})
+
+    assert is_repeat(repeat)
+    assert repeat.json()["data"]["uuid"] == first.json()["data"]["uuid"]
+    assert other_body.status_code == 422
+    assert await stored(database) == (1, 0)
+
+
 async def test_keys_of_two_conveyancers_are_independent(
     client: httpx.AsyncClient, issuer: Issuer, database: Connection
 ) -> None:

@@ -21,7 +21,7 @@ from service.authentication.signing_keys import ALGORITHMS
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
 from tests.harness.waiting import eventually
@@ -264,6 +264,20 @@ async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSetti
         await eventually(refused)
 
 
+async def test_claim_that_names_the_conveyancer_can_be_chosen(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection
+) -> None:
+    settings = msgspec.structs.replace(service_settings, auth_tenant_claim="firm")
+    async with api_client(settings, issuer.token(CONVEYANCER, firm=FREE_CONVEYANCER)) as client:
+        named = await client.post("/v1/request", json=A_REQUEST)
+        unnamed = await client.post("/v1/request", json=A_REQUEST, headers=bearer(issuer.token(CONVEYANCER)))
+
+    assert (named.status_code, unnamed.status_code) == (200, 401)
+    assert "names no client" in unnamed.headers["WWW-Authenticate"]
+    stored = await database.fetch("SELECT conveyancer_id FROM calculation_request")
+    assert [row["conveyancer_id"] for row in stored] == [FREE_CONVEYANCER]
+
+
 async def test_api_key_opens_the_questionnaire_and_nothing_else(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
@@ -291,6 +305,18 @@ async def test_api_key_that_was_never_issued_is_refused(client: httpx.AsyncClien
     response = await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))
 
     assert response.status_code == 401
+
+
+async def test_api_key_does_not_expire(client: httpx.AsyncClient, database: Connection) -> None:
+    used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
+    await database.execute("UPDATE api_key SET created_at = now() - interval '10 years'")
+    await database.execute(
+        "UPDATE api_key SET last_used_at = now() - interval '9 years' WHERE prefix = $1", used.split("_")[1]
+    )
+
+    statuses = [(await client.get(STRUCTURE, headers=bearer(key))).status_code for key in (used, unused)]
+
+    assert statuses == [200, 200]
 
 
 async def test_last_use_of_an_api_key_is_written_once_and_delays_no_caller(

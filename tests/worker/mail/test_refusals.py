@@ -177,8 +177,9 @@ async def test_refusal_in_any_encoding_is_recorded(
     assert [sequence for _, sequence, _ in await announced(database)] == [intended.sequence + 1]
 
 
+@pytest.mark.usefixtures("intended")
 async def test_one_refused_email_does_not_hold_up_the_others(
-    postman: Postman, pool: Pool, mail_server: MailServer, database: Connection, intended: CalculationRequest
+    postman: Postman, pool: Pool, mail_server: MailServer, database: Connection
 ) -> None:
     mail_server.rcpt_reply = "550 No such user"
     async with running(postman.run):
@@ -188,7 +189,6 @@ async def test_one_refused_email_does_not_hold_up_the_others(
         await eventually(lambda: settled(database))
 
     assert await states(database) == {"failed": 1, "sent": 3}
-    assert intended.customer_email == "ada@customer.example.com"
 
 
 @pytest.mark.parametrize("field", ["customer_email", "sender_email"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.certificates import Authority
+from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.worker.mail.composing import (
@@ -263,17 +263,11 @@ async def test_mail_server_that_refuses_the_login_is_unavailable(
 
 
 @pytest.mark.parametrize("scheme", ENCRYPTED)
-@pytest.mark.parametrize("fault", ["expired", "of another host", "of another authority"])
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
     scheme: str, fault: str, authority: Authority, tmp_path: Path
 ) -> None:
-    (tmp_path / "another").mkdir()
-    context = {
-        "expired": lambda: authority.server_context(days=-1),
-        "of another host": lambda: authority.server_context(address="127.0.0.2"),
-        "of another authority": lambda: Authority(tmp_path / "another").server_context(),
-    }[fault]()
-    async with MailServer(scheme, context, LOGIN) as server:
+    async with MailServer(scheme, faulty_context(fault, authority, tmp_path), LOGIN) as server:
         with pytest.raises(MailServerUnavailable):
             await send(Mailer(mail_settings(server.url)))
 

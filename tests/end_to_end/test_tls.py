@@ -1,0 +1,163 @@
+"""TLS to Postgres, to the broker and to the mail server: it is used, and a wrong certificate is refused.
+
+tests/worker/mail/test_smtp.py has what concerns the mail server alone.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aio_pika.abc import AbstractChannel
+from msgspec.structs import replace
+from structlog.testing import capture_logs
+from yarl import URL
+
+from service.settings import ServiceSettings
+from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness.certificates import FAULTS, Authority, faulty_context
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.mail_server import Login, MailServer
+from tests.harness.processes import api_process, started, worker_process
+from tests.harness.tcp_proxy import POSTGRES_TLS_REQUEST, TcpProxy
+from tests.harness.waiting import eventually
+from worker.rabbitmq.connection import BrokerUnavailable, open_channel
+from worker.settings import WorkerSettings
+
+_LOGIN = Login("worker", "hunter2")
+
+
+def verifying(database_url: str, authority: Authority) -> str:
+    """Return the URL with which a process accepts only the certificate of *authority* for the host."""
+    return str(URL(database_url).update_query(sslmode="verify-full", sslrootcert=str(authority.file)))
+
+
+def trusting(amqp_url: str, authority: Authority) -> str:
+    """Return the URL with which a worker trusts *authority*, as in the manifests."""
+    return str(URL(amqp_url).update_query(cafile=str(authority.file)))
+
+
+async def test_request_goes_through_the_whole_chain_over_tls(
+    *,
+    service_settings: ServiceSettings,
+    worker_settings: WorkerSettings,
+    authority: Authority,
+    issuer: Issuer,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+    tmp_path: Path,
+) -> None:
+    context = authority.server_context()
+    async with (
+        TcpProxy(service_settings.database_url, context=context) as postgres,
+        TcpProxy(worker_settings.amqp_url, context=context) as broker,
+        MailServer("smtp+starttls", context, _LOGIN) as mail_server,
+    ):
+        database_url = verifying(postgres.url, authority)
+        settings = replace(
+            worker_settings,
+            database_url=database_url,
+            amqp_url=trusting(broker.url, authority),
+            smtp_url=mail_server.url,
+        )
+        api = api_process(replace(service_settings, database_url=database_url), tmp_path)
+        worker = worker_process(settings, tmp_path, SSL_CERT_FILE=str(authority.file))
+        async with started(api, worker), client_of(api, issuer.token()) as caller:
+            record = await create(caller)
+            await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
+            await publish_calculation(channel, record["uuid"], "calc-1")
+            await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[record["customer_email"]]]
+    assert mail_server.logins == 1
+    assert "listener_paused" not in worker.output, "the listener has a connection of its own"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503(
+    fault: str, service_settings: ServiceSettings, authority: Authority, issuer: Issuer, tmp_path: Path
+) -> None:
+    context = faulty_context(fault, authority, tmp_path)
+    async with TcpProxy(service_settings.database_url, context=context) as postgres:
+        settings = replace(service_settings, database_url=verifying(postgres.url, authority))
+        with capture_logs() as logs:
+            await _assert_unavailable(settings, issuer)
+
+    assert postgres.connections == 0
+    assert "SSLCertVerificationError" in str(logs)
+
+
+async def test_worker_waits_until_the_certificate_of_postgres_is_renewed(
+    worker_settings: WorkerSettings, authority: Authority, tmp_path: Path
+) -> None:
+    expired = TcpProxy(worker_settings.database_url, context=authority.server_context(days=-1))
+    async with expired as postgres:
+        worker = worker_process(
+            replace(worker_settings, database_url=verifying(postgres.url, authority)), tmp_path
+        )
+        async with started(worker, ready=False):
+            await worker.becomes_alive_but_not_ready()
+            postgres.context = authority.server_context()
+            await worker.becomes_ready()
+
+
+async def test_postgres_that_declines_tls_gets_no_login(
+    service_settings: ServiceSettings, authority: Authority, issuer: Issuer
+) -> None:
+    """Somebody on the way may decline in its name."""
+    sent = []
+
+    async def decline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent.append(await reader.read(len(POSTGRES_TLS_REQUEST)))
+        writer.write(b"N")
+        sent.append(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(decline, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = str(URL(service_settings.database_url).with_host("127.0.0.1").with_port(port))
+        await _assert_unavailable(replace(service_settings, database_url=verifying(url, authority)), issuer)
+
+    assert set(sent) == {POSTGRES_TLS_REQUEST, b""}
+
+
+async def _assert_unavailable(settings: ServiceSettings, issuer: Issuer) -> None:
+    async with api_client(settings, issuer.token()) as client:
+        answer = await client.post("/v1/request", json=A_REQUEST)
+        ready = await client.get("/readyz")
+
+    assert (answer.status_code, ready.status_code) == (503, 503)
+    assert answer.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_broker_with_a_bad_certificate_gets_no_login(
+    fault: str, worker_settings: WorkerSettings, authority: Authority, tmp_path: Path
+) -> None:
+    context = faulty_context(fault, authority, tmp_path)
+    async with TcpProxy(worker_settings.amqp_url, context=context) as broker:
+        with pytest.raises(BrokerUnavailable) as refused:
+            await _connect(worker_settings, trusting(broker.url, authority))
+
+    assert broker.connections == 0
+    assert "CERTIFICATE_VERIFY_FAILED" in repr(refused.value.__cause__)
+
+
+async def test_broker_without_tls_gets_no_login(
+    worker_settings: WorkerSettings, authority: Authority
+) -> None:
+    sent: list[bytes] = []
+    async with TcpProxy(worker_settings.amqp_url, lambda: sent.append) as broker:
+        url = str(URL(broker.url).with_scheme("amqps"))
+        with pytest.raises(BrokerUnavailable):
+            await _connect(worker_settings, trusting(url, authority))
+
+    assert sent != []
+    assert b"PLAIN" not in b"".join(sent)
+
+
+async def _connect(settings: WorkerSettings, amqp_url: str) -> None:
+    async with open_channel(replace(settings, amqp_url=amqp_url), name="test"):
+        pass
