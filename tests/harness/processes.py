@@ -219,8 +219,8 @@ class Ended(msgspec.Struct, frozen=True):
     errors: str
 
 
-async def run(*command: str, environment: Mapping[str, str]) -> Ended:
-    """Run `python -m` *command* to its end."""
+async def run_process(*command: str, environment: Mapping[str, str]) -> Ended:
+    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
     ended = await asyncio.to_thread(
         subprocess.run,
         python(*command),
