@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 import asyncpg
 
@@ -24,9 +25,9 @@ _EXPECTED = (
 )
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Run one command. On failure print one line to stderr and return exit status 1."""
-    arguments = parser().parse_args()
+    arguments = parser().parse_args(words)
     try:
         status: int | None = arguments.run(arguments)
     except _EXPECTED as error:
@@ -53,4 +54,4 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,12 +4,15 @@ For operators: `python -m worker outbox|dead-letters|trace|reconcile|doctor`, ea
 """
 
 import argparse
+import socket
 import sys
+from collections.abc import Sequence
 
 import structlog
 import uvloop
 
 from service.server.garbage import spare_loaded_objects
+from service.server.http_server import listen, stop_on_signals
 from service.settings import InvalidSetting, load
 from service.telemetry import logs, tracing
 from worker import process
@@ -20,17 +23,20 @@ from worker.settings import WorkerSettings
 _log = structlog.get_logger()
 
 
-def main() -> int:
-    """Run the roles of the command line until SIGTERM, or one operator command. Returns the exit status."""
-    if sys.argv[1:2] and sys.argv[1] in commands.COMMANDS:
-        return commands.main(sys.argv[1:])
-    roles = _roles()
+def main(words: Sequence[str]) -> int:
+    """Run the roles named until SIGTERM, or one operator command. Returns the exit status."""
+    if words and words[0] in commands.COMMANDS:
+        return commands.main(words)
+    roles = _roles(words)
     try:
         settings = load(WorkerSettings)
         logs.configure(settings)
-        with tracing.exporting(settings, service="calculation-requests-worker"):
+        with (
+            tracing.exporting(settings, service="calculation-requests-worker"),
+            listen(settings.host, settings.health_port) as probes,
+        ):
             spare_loaded_objects()
-            uvloop.run(process.run(settings, roles))
+            uvloop.run(_run(settings, roles, probes))
     except InvalidSetting as error:
         print(error, file=sys.stderr)
         return 1
@@ -41,15 +47,19 @@ def main() -> int:
     return 0
 
 
-def _roles() -> frozenset[str]:
+async def _run(settings: WorkerSettings, roles: frozenset[str], probes: socket.socket) -> None:
+    await process.run(settings, roles, probes, stop_on_signals())
+
+
+def _roles(words: Sequence[str]) -> frozenset[str]:
     """Return the roles of the command line. Exits with status 2 if one is unknown."""
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)} (default: all)")
-    roles = frozenset(parser.parse_args().roles or ROLES)
+    roles = frozenset(parser.parse_args(words).roles or ROLES)
     if unknown := roles.difference(ROLES):
         parser.error(f"no such role: {', '.join(sorted(unknown))}")
     return roles
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,6 @@ from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
-from service.server.http_server import listen, stop_on_signals
 from service.server.probes import Check, ReadGauges
 from worker.consumers import calculations, notifications
 from worker.gauges import Gauges, Reading
@@ -68,12 +67,12 @@ def assemble(
     return parts, checks, gauges.read
 
 
-async def run(settings: WorkerSettings, roles: frozenset[str]) -> None:
-    """Run *roles* until SIGTERM or SIGINT. Then they have *shutdown_seconds* to finish work in progress."""
-    stop = stop_on_signals()
-    with listen(settings.host, settings.health_port) as probes:
-        async with open_pool(settings) as pool:
-            await _run_parts(settings, roles, pool, probes, stop)
+async def run(
+    settings: WorkerSettings, roles: frozenset[str], probes: socket.socket, stop: asyncio.Event
+) -> None:
+    """Run *roles* until *stop*. Then they have *shutdown_seconds* to finish work in progress."""
+    async with open_pool(settings) as pool:
+        await _run_parts(settings, roles, pool, probes, stop)
     _log.info("worker_stopped")
 
 

@@ -1,4 +1,7 @@
-"""`python -m service` and `python -m worker`, as operators use them: results and errors."""
+"""`python -m service` and `python -m worker`, as operators use them: results and errors.
+
+They run in this process; that a process ends in the same way is shown once for each.
+"""
 
 import re
 import socket
@@ -13,10 +16,12 @@ from deploy.local.machine.ports import free_port
 from service.postgres import schema
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.callers import another_request
+from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
-from tests.harness.processes import Ended, Process, bare_environment, environment_of, run, started
+from tests.harness.processes import Ended, bare_environment, environment_of, run_process
 from worker.settings import WorkerSettings
 
 STRUCTURE = "/v1/questionnaire/structure"
@@ -71,11 +76,11 @@ async def test_conveyancer_with_an_unreadable_name_is_not_added(
 
 
 async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
-    environment: Mapping[str, str], api: Process
+    environment: Mapping[str, str], service_settings: ServiceSettings
 ) -> None:
     created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
     key = created.output.strip()
-    async with started(api), client_of(api, key) as caller:
+    async with api_client(service_settings, key) as caller:
         opened = await caller.get(STRUCTURE)
         prefix = key.split("_")[1]
         revoked = await run("service", "api-key", "revoke", prefix, environment=environment)
@@ -92,16 +97,14 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
     assert closed.status_code == 401
 
 
-async def test_token_is_accepted(
-    service_settings: ServiceSettings, api: Process, issuer: Issuer, tmp_path: Path
-) -> None:
+async def test_token_is_accepted(service_settings: ServiceSettings, issuer: Issuer, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_bytes(issuer.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
     signed = await run(
         "service", "token", CONVEYANCER, "--key", str(key), environment=environment_of(service_settings)
     )
-    async with started(api), client_of(api, signed.output.strip()) as caller:
+    async with api_client(service_settings, signed.output.strip()) as caller:
         response = await caller.post("/v1/request", json=another_request())
 
     assert signed.status == 0
@@ -115,6 +118,14 @@ async def test_token_is_accepted(
 )
 async def test_missing_setting_is_named(command: tuple[str, ...]) -> None:
     _assert_one_clear_line(await run(*command, environment=bare_environment()), "DATABASE_URL")
+
+
+@pytest.mark.parametrize("command", [("service", "schema", "apply"), ("worker", "relay")], ids=" ".join)
+async def test_process_ends_like_the_command_in_this_process(command: tuple[str, ...]) -> None:
+    ended = await run_process(*command, environment=bare_environment())
+
+    assert ended == await run(*command, environment=bare_environment())
+    assert ended.status == 1
 
 
 async def test_unreachable_postgres_is_named() -> None:
@@ -197,12 +208,12 @@ async def test_invalid_setting_of_the_api_is_named_but_not_shown(
         ("REQUEST_SECRET_KEYS", "zqmark"),
     ],
 )
-async def test_invalid_setting_of_the_worker_is_named_but_not_shown(
+def test_invalid_setting_of_the_worker_is_named_but_not_shown(
     name: str, value: str, worker_settings: WorkerSettings
 ) -> None:
     usable = environment_of(worker_settings, HEALTH_PORT=str(free_port()))
 
-    ended = await run("worker", environment=usable | {name: value})
+    ended = call("worker", environment=usable | {name: value})
 
     _assert_one_clear_line(ended, name, hidden="zqmark")
 

@@ -1,21 +1,25 @@
 """Clients generated from the OpenAPI document work, and have its types."""
 
+import asyncio
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
 
+from service.app import create_app
 from service.authentication import api_keys
 from service.contracts import openapi
 from service.postgres.pool import Connection
+from service.settings import ServiceSettings
 from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import serve
 from tests.harness.issuer import Issuer
-from tests.harness.processes import Process, started
 
 _CALLER = """\
 from calculations_client import AuthenticatedClient
@@ -86,20 +90,25 @@ def caller(generated: Path) -> ModuleType:  # noqa: ARG001 - its fixture makes t
 
 
 async def test_generated_client_creates_and_retrieves(
-    api: Process, issuer: Issuer, database: Connection, caller: ModuleType
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection, caller: ModuleType
 ) -> None:
     client = importlib.import_module("calculations_client")
     requests = importlib.import_module("calculations_client.api.requests.retrieve_request")
     questions = importlib.import_module("calculations_client.api.questionnaire.questionnaire_structure")
     key = await api_keys.create(database, CONVEYANCER)
-    async with started(api):
-        with client.AuthenticatedClient(base_url=api.base_url, token=issuer.token()) as authenticated:
+
+    def call(base_url: str) -> tuple[Any, ...]:
+        with client.AuthenticatedClient(base_url=base_url, token=issuer.token()) as authenticated:
             record = caller.create(authenticated, "12 High Street")
             refused = caller.create(authenticated, "\u202e")
             retrieved = requests.sync(record.uuid, client=authenticated)
             missing = requests.sync_detailed("req_none", client=authenticated)
-        with client.AuthenticatedClient(base_url=api.base_url, token=key) as with_key:
+        with client.AuthenticatedClient(base_url=base_url, token=key) as with_key:
             questionnaire = questions.sync(client=with_key)
+        return record, refused, retrieved, missing, questionnaire
+
+    async with serve(create_app(service_settings)) as base_url:
+        record, refused, retrieved, missing, questionnaire = await asyncio.to_thread(call, base_url)
 
     assert record.case_ref == "12 High Street"
     assert record.created_at.utcoffset() is not None

@@ -4,21 +4,25 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
+from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from deploy.local.machine.ports import free_port
 from service.settings import ServiceSettings
+from service.telemetry import tracing
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.collector import Collector, attributes_of, collecting
 from tests.end_to_end.events import Subscriber
 from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client, worker_probes
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Process, api_process, started, worker_process
@@ -43,6 +47,31 @@ def traced(
 ) -> tuple[Process, Process]:
     """An API and a worker that export to the collector."""
     return _processes(service_settings, worker_settings, tmp_path, collector.endpoint)
+
+
+Chain = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def traced_chain(
+    service_settings: ServiceSettings, worker_settings: WorkerSettings, collector: Collector, issuer: Issuer
+) -> Chain:
+    """An API and a worker in this process, whose spans are exported when the block is left."""
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[httpx.AsyncClient]:
+        settings = replace(service_settings, database_timeout_seconds=10.0)  # for slow machines
+        with _exporting(settings, collector):
+            async with worker_probes(worker_settings), api_client(settings, issuer.token()) as caller:
+                yield caller
+
+    return run
+
+
+def _exporting(settings: ServiceSettings, collector: Collector) -> AbstractContextManager[None]:
+    return tracing.exporting(
+        replace(settings, otel_exporter_otlp_endpoint=collector.endpoint), service="tests"
+    )
 
 
 def _processes(
@@ -108,16 +137,10 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
 
 
 async def test_calculation_belongs_to_the_trace_of_its_team(
-    *,
-    traced: tuple[Process, Process],
-    collector: Collector,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    issuer: Issuer,
+    traced_chain: Chain, collector: Collector, channel: AbstractChannel, subscriber: Subscriber
 ) -> None:
-    api, _ = traced
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    async with started(*traced), client_of(api, issuer.token()) as caller:
+    async with traced_chain() as caller:
         uuid = await _create(caller, sampled=True)
         exchange = await channel.get_exchange(topology.CALCULATIONS)
         event = {
@@ -131,7 +154,7 @@ async def test_calculation_belongs_to_the_trace_of_its_team(
         await exchange.publish(Message(json.dumps(event).encode()), "calculation.created")
         await eventually(lambda: "request.calculated" in subscriber.types(uuid))
 
-    spans = collector.of_trace(trace_id)
+    spans = await eventually(lambda: collector.of_trace(trace_id))
     process = spans["process calculations:calculation.created:calculation-results"]
     assert process.kind == Span.SPAN_KIND_CONSUMER
     assert process.parent_span_id.hex() == _CALLER
@@ -139,13 +162,14 @@ async def test_calculation_belongs_to_the_trace_of_its_team(
 
 
 async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_exported(
-    *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
+    traced_chain: Chain, collector: Collector, subscriber: Subscriber
 ) -> None:
-    api, _ = traced
-    async with started(*traced), client_of(api, issuer.token()) as caller:
+    async with traced_chain() as caller:
         uuid = await _create(caller, sampled=False)
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        await caller.get("/v1/later")
 
+    await eventually(lambda: "GET" in {span.name for span in collector.spans})
     assert collector.of_trace(_TRACE) == {}
     for event in subscriber.about(uuid):
         _, trace_id, _, flags = event["traceparent"].split("-")
@@ -153,17 +177,17 @@ async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_export
 
 
 async def test_traces_contain_nothing_personal_or_secret(
-    *, traced: tuple[Process, Process], collector: Collector, subscriber: Subscriber, issuer: Issuer
+    traced_chain: Chain, collector: Collector, subscriber: Subscriber
 ) -> None:
-    api, _ = traced
-    token = issuer.token()
-    async with started(*traced), client_of(api, token) as caller:
+    async with traced_chain() as caller:
+        token = caller.headers["Authorization"].removeprefix("Bearer ")
         uuid = await _create(caller, sampled=True)
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
         record = (await caller.get(f"/v1/request/{uuid}?secret=query-string")).json()["data"]
         await caller.head(f"/v1/request/{uuid}")
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
+    await eventually(lambda: "POST /v1/request" in {span.name for span in collector.spans})
     exported = "".join(str(request) for request in collector.requests)
 
     assert record["uuid"] in exported  # in the ids of messages: that is how a trace is found
@@ -177,24 +201,15 @@ async def test_traces_contain_nothing_personal_or_secret(
 
 
 async def test_internal_error_is_marked_and_its_text_left_out(
-    *,
-    service_settings: ServiceSettings,
-    tmp_path: Path,
-    collector: Collector,
-    issuer: Issuer,
+    service_settings: ServiceSettings, collector: Collector, issuer: Issuer
 ) -> None:
-    settings = service_settings
-    api = api_process(
-        settings,
-        tmp_path,
-        DATABASE_URL="postgresql://nobody:hidden@127.0.0.1:9/nothing",
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint,
-    )
-    async with started(api, ready=False), client_of(api, issuer.token()) as caller:
-        await api.becomes_alive_but_not_ready()
-        response = await caller.post("/v1/request", json=A_REQUEST)
+    settings = replace(service_settings, database_url="postgresql://nobody:hidden@127.0.0.1:9/nothing")
+    with _exporting(settings, collector):
+        async with api_client(settings, issuer.token()) as caller:
+            response = await caller.post("/v1/request", json=A_REQUEST)
 
     assert response.status_code == 503
+    await eventually(lambda: len(collector.spans) >= 2)
     spans = {span.name: span for span in collector.spans}
     assert set(spans) == {"POST /v1/request", "INSERT calculation_request"}
     for span in spans.values():

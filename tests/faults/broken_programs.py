@@ -111,4 +111,4 @@ _PROGRAMS = {"service": service.main, "worker": worker.main}
 
 if __name__ == "__main__":
     BREAKAGES[sys.argv.pop(1)]()
-    sys.exit(_PROGRAMS[sys.argv.pop(1)]())
+    sys.exit(_PROGRAMS[sys.argv.pop(1)](sys.argv[1:]))

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from service.api import access_log
 from service.app import create_app
@@ -13,6 +15,10 @@ from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
 from tests.harness.http import NO_TLS
+from worker import process
+from worker.settings import WorkerSettings
+
+_A_DAY = 86_400.0
 
 
 @asynccontextmanager
@@ -38,6 +44,18 @@ async def api_client(settings: ServiceSettings, token: str | None) -> AsyncItera
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         yield client
+
+
+@asynccontextmanager
+async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a worker with *roles*, or with all; yields a client of its probes."""
+    # A worker that takes longer than this to stop ends its process, which is the test's.
+    settings = replace(settings, shutdown_seconds=_A_DAY)
+    with listen("127.0.0.1", 0) as listening:
+        base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        worker = partial(process.run, settings, frozenset(roles or process.ROLES), listening)
+        async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
+            yield client
 
 
 @asynccontextmanager

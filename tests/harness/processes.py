@@ -26,7 +26,7 @@ from worker.settings import WorkerSettings
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 30.0
-_COMMAND_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 # What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
 _INHERITED = ("PATH", "HOME", "LANG")
@@ -220,8 +220,8 @@ class Ended(msgspec.Struct, frozen=True):
     errors: str
 
 
-async def run(*command: str, environment: Mapping[str, str]) -> Ended:
-    """Run `python -m` *command* to its end."""
+async def run_process(*command: str, environment: Mapping[str, str]) -> Ended:
+    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
     ended = await asyncio.to_thread(
         subprocess.run,
         python(*command),

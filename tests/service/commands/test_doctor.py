@@ -18,9 +18,10 @@ from service.identifiers import parse_uuid
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.certificates import Authority
+from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer
-from tests.harness.processes import environment_of, run
+from tests.harness.processes import environment_of
 
 CHECKS = [
     "settings",

@@ -15,7 +15,8 @@ from deploy.local.machine.folders import CHECKOUT
 from service.contracts import asyncapi, compatibility
 from service.outbox import events
 from service.outbox.events import CalculationCreated
-from tests.harness.processes import bare_environment, run
+from tests.harness.command_line import run
+from tests.harness.processes import bare_environment
 
 COMMITTED = CHECKOUT / "deploy" / "asyncapi.json"
 DOCUMENT = msgspec.to_builtins(asyncapi.document())

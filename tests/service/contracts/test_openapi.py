@@ -19,10 +19,11 @@ from service.authentication import api_keys
 from service.contracts import openapi, operations
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
+from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
-from tests.harness.processes import bare_environment, run
+from tests.harness.processes import bare_environment
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
 EXAMPLES = [

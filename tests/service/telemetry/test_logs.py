@@ -1,62 +1,113 @@
 """Log lines: their format, their level, and failures to write them."""
 
 import json
-import subprocess
+import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+import structlog
+from structlog.typing import FilteringBoundLogger
 
-_BEGIN = """
-import logging, os, sys, structlog
-from service.telemetry import logs
 from service.settings import Settings
-settings = Settings(database_url="postgresql://host/database", app_url="https://app.example.com",
-                    request_secret_keys="", log_format={log_format!r})
-logs.configure(settings)
-log = structlog.get_logger()
-"""
+from service.telemetry import logs
+from tests.harness.command_line import restored_logging
+
+Configure = Callable[..., FilteringBoundLogger]
+Capture = pytest.CaptureFixture[str]
 
 
-def run(script: str, *, log_format: str = "json") -> "subprocess.CompletedProcess[str]":
-    """Log from a separate process, because logging is configured once per process."""
-    return subprocess.run(
-        [sys.executable, "-c", _BEGIN.format(log_format=log_format) + script],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+@pytest.fixture
+def configure() -> Iterator[Configure]:
+    """Configure logging as a process does, until the test ends; returns a logger of ours."""
+
+    def configured(log_format: Literal["json", "console"] = "json") -> FilteringBoundLogger:
+        settings = Settings(
+            database_url="postgresql://host/database",
+            app_url="https://app.example.com",
+            request_secret_keys="",
+            log_format=log_format,
+        )
+        logs.configure(settings)
+        logger: FilteringBoundLogger = structlog.get_logger()
+        return logger
+
+    with restored_logging():
+        yield configured
 
 
-def test_our_lines_and_those_of_libraries_have_one_json_format() -> None:
-    written = run(
-        "log.warning('ours', number=1)\nlogging.getLogger('library').warning('theirs %s', 2)"
-    ).stdout
+def written(capsys: Capture) -> list[dict[str, Any]]:
+    """Return the lines written since the last call."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    ours, theirs = map(json.loads, written.splitlines())
+
+def test_our_lines_and_those_of_libraries_have_one_json_format(configure: Configure, capsys: Capture) -> None:
+    configure().warning("ours", number=1)
+    logging.getLogger("library").warning("theirs %s", 2)
+
+    ours, theirs = written(capsys)
     assert (ours["event"], ours["number"], ours["level"]) == ("ours", 1, "warning")
     assert (theirs["event"], theirs["level"]) == ("theirs 2", "warning")
     assert ours.keys() - {"number"} == theirs.keys()
 
 
-def test_level_applies_to_our_lines_and_those_of_libraries() -> None:
-    written = run("log.debug('ours')\nlogging.getLogger('library').debug('theirs')\nlog.info('shown')").stdout
+def test_level_applies_to_our_lines_and_those_of_libraries(configure: Configure, capsys: Capture) -> None:
+    log = configure()
+    log.debug("ours")
+    logging.getLogger("library").debug("theirs")
+    log.info("shown")
 
-    assert [json.loads(line)["event"] for line in written.splitlines()] == ["shown"]
+    assert [line["event"] for line in written(capsys)] == ["shown"]
 
 
-def test_lone_surrogate_is_escaped() -> None:
-    written = run(r"log.info('odd', value='\udc80')").stdout
+def test_lone_surrogate_is_escaped(configure: Configure, capsys: Capture) -> None:
+    configure().info("odd", value="\udc80")
 
-    assert json.loads(written)["value"] == "\udc80"
+    [line] = written(capsys)
+    assert line["value"] == "\udc80"
+
+
+def test_text_of_a_librarys_exception_is_not_logged(configure: Configure, capsys: Capture) -> None:
+    configure()
+    logging.getLogger("asyncio").error("Task failed\ncontext: hunter2", exc_info=LookupError("hunter2"))
+
+    [line] = written(capsys)
+    assert (line["event"], line["level"], line["error"]) == ("Task failed", "error", "LookupError")
+    assert "hunter2" not in str(line)
+
+
+def test_failed_connection_to_the_broker_is_a_warning(configure: Configure, capsys: Capture) -> None:
+    configure()
+    for library in ("aiormq.connection", "aiormq.channel"):
+        logging.getLogger(library).info("an address")
+        logging.getLogger(library).error("failed")
+
+    assert [(line["event"], line["level"]) for line in written(capsys)] == [
+        ("failed", "warning"),
+        ("failed", "error"),
+    ]
+
+
+def test_console_format_is_for_people(configure: Configure, capsys: Capture) -> None:
+    configure("console").info("request_served", status=200)
+
+    line = capsys.readouterr().out
+    assert line.split(maxsplit=1)[1].split() == ["[info", "]", "request_served", "status=200"]
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_line_that_cannot_be_written_does_not_stop_the_work(log_format: str) -> None:
-    finished = run(
-        "sys.stdout = open('/dev/full', 'w')\nlog.error('lost')\nos.write(2, b'went on')\nos._exit(0)",
-        log_format=log_format,
-    )
+def test_line_that_cannot_be_written_does_not_stop_the_work(
+    configure: Configure, capsys: Capture, monkeypatch: pytest.MonkeyPatch, log_format: str
+) -> None:
+    log = configure(log_format)
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
+    monkeypatch.setattr(sys, "stdout", full)
 
-    assert "could not be written: OSError" in finished.stderr
-    assert finished.stderr.endswith("went on")
+    log.error("lost")
+
+    assert capsys.readouterr().err == "a log line could not be written: OSError\n"
+    with suppress(OSError):
+        full.close()

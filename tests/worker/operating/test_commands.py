@@ -15,7 +15,8 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting
-from tests.harness.processes import Ended, bare_environment, run
+from tests.harness.command_line import run
+from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.operating import arguments, commands

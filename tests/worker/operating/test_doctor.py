@@ -16,8 +16,9 @@ from yarl import URL
 from deploy.local.machine.ports import free_port
 from service.diagnosis import Finding
 from tests.harness.certificates import Authority
+from tests.harness.command_line import run
 from tests.harness.mail_server import MailServer, ScriptedMailServer
-from tests.harness.processes import environment_of, run
+from tests.harness.processes import environment_of
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
