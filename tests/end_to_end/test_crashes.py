@@ -11,12 +11,11 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.processes import Process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
@@ -111,10 +110,8 @@ def _assert_mailed_once_but_for(in_flight: set[str], mail_server: MailServer, *,
 
 
 async def test_every_answer_of_a_killed_api_is_stored_with_one_event(
-    service_settings: ServiceSettings, tmp_path: Path, issuer: Issuer, database: Connection
+    api: Process, issuer: Issuer, database: Connection
 ) -> None:
-    api = api_process(service_settings, tmp_path)
-
     async with started(api), under_load(api, issuer.token()) as load:
         for _ in range(4):
             await _any_moment_while_growing(load.stored)
