@@ -38,7 +38,7 @@ async def test_processes_end_within_the_grace_period_and_lose_nothing_that_they_
         rows = await database.fetch("SELECT external_id FROM calculation_request")
         stored = {row["external_id"] for row in rows}
         async with started(worker):  # The next pod.
-            await eventually(lambda: _created(subscriber) >= len(stored), seconds=30)
+            await eventually(lambda: _created(subscriber) >= len(stored))
 
     print(f"both ended after {seconds:.2f} seconds, {len(stored)} requests stored")  # noqa: T201 - figures
     assert tuple(statuses) == (0, 0)

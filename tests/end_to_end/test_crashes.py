@@ -54,8 +54,8 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
                 await worker.kill()
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()
-        await eventually(lambda: _is_finished(database), seconds=30)
-        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids), seconds=30)
+        await eventually(lambda: _is_finished(database))
+        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids))
 
     assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
     for uuid in uuids:
@@ -73,7 +73,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
 async def _any_moment_while_growing(collection: Collection[object]) -> None:
     """Wait for a random moment while work is in progress."""
     goal = len(collection) + random.randint(1, _REQUESTS_A_ROUND - 5)  # noqa: S311
-    await eventually(lambda: len(collection) >= goal, seconds=30)
+    await eventually(lambda: len(collection) >= goal)
 
 
 async def _claimed_emails(database: Connection) -> set[str]:

@@ -82,7 +82,7 @@ async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back
             waiting = await database.fetchval("SELECT count(*) FROM outbox")
             held = await database.fetchval("SELECT count(*) FROM outbox_held")
             await restore(network)
-            await eventually(lambda: len(subscriber.event_ids) == 4 * _REQUESTS, seconds=30)
+            await eventually(lambda: len(subscriber.event_ids) == 4 * _REQUESTS)
             await worker.becomes_ready()
 
     assert not any(value.startswith("amqp") for value in api.environment.values())
@@ -114,7 +114,7 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
         worker.start()
         await worker.becomes_ready()
         await mail_server.start()
-        await eventually(lambda: len(mail_server.accepted) >= 30, seconds=30)
+        await eventually(lambda: len(mail_server.accepted) >= 30)
 
     assert waiting == 0
     assert {mail.recipients[0] for mail in mail_server.accepted} == {
@@ -284,7 +284,7 @@ async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_th
             "/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}
         )
         async with key_server.up():
-            await eventually(lambda: _is_answered(caller, HTTPStatus.OK), seconds=30)
+            await eventually(lambda: _is_answered(caller, HTTPStatus.OK))
             await create(caller)
 
     assert with_api_key.status_code == 200

@@ -66,7 +66,7 @@ async def test_worker_that_is_stopped_under_load_loses_and_repeats_nothing(
         status = await worker.stop()
         seconds = time.monotonic() - began_at
         worker.start()
-        await eventually(lambda: len(subscriber.event_ids) == 2 * 60, seconds=30)
+        await eventually(lambda: len(subscriber.event_ids) == 2 * 60)
 
     assert status == 0
     assert seconds < _GRACE_SECONDS

@@ -113,7 +113,7 @@ async def test_two_postmen_send_no_email_twice(
     async with AsyncExitStack() as resources:
         postmen = [await resources.enter_async_context(open_postman(worker_settings)) for _ in range(2)]
         async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: all_are(database, "sent"), seconds=30)
+            await eventually(lambda: all_are(database, "sent"))
 
     assert Counter(mail.message["Message-ID"] for mail in mail_server.accepted) == Counter(
         f"<{request.uuid}.request.created.1@service.example.com>" for request in requests
@@ -140,7 +140,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
             first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
             await eventually(lambda: is_past(database, first_claim_ends + timedelta(seconds=0.2)))
             mail_link.resume()
-            await eventually(lambda: all_are(database, "sent"), seconds=30)
+            await eventually(lambda: all_are(database, "sent"))
 
     assert len(mail_server.accepted) == 3
     assert await attempts(database) == 3

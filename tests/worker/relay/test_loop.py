@@ -713,7 +713,7 @@ async def test_two_relays_deliver_every_event_once_and_in_order(
             for _ in range(20):
                 for request in requests:
                     await announce_next(database, request.id)
-            await eventually(lambda: _is_empty(database), seconds=40)
+            await eventually(lambda: _is_empty(database))
 
     messages = await take_all(tap)
     assert len(messages) == 10 * 21

@@ -143,7 +143,7 @@ async def test_two_workers_work_through_a_transaction_pooler(
                     )
                 )
 
-            await eventually(all_done, seconds=30)
+            await eventually(all_done)
 
     assert len(mail_server.accepted) == 50
 
@@ -154,7 +154,10 @@ async def pooled_client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API behind the pooler."""
     settings = msgspec.structs.replace(
-        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=30
+        service_settings,
+        database_url=pooler_url,
+        database_statement_cache_size=0,
+        database_timeout_seconds=30,
     )
     async with api_client(settings, issuer.token()) as client:
         yield client
