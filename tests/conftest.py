@@ -19,8 +19,8 @@ from service.settings import ServiceSettings
 from tests.harness import databases
 from tests.harness.certificates import Authority
 from tests.harness.examples import SECRET_KEYS
-from tests.harness.in_process import api_client, api_settings
-from tests.harness.issuer import Issuer
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings

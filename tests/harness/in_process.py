@@ -12,8 +12,6 @@ from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
-from tests.harness.examples import SECRET_KEYS
-from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
 
 
 @asynccontextmanager
@@ -27,18 +25,6 @@ async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving
-
-
-def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
-    """Return the settings of an API that trusts *issuer*."""
-    return ServiceSettings(
-        database_url=database_url,
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
-        auth_issuer=ISSUER,
-        auth_audience=AUDIENCE,
-        auth_jwks_url=issuer.jwks.as_uri(),
-    )
 
 
 @asynccontextmanager

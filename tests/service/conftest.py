@@ -9,8 +9,8 @@ import pytest
 
 from service.postgres.pool import Connection
 from tests.harness import databases
-from tests.harness.in_process import api_client, api_settings
-from tests.harness.issuer import Issuer
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer, api_settings
 
 _numbers = itertools.count(1)
 
