@@ -21,7 +21,7 @@ from tests.harness import databases, scratch, skips
 from tests.harness.certificates import Authority
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
-from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -127,14 +127,7 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
 @pytest.fixture
 def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     """Settings of an API on the test's database."""
-    return ServiceSettings(
-        database_url=database_url,
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
-        auth_issuer=ISSUER,
-        auth_audience=AUDIENCE,
-        auth_jwks_url=issuer.jwks.as_uri(),
-    )
+    return api_settings(database_url, issuer)
 
 
 @pytest.fixture
@@ -190,12 +183,13 @@ def worker_settings(
         amqp_url=amqp_url,
         smtp_url=mail_server.url,
         mail_from="Calculations <calculations@service.example.com>",
-        email_poll_seconds=0.2,
-        email_retry_seconds=0.2,
+        email_poll_seconds=0.05,
+        email_retry_seconds=0.05,
         smtp_timeout_seconds=5.0,
         smtp_answer_seconds=5.0,
-        relay_retry_seconds=0.2,
-        relay_poll_seconds=0.2,
+        relay_retry_seconds=0.05,
+        relay_poll_seconds=0.05,
+        longest_outage_pause_seconds=0.2,
     )
 
 

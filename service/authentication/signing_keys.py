@@ -22,7 +22,6 @@ _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_REDIRECTS = 3
-_CALLER_WAIT_SECONDS = 1.0  # for a key that is not cached; as long as for Postgres by default
 
 _log = structlog.get_logger()
 
@@ -54,15 +53,25 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class SigningKeys:
-    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use."""
+    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use.
+
+    A caller waits *caller_wait_seconds* for a key that is not cached; as long as for Postgres by default.
+    """
 
     def __init__(
-        self, url: str, *, refresh_seconds: float, timeout_seconds: float, cooldown_seconds: float
+        self,
+        url: str,
+        *,
+        refresh_seconds: float,
+        timeout_seconds: float,
+        cooldown_seconds: float,
+        caller_wait_seconds: float = 1.0,
     ) -> None:
         self._url = url
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
         self._cooldown_seconds = cooldown_seconds
+        self._caller_wait_seconds = caller_wait_seconds
         self._by_id: dict[str, SigningKey] = {}
         self._is_current = False  # whether the last fetch succeeded
         self._fetching: asyncio.Task[None] | None = None
@@ -76,7 +85,7 @@ class SigningKeys:
         anybody can send tokens with made-up ids.
         """
         if key_id not in self._by_id and self._may_fetch():
-            await asyncio.wait([self._fetch()], timeout=_CALLER_WAIT_SECONDS)
+            await asyncio.wait([self._fetch()], timeout=self._caller_wait_seconds)
         if key_id in self._by_id:
             return self._by_id[key_id]
         if self._is_current and not self._is_fetching:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from service.postgres import loans
@@ -51,10 +51,18 @@ class GroupCommit:
     gets them one at a time, as it would without groups.
     """
 
-    def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        statement: str,
+        *,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
         self._statement = statement
         self._seconds = seconds
+        self._clock = clock
         self._largest_now = LARGEST_GROUP
         self._latest: _Group | None = None
 
@@ -68,7 +76,7 @@ class GroupCommit:
             self._pool.take_place()
             answer = group.add(arguments)
         else:
-            group = self._latest = _Group()
+            group = self._latest = _Group(self._clock())
             answer = group.add(arguments)
             await self._lead(group)
         match await answer:
@@ -83,7 +91,7 @@ class GroupCommit:
         return (
             group.is_gathering
             and len(group.members) < self._largest_now
-            and time.monotonic() - group.began < self._seconds * GATHERING_SHARE
+            and self._clock() - group.began < self._seconds * GATHERING_SHARE
         )
 
     async def _lead(self, group: "_Group") -> None:
@@ -136,12 +144,12 @@ class GroupCommit:
             connection.terminate()
 
     async def _run(self, connection: Connection, group: Sequence[Arguments], *, until: float) -> Ids:
-        began = time.monotonic()
+        began = self._clock()
         try:
             # With asyncpg's own timeout: while Postgres reads no more input, cancellation would not end this.
             rows = await connection.fetchmany(self._statement, group, timeout=until - began)
         finally:
-            if time.monotonic() - began < self._seconds * SLOW_SHARE:
+            if self._clock() - began < self._seconds * SLOW_SHARE:
                 self._largest_now = min(self._largest_now + 1, LARGEST_GROUP)
             elif len(group) > 1:
                 self._largest_now = len(group) // 2
@@ -165,8 +173,8 @@ class _Member:
 class _Group:
     """A leader, the first member, and its followers."""
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
+    def __init__(self, began: float) -> None:
+        self.began = began
         self.is_gathering = True
         self.members: list[_Member] = []
 

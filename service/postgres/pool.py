@@ -15,9 +15,7 @@ from service.settings import Settings
 from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
-RECONNECT_PAUSE_SECONDS = 0.25  # without a connection attempt, after one has failed: refusing must be cheap
 _CONNECT_SHARE = 0.8  # of the time for the database, so that connecting fails before the caller's deadline
-_LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently, so longer idle ones are closed.
 _RESERVE_QUEUE_SIZE = 10
 
 
@@ -28,6 +26,9 @@ class Pool:
     asyncpg's own pool has no bound, and lends through a task, which takes as long as a statement. Sessions
     are not reset between callers: nothing outlives its transaction. Where Postgres accepts fewer connections
     than the pool may open, callers wait for one that is lent.
+
+    After a failed attempt to connect there is none for *reconnect_pause_seconds*: refusing must be cheap.
+    Networks drop idle connections silently, so those idle for *longest_idle_seconds* are closed.
     """
 
     def __init__(
@@ -37,11 +38,15 @@ class Pool:
         size: int,
         queue_size: int,
         reserve: "Pool | None" = None,
+        reconnect_pause_seconds: float = 0.25,
+        longest_idle_seconds: float = 300.0,
     ) -> None:
         self.reserve = reserve or self  # for the readiness probe: a busy process stays ready
         self._connect = connect
         self._free = asyncio.Semaphore(size)
         self._queue_size = queue_size
+        self._reconnect_pause_seconds = reconnect_pause_seconds
+        self._longest_idle_seconds = longest_idle_seconds
         self._waiting = 0
         self._opening = 0
         self._opened: set[Connection] = set()
@@ -128,7 +133,7 @@ class Pool:
             raise TimeoutError
 
     def _take_idle(self) -> "Connection | None":
-        long_ago = time.monotonic() - _LONGEST_IDLE_SECONDS
+        long_ago = time.monotonic() - self._longest_idle_seconds
         while self._idle and self._idle[0][1] < long_ago:
             self._forget(self._idle.popleft()[0])
         while self._idle:
@@ -166,7 +171,7 @@ class Pool:
         try:
             connection = await self._connect()
         except Exception:
-            self._reconnect_after = time.monotonic() + RECONNECT_PAUSE_SECONDS
+            self._reconnect_after = time.monotonic() + self._reconnect_pause_seconds
             raise
         finally:
             self._opening -= 1

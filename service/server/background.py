@@ -8,15 +8,17 @@ import structlog
 
 from service.telemetry import logs, metrics
 
-PAUSE_SECONDS = 1.0  # between a failure and the restart
+_PAUSE_SECONDS = 1.0  # between a failure and the restart
 
 _log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def in_background(
+    name: str, work: Callable[[], Awaitable[None]], *, pause_seconds: float = _PAUSE_SECONDS
+) -> AsyncIterator[None]:
     """Run *work* while the block runs. A failure is logged and counted; the work restarts after a pause."""
-    task = asyncio.create_task(keep_running(name, work))
+    task = asyncio.create_task(keep_running(name, work, pause_seconds=pause_seconds))
     try:
         yield
     finally:
@@ -24,7 +26,9 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
         await asyncio.wait([task])  # Not `await task`, which would raise its cancellation as if it were ours.
 
 
-async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def keep_running(
+    name: str, work: Callable[[], Awaitable[None]], *, pause_seconds: float = _PAUSE_SECONDS
+) -> None:
     """Run *work* until it returns; restart it after a pause whenever it fails."""
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()
@@ -38,4 +42,4 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
                 return
         else:
             return
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(pause_seconds)

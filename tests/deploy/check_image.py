@@ -6,7 +6,6 @@ Not part of `make test`, because building takes its time: `make deploy-check` ru
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,13 +15,13 @@ import pytest
 
 from deploy.local.chain import follow_one_request
 from deploy.local.machine.folders import CHECKOUT
-from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.ports import free_port
 from deploy.local.machine.waiting import never
 from service.settings import ServiceSettings, Settings
+from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.manifests import grace_seconds
 from tests.harness.issuer import Issuer
 from tests.harness.processes import Process, environment_of
-from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
 _IMAGE = "calculation-requests:check"
@@ -71,19 +70,6 @@ def image() -> str:
         seconds=_BUILD_SECONDS,
     )
     return _IMAGE
-
-
-@contextmanager
-def catching_mail(folder: Path) -> Iterator[int]:
-    """Run a mail server that writes accepted mail to *folder*; yields its port."""
-    port = free_port()
-    options = ("--port", str(port), "--folder", folder)
-    catcher = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
-    try:
-        yield port
-    finally:
-        catcher.terminate()
-        catcher.wait()
 
 
 @contextmanager
@@ -140,8 +126,7 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
     issuer.jwks.chmod(0o644)
     ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
     with ExitStack() as stack:
-        smtp_port = stack.enter_context(catching_mail(tmp_path / "mail"))
-        await eventually(lambda: accepts(smtp_port))
+        smtp_port = stack.enter_context(mail_catcher(tmp_path / "mail"))
         api = of_container(service_settings, **ports)
         worker = of_container(worker_settings, **ports, SMTP_URL=f"smtp://127.0.0.1:{smtp_port}")
         schema = (

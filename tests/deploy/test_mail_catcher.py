@@ -1,37 +1,18 @@
 """The mail catcher, as a process and over real SMTP."""
 
-import signal
 import smtplib
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
-from deploy.local.machine.ports import accepts, free_port
-from deploy.local.machine.waiting import wait_until
+from tests.deploy.mail_catching import mail_catcher
 
 MESSAGE = (
     b"From: sender@example.com\r\nTo: jane@example.com\r\nSubject: =?utf-8?q?caf=C3=A9?=\r\n"
     b"\r\nfirst line\r\n.a line that begins with a dot\r\n\r\nlast line\xc3\xa9\r\n"
 )
-
-
-@contextmanager
-def mail_catcher(folder: Path) -> Iterator[int]:
-    port = free_port()
-    options = ["--port", str(port), "--folder", str(folder)]
-    process = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
-    try:
-        assert wait_until(lambda: accepts(port), seconds=10)
-        yield port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +34,7 @@ def files(mails: Path) -> Iterator[Path]:
 
 
 def send(port: int, message: bytes) -> None:
-    with smtplib.SMTP("127.0.0.1", port, timeout=5) as client:
+    with smtplib.SMTP("127.0.0.1", port, timeout=30) as client:
         client.sendmail("sender@example.com", ["jane@example.com"], message)
 
 

@@ -57,14 +57,14 @@ def test_program_ends_with_its_context(tmp_path: Path) -> None:
 
 def test_program_that_ignores_its_signal_is_killed(tmp_path: Path) -> None:
     with running(program(tmp_path, DEAF, stop_seconds=0.1)) as process:
-        assert wait_until(lambda: "deaf" in last_lines(tmp_path / "sleeper.log"), seconds=5)
+        assert wait_until(lambda: "deaf" in last_lines(tmp_path / "sleeper.log"), seconds=30)
 
     assert process.trouble() == "The sleeper was killed by SIGKILL."
 
 
 def test_death_is_described_with_the_end_of_the_log(tmp_path: Path) -> None:
     with running(program(tmp_path, "raise SystemExit('no such setting')")) as process:
-        assert wait_until(lambda: process.trouble() is not None, seconds=5)
+        assert wait_until(lambda: process.trouble() is not None, seconds=30)
         text = process.describe(process.trouble() or "")
 
     assert text.startswith("The sleeper exited with status 1.")
@@ -76,7 +76,7 @@ def test_leftover_of_a_crashed_run_is_ended(tmp_path: Path) -> None:
 
     end_leftovers(tmp_path)
 
-    assert wait_until(lambda: left_over.trouble() is not None, seconds=5)
+    assert wait_until(lambda: left_over.trouble() is not None, seconds=30)
     assert left_over.trouble() == "The sleeper was killed by SIGTERM."
     assert not (tmp_path / "sleeper.pid").exists()
 
@@ -109,18 +109,18 @@ def test_process_that_has_ended_has_no_identity_even_before_it_is_reaped(
     stranger: subprocess.Popen[bytes],
 ) -> None:
     assert identity(stranger.pid) is not None
-    assert wait_until(lambda: "time.sleep" in command_line(stranger.pid), seconds=5)
+    assert wait_until(lambda: "time.sleep" in command_line(stranger.pid), seconds=30)
 
     stranger.kill()
 
-    assert wait_until(lambda: identity(stranger.pid) is None, seconds=5)
+    assert wait_until(lambda: identity(stranger.pid) is None, seconds=30)
 
 
 def test_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
 
     with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
-        run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=10)
+        run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=30)
 
 
 def test_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.processes import Process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
@@ -55,8 +54,8 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
                 await worker.kill()
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()
-        await eventually(lambda: _is_finished(database), seconds=30)
-        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids), seconds=30)
+        await eventually(lambda: _is_finished(database))
+        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids))
 
     assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
     for uuid in uuids:
@@ -74,7 +73,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
 async def _any_moment_while_growing(collection: Collection[object]) -> None:
     """Wait for a random moment while work is in progress."""
     goal = len(collection) + random.randint(1, _REQUESTS_A_ROUND - 5)  # noqa: S311
-    await eventually(lambda: len(collection) >= goal, seconds=30)
+    await eventually(lambda: len(collection) >= goal)
 
 
 async def _claimed_emails(database: Connection) -> set[str]:
@@ -111,10 +110,8 @@ def _assert_mailed_once_but_for(in_flight: set[str], mail_server: MailServer, *,
 
 
 async def test_every_answer_of_a_killed_api_is_stored_with_one_event(
-    service_settings: ServiceSettings, tmp_path: Path, issuer: Issuer, database: Connection
+    api: Process, issuer: Issuer, database: Connection
 ) -> None:
-    api = api_process(service_settings, tmp_path)
-
     async with started(api), under_load(api, issuer.token()) as load:
         for _ in range(4):
             await _any_moment_while_growing(load.stored)

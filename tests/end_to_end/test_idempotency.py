@@ -49,7 +49,7 @@ class Calls:
 
     async def have_been_made(self, count: int) -> None:
         """Wait until *count* calls have ended."""
-        await eventually(lambda: self.made >= count, seconds=60)
+        await eventually(lambda: self.made >= count)
 
     async def _post(self, client: httpx.AsyncClient) -> httpx.Response:
         while True:

@@ -71,3 +71,8 @@ async def count_waiting_statements(database: Connection) -> int:
         """
     )
     return waiting
+
+
+async def is_gone(database: Connection, process: int) -> bool:
+    """Whether a process of Postgres has ended."""
+    return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)

@@ -62,7 +62,7 @@ async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[
 async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIterator[None]:
     """Run parts of the worker until the block is left, and let them stop in order."""
     stop = asyncio.Event()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for part in parts:
             group.create_task(_run(part, stop))
         try:

@@ -12,8 +12,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+from service.settings import ServiceSettings
 from tests.harness.certificates import Authority
-from tests.harness.examples import CONVEYANCER
+from tests.harness.examples import CONVEYANCER, SECRET_KEYS
 
 ISSUER = "https://issuer.test"
 AUDIENCE = "calculation-requests"
@@ -49,6 +50,18 @@ class Issuer:
         return jwt.encode(
             every, self.key, algorithm="ES256", headers={"typ": "at+jwt", "kid": "local", **(headers or {})}
         )
+
+
+def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
+    """Return the settings of an API that trusts *issuer*."""
+    return ServiceSettings(
+        database_url=database_url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        auth_issuer=ISSUER,
+        auth_audience=AUDIENCE,
+        auth_jwks_url=issuer.jwks.as_uri(),
+    )
 
 
 class HttpsIssuer:

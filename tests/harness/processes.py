@@ -24,7 +24,7 @@ from tests.harness.http import NO_TLS
 from tests.harness.waiting import until
 from worker.settings import WorkerSettings
 
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _COMMAND_SECONDS = 60.0
 _POLL_SECONDS = 0.01

@@ -12,7 +12,7 @@ async def until(check: Callable[[], Any], *, seconds: float, pause_seconds: floa
     return bool(await _poll(check, seconds, pause_seconds))
 
 
-async def eventually(check: Callable[[], Any], *, seconds: float = 15.0) -> Any:
+async def eventually(check: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     """Poll *check*, or the coroutine it returns, and return its first true result. Fail after *seconds*."""
     result = await _poll(check, seconds, 0.01)
     assert result, "this did not happen in time"

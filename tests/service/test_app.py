@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from deploy.local.machine.ports import free_port
 from service.api.questionnaire import load
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -16,8 +17,10 @@ from tests.harness.issuer import Issuer
 from tests.harness.waiting import eventually
 
 
-async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClient) -> None:
-    response = await client.get("/v1/questionnaire/structure", headers={"Content-Type": "application/json"})
+async def test_questionnaire_is_returned_in_the_envelope(shared_client: httpx.AsyncClient) -> None:
+    response = await shared_client.get(
+        "/v1/questionnaire/structure", headers={"Content-Type": "application/json"}
+    )
 
     assert response.status_code == 200
     assert response.json()["status"] == {"code": 200, "message": "OK"}
@@ -34,9 +37,9 @@ async def test_questionnaire_is_returned_in_the_envelope(client: httpx.AsyncClie
     ],
 )
 async def test_errors_of_the_router_share_the_envelope(
-    client: httpx.AsyncClient, method: str, path: str, status: int, code: str
+    shared_client: httpx.AsyncClient, method: str, path: str, status: int, code: str
 ) -> None:
-    response = await client.request(method, path)
+    response = await shared_client.request(method, path)
 
     assert response.status_code == status
     body = response.json()
@@ -66,9 +69,9 @@ async def test_errors_of_the_router_share_the_envelope(
         "/v1/%2e%2e/metrics",
     ],
 )
-async def test_path_has_one_spelling(client: httpx.AsyncClient, alias: str) -> None:
+async def test_path_has_one_spelling(shared_client: httpx.AsyncClient, alias: str) -> None:
     with capture_logs() as logs:
-        response = await client.get(client.base_url.copy_with(raw_path=alias.encode()))
+        response = await shared_client.get(shared_client.base_url.copy_with(raw_path=alias.encode()))
         served = await eventually(lambda: [line for line in logs if line["event"] == "request_served"])
 
     assert response.status_code == 404
@@ -85,22 +88,22 @@ async def test_uuid_in_another_spelling_is_not_found(client: httpx.AsyncClient) 
         assert (await client.get(url)).status_code == 404
 
 
-async def test_well_formed_request_id_is_kept(client: httpx.AsyncClient) -> None:
-    response = await client.get("/nonsense", headers={"X-Request-Id": "case-17.a_B"})
+async def test_well_formed_request_id_is_kept(shared_client: httpx.AsyncClient) -> None:
+    response = await shared_client.get("/nonsense", headers={"X-Request-Id": "case-17.a_B"})
 
     assert response.headers["X-Request-Id"] == "case-17.a_B"
 
 
 @pytest.mark.parametrize("sent", ["", "ada@example.com", "x" * 129, "a b"])
-async def test_other_request_ids_are_replaced(client: httpx.AsyncClient, sent: str) -> None:
-    response = await client.get("/livez", headers={"X-Request-Id": sent})
+async def test_other_request_ids_are_replaced(shared_client: httpx.AsyncClient, sent: str) -> None:
+    response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
 
     assert response.headers["X-Request-Id"] not in ("", sent)
 
 
-async def test_process_is_alive_and_ready(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/livez")).status_code == 200
-    assert (await client.get("/readyz")).json() == {"postgres": "ok"}
+async def test_process_is_alive_and_ready(shared_client: httpx.AsyncClient) -> None:
+    assert (await shared_client.get("/livez")).status_code == 200
+    assert (await shared_client.get("/readyz")).json() == {"postgres": "ok"}
 
 
 async def test_process_is_not_ready_on_an_older_schema(
@@ -117,10 +120,10 @@ async def test_process_is_not_ready_on_an_older_schema(
 
 
 async def test_api_without_postgres_is_alive_and_answers_503(
-    service_settings: ServiceSettings, issuer: Issuer, unused_tcp_port: int
+    service_settings: ServiceSettings, issuer: Issuer
 ) -> None:
     settings = msgspec.structs.replace(
-        service_settings, database_url=f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
+        service_settings, database_url=f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     )
     async with api_client(settings, issuer.token()) as client:
         assert (await client.get("/livez")).status_code == 200

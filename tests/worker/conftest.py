@@ -25,6 +25,7 @@ from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.relay import outbox
+from worker.relay.confirm_window import CAN_WRITE_AT_ONCE
 from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
@@ -93,10 +94,16 @@ async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]
 
 
 @asynccontextmanager
-async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
+async def open_publisher(
+    settings: WorkerSettings, *, can_write_at_once: bool = CAN_WRITE_AT_ONCE
+) -> AsyncIterator[Publisher]:
     """Lend a publisher on a new connection."""
     async with open_channel(settings, name="test") as channel:
-        yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
+        yield await Publisher.on(
+            channel,
+            timeout_seconds=settings.broker_timeout_seconds,
+            can_write_at_once=can_write_at_once,
+        )
 
 
 @pytest.fixture

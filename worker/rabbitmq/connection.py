@@ -19,7 +19,6 @@ from worker.settings import WorkerSettings
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer in an orderly way
-_DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
 
@@ -34,9 +33,9 @@ class TopologyDiffers(BrokerUnavailable):
 
 @asynccontextmanager
 async def open_role(
-    settings: WorkerSettings, *, name: str, needs: Collection[str]
+    settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = 60.0
 ) -> AsyncIterator[AbstractChannel]:
-    """Lend a channel as `open_channel` does. The topology is declared first, and again every minute.
+    """Lend a channel as `open_channel` does. The topology is declared first, then every *declare_seconds*.
 
     Raises TopologyDiffers when an exchange or queue in *needs* exists with other properties. That stops only
     the roles that need it, and /readyz reports the difference. Other differences are logged.
@@ -50,7 +49,7 @@ async def open_role(
             for needed in needs:
                 if needed in differences:
                     raise TopologyDiffers(differences[needed])
-            keeping = asyncio.create_task(_keep_declared(connection))
+            keeping = asyncio.create_task(_keep_declared(connection, declare_seconds))
             yield channel
     finally:
         if keeping is not None:  # aiormq may swallow the cancellation; the closed connection ends it.
@@ -117,17 +116,17 @@ async def _declare(connection: AbstractConnection) -> dict[str, str]:
     return differences
 
 
-async def _keep_declared(connection: AbstractConnection) -> None:
-    """Declare the topology every minute while the connection is open.
+async def _keep_declared(connection: AbstractConnection, seconds: float) -> None:
+    """Declare the topology every *seconds* while the connection is open.
 
     This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
     another team takes. There is no timeout, because during an alarm the broker answers only at its end.
     """
     while True:
-        await asyncio.sleep(_DECLARE_SECONDS)
+        await asyncio.sleep(seconds)
         if connection.is_closed:
             return
         try:
             await _declare(connection)
-        except Exception as error:  # noqa: BLE001 - the role works without it; the next minute may succeed
+        except Exception as error:  # noqa: BLE001 - the role works without it; the next may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))

@@ -121,7 +121,9 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
 
 
 @asynccontextmanager
-async def lanes_kept(connection: Connection) -> AsyncIterator[asyncio.Event]:
+async def lanes_kept(
+    connection: Connection, *, ping_seconds: float = _PING_SECONDS
+) -> AsyncIterator[asyncio.Event]:
     """Keep the locks of an open transaction while the block does something else, such as publishing.
 
     Yields an event that is set once the connection is lost, and with it the locks: the block should end then.
@@ -133,7 +135,7 @@ async def lanes_kept(connection: Connection) -> AsyncIterator[asyncio.Event]:
         lost.set()
 
     connection.add_termination_listener(note_loss)
-    pinging = asyncio.create_task(_ping(connection, lost, done))
+    pinging = asyncio.create_task(_ping(connection, lost, done, ping_seconds))
     try:
         yield lost
     finally:
@@ -144,14 +146,14 @@ async def lanes_kept(connection: Connection) -> AsyncIterator[asyncio.Event]:
         raise PostgresUnavailable
 
 
-async def _ping(connection: Connection, lost: asyncio.Event, done: asyncio.Event) -> None:
+async def _ping(connection: Connection, lost: asyncio.Event, done: asyncio.Event, seconds: float) -> None:
     """Query Postgres until *done*, because it ends a transaction that is silent for SILENCE_SECONDS."""
     while not lost.is_set():
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PING_SECONDS):
+            async with asyncio.timeout(seconds):
                 await done.wait()
                 return
         try:
-            await connection.execute("SELECT 1", timeout=_PING_SECONDS)
+            await connection.execute("SELECT 1", timeout=seconds)
         except outages.OUTAGE_ERRORS:
             lost.set()

@@ -18,8 +18,7 @@ from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
-from worker.relay import confirm_window
-from worker.relay.confirm_window import UNENCODABLE, ConfirmWindow
+from worker.relay.confirm_window import CAN_WRITE_AT_ONCE, UNENCODABLE, ConfirmWindow
 from worker.relay.outbox import OutboxRow
 from worker.waiting import wait_at_most
 
@@ -43,18 +42,22 @@ class Outcome(msgspec.Struct, frozen=True):
 class Publisher:
     """Publishes windows of events to the exchange, one window at a time."""
 
-    def __init__(self, channel: aiormq.Channel, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, channel: aiormq.Channel, *, timeout_seconds: float, can_write_at_once: bool = CAN_WRITE_AT_ONCE
+    ) -> None:
         self._channel = channel
         self._timeout_seconds = timeout_seconds
         # When traced, each publish is a span of its own, with its own time.
-        self._writes_at_once = confirm_window.CAN_WRITE_AT_ONCE and not tracing.is_on()
+        self._writes_at_once = can_write_at_once and not tracing.is_on()
 
     @classmethod
-    async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
+    async def on(
+        cls, channel: AbstractChannel, *, timeout_seconds: float, can_write_at_once: bool = CAN_WRITE_AT_ONCE
+    ) -> "Publisher":
         """Return a publisher on a channel that raises on returned messages."""
         # aio-pika's own publish costs half as much again: it waits for the socket after every message.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(underlay, timeout_seconds=timeout_seconds)
+        return cls(underlay, timeout_seconds=timeout_seconds, can_write_at_once=can_write_at_once)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
         """Publish an empty message that no queue gets: the broker reports an alarm only to publishers.

@@ -81,7 +81,8 @@ async def test_creates_at_the_same_time_share_a_round_trip(
     link.hold()
     creates = [asyncio.create_task(watched_client.post("/v1/request", json=A_REQUEST)) for _ in range(_CALLS)]
     await eventually(lambda: REGISTRY.get_sample_value("http_requests_in_progress") == _CALLS)
-    await asyncio.sleep(0.05)  # All but the first wait for the connection.
+    for _ in range(200):  # turns of the event loop, after which all but the first wait for the connection
+        await asyncio.sleep(0)
     link.resume()
     responses = await asyncio.gather(*creates)
 

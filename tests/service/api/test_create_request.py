@@ -160,27 +160,31 @@ async def test_request_is_not_stored_when_its_event_cannot_be(
 
 
 @pytest.mark.parametrize("name", A_REQUEST)
-async def test_missing_field_is_refused(client: httpx.AsyncClient, database: Connection, name: str) -> None:
-    response = await client.post("/v1/request", json=without(name))
+async def test_missing_field_is_refused(
+    shared_client: httpx.AsyncClient, shared_database: Connection, name: str
+) -> None:
+    response = await shared_client.post("/v1/request", json=without(name))
 
     assert response.status_code == 422
     assert response.json()["data"] is None
     assert response.json()["errors"] == [
         {"code": "required", "message": "This field is required.", "field": name, "pointer": f"/{name}"}
     ]
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 @pytest.mark.parametrize("name", A_REQUEST)
-async def test_blank_field_is_refused(client: httpx.AsyncClient, database: Connection, name: str) -> None:
-    response = await client.post("/v1/request", json={**A_REQUEST, name: " \u2003 "})
+async def test_blank_field_is_refused(
+    shared_client: httpx.AsyncClient, shared_database: Connection, name: str
+) -> None:
+    response = await shared_client.post("/v1/request", json={**A_REQUEST, name: " \u2003 "})
 
     assert response.status_code == 422
     assert reasons(response) == {(name, "blank")}
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
-async def test_name_without_a_visible_character_is_blank(client: httpx.AsyncClient) -> None:
+async def test_name_without_a_visible_character_is_blank(shared_client: httpx.AsyncClient) -> None:
     names = [name for name in A_REQUEST if not name.endswith("_email")]
     for invisible in (
         *("\u200b", "\u3164", "\u2800", "\u00ad", "\u2060", "\ufe0f", "\U000e0100", "\U000e0041"),
@@ -188,7 +192,7 @@ async def test_name_without_a_visible_character_is_blank(client: httpx.AsyncClie
         *("\u200d\u200c", " \u200b\u3000\u0301"),
     ):
         waiver = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": invisible}
-        response = await client.post(
+        response = await shared_client.post(
             "/v1/request", json={**A_REQUEST, **dict.fromkeys(names, invisible), **waiver}
         )
 
@@ -248,19 +252,19 @@ async def test_name_without_a_visible_character_is_blank(client: httpx.AsyncClie
     ],
 )
 async def test_bad_value_is_refused(
-    client: httpx.AsyncClient, database: Connection, name: str, value: object, code: str
+    shared_client: httpx.AsyncClient, shared_database: Connection, name: str, value: object, code: str
 ) -> None:
-    response = await client.post(
+    response = await shared_client.post(
         "/v1/request", content=msgspec.json.encode({**A_REQUEST, name: value}), headers=JSON
     )
 
     assert response.status_code == 422
     assert reasons(response) == {(name, code)}
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
-async def test_pointer_is_escaped_as_rfc_6901_requires(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/request", json={**A_REQUEST, "a/b~c": 1})
+async def test_pointer_is_escaped_as_rfc_6901_requires(shared_client: httpx.AsyncClient) -> None:
+    response = await shared_client.post("/v1/request", json={**A_REQUEST, "a/b~c": 1})
 
     assert response.json()["errors"][0]["pointer"] == "/a~1b~0c"
 
@@ -347,9 +351,9 @@ async def test_meta_data_may_have_at_most_sixteen_levels(client: httpx.AsyncClie
 
 
 async def test_every_failing_field_is_reported_at_once(
-    client: httpx.AsyncClient, database: Connection
+    shared_client: httpx.AsyncClient, shared_database: Connection
 ) -> None:
-    response = await client.post(
+    response = await shared_client.post(
         "/v1/request",
         json={
             **without("case_ref"),
@@ -369,7 +373,7 @@ async def test_every_failing_field_is_reported_at_once(
         ("nonsense", "unknown_field"),
         ("calculation_fee_exempt_reason", "required"),
     }
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 @pytest.mark.parametrize(
@@ -384,16 +388,16 @@ async def test_every_failing_field_is_reported_at_once(
     ],
 )
 async def test_waiver_needs_a_reason(
-    client: httpx.AsyncClient, database: Connection, reason: object, code: str
+    shared_client: httpx.AsyncClient, shared_database: Connection, reason: object, code: str
 ) -> None:
-    response = await client.post(
+    response = await shared_client.post(
         "/v1/request",
         json={**A_REQUEST, "calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason},
     )
 
     assert response.status_code == 422
     assert reasons(response) == {("calculation_fee_exempt_reason", code)}
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 async def test_reason_may_have_five_hundred_characters(client: httpx.AsyncClient) -> None:
@@ -444,33 +448,33 @@ async def test_waiver_is_ignored_when_the_conveyancer_charges_no_fee(
     ],
 )
 async def test_malformed_body_is_refused(
-    client: httpx.AsyncClient, database: Connection, body: bytes
+    shared_client: httpx.AsyncClient, shared_database: Connection, body: bytes
 ) -> None:
-    response = await client.post("/v1/request", content=body, headers=JSON)
+    response = await shared_client.post("/v1/request", content=body, headers=JSON)
 
     assert response.status_code == 400
     assert response.json()["errors"][0]["code"] == "malformed_body"
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null", b"7"])
-async def test_body_that_is_not_an_object_is_refused(client: httpx.AsyncClient, body: bytes) -> None:
-    response = await client.post("/v1/request", content=body, headers=JSON)
+async def test_body_that_is_not_an_object_is_refused(shared_client: httpx.AsyncClient, body: bytes) -> None:
+    response = await shared_client.post("/v1/request", content=body, headers=JSON)
 
     assert response.status_code == 422
     assert response.json()["errors"][0]["pointer"] == ""
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-async def test_body_that_is_not_json_is_refused(client: httpx.AsyncClient, media_type: str) -> None:
-    response = await client.post("/v1/request", content=b"{}", headers={"Content-Type": media_type})
+async def test_body_that_is_not_json_is_refused(shared_client: httpx.AsyncClient, media_type: str) -> None:
+    response = await shared_client.post("/v1/request", content=b"{}", headers={"Content-Type": media_type})
 
     assert response.status_code == 415
     assert response.json()["errors"][0]["code"] == "unsupported_media_type"
 
 
-async def test_at_most_fifty_unknown_fields_are_reported(client: httpx.AsyncClient) -> None:
-    response = await client.post(
+async def test_at_most_fifty_unknown_fields_are_reported(shared_client: httpx.AsyncClient) -> None:
+    response = await shared_client.post(
         "/v1/request", json={f"unknown-{number}": 1 for number in range(2_000)} | {"case_ref": 7}
     )
 
@@ -515,32 +519,34 @@ async def test_body_with_every_field_at_its_limit_is_accepted_fully_escaped(
     assert {name: response.json()["data"][name] for name in body} == body
 
 
-async def test_body_of_more_than_256_kib_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
-    announced = await client.post("/v1/request", content=b" " * (256 * 1024 + 1), headers=JSON)
+async def test_body_of_more_than_256_kib_is_refused(
+    shared_client: httpx.AsyncClient, shared_database: Connection
+) -> None:
+    announced = await shared_client.post("/v1/request", content=b" " * (256 * 1024 + 1), headers=JSON)
 
     async def chunks() -> Any:
         for _ in range(257):
             yield b" " * 1024
 
-    streamed = await client.post("/v1/request", content=chunks(), headers=JSON)
+    streamed = await shared_client.post("/v1/request", content=chunks(), headers=JSON)
 
     for response in (announced, streamed):
         assert response.status_code == 413
         assert response.json()["errors"][0]["code"] == "body_too_large"
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 async def test_conveyancer_that_is_not_registered_is_refused(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection
+    shared_client: httpx.AsyncClient, issuer: Issuer, shared_database: Connection
 ) -> None:
     for body in (A_REQUEST, {**A_REQUEST, **WAIVER}):
-        response = await client.post(
+        response = await shared_client.post(
             "/v1/request", json=body, headers={"Authorization": f"Bearer {issuer.token('stranger')}"}
         )
 
         assert response.status_code == 403
         assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
-    assert await nothing_is_stored(database)
+    assert await nothing_is_stored(shared_database)
 
 
 async def test_busy_pool_is_answered_with_503(

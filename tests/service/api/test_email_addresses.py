@@ -4,7 +4,7 @@ import re
 
 import email_validator
 import msgspec
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from service.api import request_body
@@ -39,7 +39,7 @@ def is_valid(address: str) -> bool:
 
 @given(local=_PARTS, domain=_DOMAINS | _PARTS)
 @example(local="a" * 64, domain=".".join(["xn--fiqa" + "a" * 30] * 3) + ".example")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_address_is_accepted_exactly_if_email_validator_accepts_it(local: str, domain: str) -> None:
     address = f"{local}@{domain}"
 

@@ -54,8 +54,8 @@ async def test_requests_are_listed_newest_first_as_retrieve_shows_them(
     assert response.json()["data"] == {"requests": created, "next_cursor": None}
 
 
-async def test_list_of_a_conveyancer_without_requests_is_empty(client: httpx.AsyncClient) -> None:
-    assert await page(client) == {"requests": [], "next_cursor": None}
+async def test_list_of_a_conveyancer_without_requests_is_empty(shared_client: httpx.AsyncClient) -> None:
+    assert await page(shared_client) == {"requests": [], "next_cursor": None}
 
 
 async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) -> None:
@@ -166,24 +166,24 @@ async def test_requests_are_filtered_by_external_id(client: httpx.AsyncClient) -
     ],
 )
 async def test_every_failing_parameter_is_reported(
-    client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
+    shared_client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
 ) -> None:
-    assert errors(await client.get(f"/v1/request?{query}")) == expected
+    assert errors(await shared_client.get(f"/v1/request?{query}")) == expected
 
 
-async def test_at_most_fifty_unknown_parameters_are_reported(client: httpx.AsyncClient) -> None:
+async def test_at_most_fifty_unknown_parameters_are_reported(shared_client: httpx.AsyncClient) -> None:
     query = "&".join(["limit=0", *(f"p{number}" for number in range(5_000))])
 
-    reported = errors(await client.get(f"/v1/request?{query}"))
+    reported = errors(await shared_client.get(f"/v1/request?{query}"))
 
     assert len(reported) == UNKNOWN_FIELDS_NAMED + 1
     assert ("limit", "out_of_range") in reported
 
 
 async def test_parameter_behind_thousands_of_empty_ones_is_read(
-    client: httpx.AsyncClient,
+    shared_client: httpx.AsyncClient,
 ) -> None:
-    reported = errors(await client.get(f"/v1/request?{'&' * 5_000}limit=0"))
+    reported = errors(await shared_client.get(f"/v1/request?{'&' * 5_000}limit=0"))
 
     assert reported == [("limit", "out_of_range")]
 
@@ -191,15 +191,15 @@ async def test_parameter_behind_thousands_of_empty_ones_is_read(
 @pytest.mark.parametrize(
     "query", ["limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""]
 )
-async def test_unusual_parameters_are_accepted(client: httpx.AsyncClient, query: str) -> None:
-    assert (await client.get(f"/v1/request?{query}")).status_code == 200
+async def test_unusual_parameters_are_accepted(shared_client: httpx.AsyncClient, query: str) -> None:
+    assert (await shared_client.get(f"/v1/request?{query}")).status_code == 200
 
 
 async def test_conveyancer_that_is_not_registered_is_refused(
-    client: httpx.AsyncClient, issuer: Issuer
+    shared_client: httpx.AsyncClient, issuer: Issuer
 ) -> None:
     for parameters in ({}, {"external_id": "x"}):
-        response = await client.get(
+        response = await shared_client.get(
             f"/v1/request?{urlencode(parameters)}",
             headers={"Authorization": f"Bearer {issuer.token('stranger')}"},
         )
@@ -208,10 +208,10 @@ async def test_conveyancer_that_is_not_registered_is_refused(
         assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
-async def test_read_scope_is_required(client: httpx.AsyncClient, issuer: Issuer) -> None:
+async def test_read_scope_is_required(shared_client: httpx.AsyncClient, issuer: Issuer) -> None:
     for scope, status in (("request:write", 403), ("request:read", 200)):
         token = issuer.token(scope=scope)
-        response = await client.get("/v1/request", headers={"Authorization": f"Bearer {token}"})
+        response = await shared_client.get("/v1/request", headers={"Authorization": f"Bearer {token}"})
 
         assert response.status_code == status
 

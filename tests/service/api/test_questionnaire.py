@@ -247,9 +247,11 @@ def test_etag_changes_only_with_the_questions() -> None:
     assert entity_tag(parse(WELL_WRITTEN)) != entity_tag(parse(WELL_WRITTEN.replace("tenants", "a tenant")))
 
 
-async def test_questions_that_the_caller_already_has_are_not_sent_again(client: httpx.AsyncClient) -> None:
-    first = await client.get(STRUCTURE)
-    again = await client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
+async def test_questions_that_the_caller_already_has_are_not_sent_again(
+    shared_client: httpx.AsyncClient,
+) -> None:
+    first = await shared_client.get(STRUCTURE)
+    again = await shared_client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
 
     assert first.headers["ETag"].startswith('W/"')
     assert again.status_code == 304
@@ -278,24 +280,30 @@ async def test_questions_that_the_caller_already_has_are_not_sent_again(client: 
         ("{bare}", 200),
     ],
 )
-async def test_etags_are_compared_weakly(client: httpx.AsyncClient, if_none_match: str, status: int) -> None:
-    tag = (await client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
+async def test_etags_are_compared_weakly(
+    shared_client: httpx.AsyncClient, if_none_match: str, status: int
+) -> None:
+    tag = (await shared_client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
     sent = if_none_match.format(tag=tag, bare=tag.strip('"'))
 
-    assert (await client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
+    assert (await shared_client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
 
 
-async def test_etags_in_several_headers_are_one_list(client: httpx.AsyncClient) -> None:
-    tag = (await client.get(STRUCTURE)).headers["ETag"]
+async def test_etags_in_several_headers_are_one_list(shared_client: httpx.AsyncClient) -> None:
+    tag = (await shared_client.get(STRUCTURE)).headers["ETag"]
 
-    response = await client.get(STRUCTURE, headers=[("If-None-Match", '"other"'), ("If-None-Match", tag)])
+    response = await shared_client.get(
+        STRUCTURE, headers=[("If-None-Match", '"other"'), ("If-None-Match", tag)]
+    )
 
     assert response.status_code == 304
 
 
-async def test_etag_does_not_replace_a_token(client: httpx.AsyncClient) -> None:
-    tag = (await client.get(STRUCTURE)).headers["ETag"]
+async def test_etag_does_not_replace_a_token(shared_client: httpx.AsyncClient) -> None:
+    tag = (await shared_client.get(STRUCTURE)).headers["ETag"]
 
-    response = await client.get(STRUCTURE, headers={"If-None-Match": tag, "Authorization": "Bearer nonsense"})
+    response = await shared_client.get(
+        STRUCTURE, headers={"If-None-Match": tag, "Authorization": "Bearer nonsense"}
+    )
 
     assert response.status_code == 401

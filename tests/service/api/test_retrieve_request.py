@@ -22,8 +22,8 @@ async def test_retrieved_request_is_the_one_that_was_created(client: httpx.Async
     assert response.json()["errors"] is None
 
 
-async def test_unknown_uuid_is_not_found(client: httpx.AsyncClient) -> None:
-    response = await client.get(f"/v1/request/{uuid_of(new_request_id())}")
+async def test_unknown_uuid_is_not_found(shared_client: httpx.AsyncClient) -> None:
+    response = await shared_client.get(f"/v1/request/{uuid_of(new_request_id())}")
 
     assert response.status_code == 404
     assert response.json()["data"] is None
@@ -51,8 +51,8 @@ async def test_unknown_uuid_is_not_found(client: httpx.AsyncClient) -> None:
         "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12",
     ],
 )
-async def test_malformed_uuid_is_not_found(client: httpx.AsyncClient, path: str) -> None:
-    response = await client.get(f"/v1/request/{path}")
+async def test_malformed_uuid_is_not_found(shared_client: httpx.AsyncClient, path: str) -> None:
+    response = await shared_client.get(f"/v1/request/{path}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
@@ -72,9 +72,9 @@ async def test_request_of_another_conveyancer_is_answered_like_an_unknown_one(
 
 
 async def test_conveyancer_that_is_not_registered_is_refused(
-    client: httpx.AsyncClient, issuer: Issuer
+    shared_client: httpx.AsyncClient, issuer: Issuer
 ) -> None:
-    response = await client.get(
+    response = await shared_client.get(
         f"/v1/request/{uuid_of(new_request_id())}",
         headers={"Authorization": f"Bearer {issuer.token('stranger')}"},
     )

@@ -1,7 +1,6 @@
 """The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +15,6 @@ from tests.harness.issuer import Answer, HttpsIssuer, Issuer, after, babble, dri
 from tests.harness.waiting import eventually
 
 HOUR = 3600.0
-TIMEOUT = 0.5
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[Http
 
 
 def signing_keys(url: str, **changes: float) -> SigningKeys:
-    usual = {"refresh_seconds": HOUR, "timeout_seconds": TIMEOUT, "cooldown_seconds": HOUR}
+    usual = {"refresh_seconds": HOUR, "timeout_seconds": 20.0, "cooldown_seconds": HOUR}
     return SigningKeys(url, **(usual | changes))
 
 
@@ -54,11 +52,10 @@ async def test_certificate_of_an_unknown_authority_is_not_trusted(
 
 
 async def test_new_key_is_fetched_on_first_use(server: HttpsIssuer, own_issuer: Issuer) -> None:
-    keys = signing_keys(server.url, cooldown_seconds=0.01)
+    keys = signing_keys(server.url, cooldown_seconds=0.0)
     await keys.find("local")
     own_issuer.publish("next")
     server.answer = status(200, own_issuer.jwks.read_bytes())
-    await asyncio.sleep(0.02)
 
     assert await is_found(keys, "next")
     assert not await is_found(keys, "local")
@@ -74,17 +71,26 @@ async def test_concurrent_callers_share_one_fetch(server: HttpsIssuer) -> None:
     assert server.requests == 1
 
 
-async def test_unknown_keys_cause_one_fetch_per_cooldown(server: HttpsIssuer) -> None:
-    keys = signing_keys(server.url, cooldown_seconds=0.3)
+async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url)
     await keys.find("local")
-    started_at = time.monotonic()
 
-    while time.monotonic() - started_at < 0.7:
+    for number in range(100):
         with pytest.raises(UnknownSigningKey):
-            await keys.find(f"unheard-of-{time.monotonic()}")
-        await asyncio.sleep(0.001)
+            await keys.find(f"unheard-of-{number}")
 
-    assert 2 <= server.requests <= 4
+    assert server.requests == 1
+
+
+async def test_unknown_key_causes_a_fetch_after_the_cooldown(server: HttpsIssuer) -> None:
+    keys = signing_keys(server.url, cooldown_seconds=0.1)
+    await keys.find("local")
+
+    async def is_fetched_again() -> bool:
+        assert not await is_found(keys, "unheard-of")
+        return server.requests == 2
+
+    await eventually(is_fetched_again)
 
 
 async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
@@ -129,43 +135,36 @@ WRONG: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_wrong_answer_keeps_the_cached_keys_and_takes_little_time(
+async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(
     server: HttpsIssuer, answer: Answer
 ) -> None:
-    keys = signing_keys(server.url, cooldown_seconds=0.01)
-    await keys.find("local")
+    keys = signing_keys(server.url, timeout_seconds=0.2, cooldown_seconds=0.0, caller_wait_seconds=20.0)
+    await eventually(lambda: is_found(keys, "local"))
     server.answer = answer
-    await asyncio.sleep(0.02)
 
-    with capture_logs() as logs:
-        started_at = time.monotonic()
-        with pytest.raises(SigningKeysUnavailable):
-            await keys.find("next")
-        seconds = time.monotonic() - started_at
+    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
 
     assert await is_found(keys, "local")
-    assert [line["keys_kept"] for line in failures(logs)] == [1]
-    assert seconds < TIMEOUT + 1
+    assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
 
 
 async def test_slow_issuer_delays_a_caller_no_longer_than_postgres_may(server: HttpsIssuer) -> None:
     server.answer = drip
-    keys = signing_keys(server.url, timeout_seconds=30.0)
-    started_at = time.monotonic()
+    keys = signing_keys(server.url)
 
-    with pytest.raises(SigningKeysUnavailable):
+    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
         await keys.find("local")
 
-    assert 0.9 < time.monotonic() - started_at < 3
+    assert failures(logs) == []  # The fetch goes on.
     async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
         await asyncio.sleep(0)
 
 
 async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(server: HttpsIssuer) -> None:
-    keys = signing_keys(server.url, timeout_seconds=30.0, cooldown_seconds=0.01)
-    await keys.find("local")
+    keys = signing_keys(server.url, cooldown_seconds=0.0, caller_wait_seconds=0.1)
+    await eventually(lambda: is_found(keys, "local"))
     server.answer = drip
-    await asyncio.sleep(0.02)
 
     with pytest.raises(SigningKeysUnavailable):
         await keys.find("next")

@@ -14,6 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 from openapi_spec_validator import validate
 
 from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
 from service.api import handlers
 from service.authentication import api_keys
 from service.contracts import openapi, operations
@@ -198,10 +199,9 @@ async def test_failures_of_the_service_are_answered_as_documented(
     service_settings: ServiceSettings,
     database: Connection,
     issuer: Issuer,
-    unused_tcp_port: int,
 ) -> None:
     key = await api_keys.create(database, CONVEYANCER)
-    nowhere = f"postgresql://postgres@127.0.0.1:{unused_tcp_port}/none"
+    nowhere = f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
     stored = await client.post("/v1/request", json=operations.SMALLEST_REQUEST)

@@ -78,8 +78,9 @@ async def empty(database: Connection, *, up_to: int = 0) -> None:
             await database.execute(part)
 
 
-async def store_as_version_1_did(database: Connection) -> None:
-    """Store a request and its event using only columns of version 1."""
+async def store_as_version_1_did(database: Connection) -> uuid.UUID:
+    """Store a request and its event using only columns of version 1. Returns the request's id."""
+    request_id = uuid.uuid4()
     await database.execute(
         """
         WITH stored AS (
@@ -101,29 +102,28 @@ async def store_as_version_1_did(database: Connection) -> None:
         SELECT id::text, id
           FROM stored
         """,
-        uuid.uuid4(),
+        request_id,
     )
+    return request_id
 
 
 @contextlib.asynccontextmanager
-async def requests_coming_in(database_url: str) -> AsyncIterator[list[float]]:
-    """Store requests one after the other, as an older release does; yields how many seconds each took."""
-    taken: list[float] = []
+async def requests_coming_in(database_url: str) -> AsyncIterator[list[uuid.UUID]]:
+    """Store requests one after the other, as an older release does; yields the ids of those stored."""
+    stored: list[uuid.UUID] = []
     enough = asyncio.Event()
     connection = await asyncpg.connect(database_url)
+    await connection.execute("SET lock_timeout = '1s'")  # the default deadline of a caller's statements
 
     async def store() -> None:
-        clock = asyncio.get_running_loop().time
         while not enough.is_set():
-            began = clock()
-            await store_as_version_1_did(connection)
-            taken.append(clock() - began)
+            stored.append(await store_as_version_1_did(connection))
 
     storing = asyncio.create_task(store())
-    await eventually(lambda: taken or storing.done())
-    yield taken
-    seen = len(taken)
-    await eventually(lambda: len(taken) > seen or storing.done())
+    await eventually(lambda: stored or storing.done())
+    yield stored
+    seen = len(stored)
+    await eventually(lambda: len(stored) > seen or storing.done())
     enough.set()
     await storing  # A rejected request fails the test here.
     await connection.close()
@@ -163,7 +163,7 @@ async def test_earlier_version_is_upgraded_while_requests_are_stored(
 ) -> None:
     wanted = await shape(database)
     await empty(database, up_to=version)
-    async with requests_coming_in(database_url) as taken:
+    async with requests_coming_in(database_url) as stored:
         with pytest.raises(SchemaOutdated):
             await schema.check(database)
 
@@ -172,7 +172,7 @@ async def test_earlier_version_is_upgraded_while_requests_are_stored(
     assert applied == schema.VERSION
     await schema.check(database)
     assert await shape(database) == wanted
-    assert await counts(database) == [len(taken)] * 3
+    assert await counts(database) == [len(stored)] * 3
 
 
 async def test_requests_of_version_1_are_read_after_the_upgrade(
@@ -258,17 +258,16 @@ async def test_upgrade_lets_requests_through_while_it_waits_for_a_backup(
     await empty(database, up_to=1)
     backup = await asyncpg.connect(database_url)
     upgrading = await asyncpg.connect(database_url)
-    async with requests_coming_in(database_url) as taken:
+    async with requests_coming_in(database_url) as stored:
         async with backup.transaction():
             await backup.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")
             applying = asyncio.create_task(schema.apply(upgrading))
             await eventually(lambda: has_waiting_statement(database))
-            seen = len(taken)
-            await eventually(lambda: len(taken) > seen)
+            seen = len(stored)
+            await eventually(lambda: len(stored) > seen)
             assert not applying.done()
         assert await applying == schema.VERSION
-    assert max(taken) < 1.0  # the default deadline of a caller's statements
-    assert await counts(database) == [len(taken)] * 3
+    assert await counts(database) == [len(stored)] * 3
     await upgrading.close()
     await backup.close()
 

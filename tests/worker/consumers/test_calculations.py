@@ -17,6 +17,7 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
+from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.queues import count
@@ -340,8 +341,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
     async with database.transaction():
         await reading.lock(database, stored_request.id)
         recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=10.0))
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database IS NULL"
-        await eventually(lambda: database.fetchval(waiting))
+        await eventually(lambda: has_waiting_statement(database))
     await recording
 
     assert await calculation_of(database, stored_request) == "calc-1"

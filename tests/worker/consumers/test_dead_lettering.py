@@ -101,9 +101,9 @@ async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
         async with open_channel(settings, name="test") as dead_letters:
             scripted.raise_alarm()
             publishing = asyncio.create_task(
-                publish_copy(dead_letters, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=1.0)
+                publish_copy(dead_letters, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=0.5)
             )
-            await asyncio.wait([publishing], timeout=2.5)
+            await asyncio.wait([publishing], timeout=0.8)  # longer than the time for the confirm
             was_waiting = not publishing.done()
             scripted.clear_alarm()
             await publishing

@@ -49,7 +49,7 @@ async def reconnect(url: str) -> Connection:
             return await asyncpg.connect(url)
         return None
 
-    connection: Connection = await eventually(connected, seconds=60)
+    connection: Connection = await eventually(connected)
     return connection
 
 

@@ -138,7 +138,7 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds(TLDS)
 
 
 @given(words=st.fixed_dictionaries(dict.fromkeys(WORDS, _texts)))
-@hypothesis.settings(deadline=None, max_examples=500)
+@hypothesis.settings(max_examples=500, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 def test_linkifier_finds_no_other_link_in_the_email_than_the_customers(words: dict[str, str]) -> None:
     message = received(compose(**words))
 

@@ -1,5 +1,7 @@
 """The postman sends the due e-mails of the ledger, and records and announces the outcome."""
 
+import asyncio
+
 import httpx
 import msgspec
 import pytest
@@ -121,30 +123,36 @@ async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
 
 
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
-    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
+    worker_settings: WorkerSettings, pool: Pool, mail_link: TcpProxy, database: Connection
 ) -> None:
-    mail_server.data_delay_seconds = 0.2
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
+    mail_link.hold_before(b"Message-ID:")
     await intend_emails(database, pool, 5)
-    claimed = "SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"
-    most = 0
 
-    async with (
-        open_postman(settings_with(worker_settings, email_concurrency=2)) as postman,
-        running(postman.run),
-    ):
-        while not await all_are(database, "sent"):
-            most = max(most, await database.fetchval(claimed))
+    async with open_postman(settings) as postman:
+        started = [await postman.start_due() for _ in range(3)]
+        mail_link.resume()
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "sent"))
 
-    assert most == 2
+    assert started == [2, 0, 0]
 
 
 async def test_stopping_postman_finishes_the_email_in_hand(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    mail_link: TcpProxy,
+    database: Connection,
+    intended: CalculationRequest,
 ) -> None:
-    mail_server.data_delay_seconds = 0.5
+    mail_link.hold_before(b"Message-ID:")
 
-    async with running(postman.run):
-        await eventually(lambda: is_claimed(database))
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(mail_link.marker_reached.is_set)
+        asyncio.get_running_loop().call_later(0.05, mail_link.resume)
 
     assert await states(database) == {"sent": 1}
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
@@ -157,7 +165,7 @@ async def test_stopping_postman_gives_back_the_email_that_the_mail_server_was_no
     intended: CalculationRequest,
 ) -> None:
     mail_link.hold_before(b"RCPT")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
 
     async with open_postman(settings) as postman, running(postman.run):
         await eventually(mail_link.marker_reached.is_set)
@@ -175,7 +183,7 @@ async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_a
     intended: CalculationRequest,
 ) -> None:
     mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=1.0)
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
 
     async with open_postman(settings) as postman, running(postman.run):
         await eventually(mail_link.marker_reached.is_set)

@@ -60,7 +60,9 @@ def accepted(**fields: str) -> NewCalculationRequest | None:
 @example("a" * 64 + "@" + ".".join(["x" * 61, "y" * 60, "z" * 60]) + ".com", "grace@firm.example.com", "Ada")
 @example("!#$%&'*+-/=?^_`{|}~@example.com", "=?utf-8?q?a@example.com", "Ada")
 @example("INFO@example.com", "Postmaster@example.com", "Ada")
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
 def test_accepted_address_is_the_only_recipient(customer: str, sender: str, name: str) -> None:
     new = accepted(customer_email=customer, sender_email=sender, customer_first_name=name)
     assume(new is not None)

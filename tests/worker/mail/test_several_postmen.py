@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ async def test_two_postmen_send_no_email_twice(
     async with AsyncExitStack() as resources:
         postmen = [await resources.enter_async_context(open_postman(worker_settings)) for _ in range(2)]
         async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: all_are(database, "sent"), seconds=30)
+            await eventually(lambda: all_are(database, "sent"))
 
     assert Counter(mail.message["Message-ID"] for mail in mail_server.accepted) == Counter(
         f"<{request.uuid}.request.created.1@service.example.com>" for request in requests
@@ -120,19 +121,40 @@ async def test_two_postmen_send_no_email_twice(
 
 
 async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(
-    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    mail_server: MailServer,
+    mail_link: TcpProxy,
+    database: Connection,
 ) -> None:
-    settings = settings_with(worker_settings, email_claim_seconds=1.5, email_poll_seconds=0.05)
-    mail_server.data_delay_seconds = 3.0
+    settings = settings_with(
+        worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5, email_poll_seconds=0.05
+    )
+    mail_link.hold_before(b"Message-ID:")
     await intend_emails(database, pool, 3)
 
     async with AsyncExitStack() as resources:
         postmen = [await resources.enter_async_context(open_postman(settings)) for _ in range(2)]
         async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: all_are(database, "sent"), seconds=30)
+            await eventually(lambda: are_claimed(database, 3))
+            first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
+            await eventually(lambda: is_past(database, first_claim_ends + timedelta(seconds=0.2)))
+            mail_link.resume()
+            await eventually(lambda: all_are(database, "sent"))
 
     assert len(mail_server.accepted) == 3
     assert await attempts(database) == 3
+
+
+async def are_claimed(database: Connection, number: int) -> bool:
+    """Whether this number of e-mails is claimed."""
+    query = "SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"
+    return bool(await database.fetchval(query) == number)
+
+
+async def is_past(database: Connection, moment: datetime) -> bool:
+    """Whether a time has come, by the clock of Postgres."""
+    return bool(await database.fetchval("SELECT clock_timestamp() > $1", moment))
 
 
 async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(
@@ -143,7 +165,7 @@ async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_an
     tmp_path: Path,
     intended: CalculationRequest,
 ) -> None:
-    settings = settings_with(worker_settings, email_claim_seconds=2.0, smtp_timeout_seconds=60.0)
+    settings = settings_with(worker_settings, email_claim_seconds=1.0, smtp_timeout_seconds=60.0)
     process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
     mail_link.hold_before(b"RCPT")
 

@@ -18,6 +18,8 @@ from tests.worker.mail.composing import (
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 
+UNFINISHED = b"250-and so on"  # a reply whose last line never comes
+
 
 @pytest.fixture
 def settings(mail_server: MailServer) -> WorkerSettings:
@@ -34,16 +36,24 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
         amqp_url="amqp://nowhere.invalid/",
         smtp_url=url,
         mail_from="Calculations <calculations@service.example.com>",
-        **{"smtp_timeout_seconds": 5.0, "smtp_answer_seconds": 0.5, **changes},
+        **{"smtp_timeout_seconds": 20.0, "smtp_answer_seconds": 20.0, **changes},
     )
 
 
 @pytest.fixture
 async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
     """A mailer connected to the rude mail server."""
-    rude = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.5))
+    rude = Mailer(mail_settings(rude_server.url))
     yield rude
     await rude.close()
+
+
+@pytest.fixture
+async def hasty_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
+    """A mailer that waits a short time for the rude mail server."""
+    hasty = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.2, smtp_answer_seconds=0.2))
+    yield hasty
+    await hasty.close()
 
 
 async def send(with_mailer: Mailer) -> str:
@@ -105,14 +115,14 @@ async def test_refusal_is_final_or_not_and_keeps_the_connection(
 
 
 @pytest.mark.parametrize("command", ["DATA", "content"])
-@pytest.mark.parametrize("answer", [None, b"nonsense", b"250-and so on"])
+@pytest.mark.parametrize("answer", [None, b"nonsense", UNFINISHED])
 async def test_missing_reply_to_the_content_charges_an_attempt(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
     rude_server.replies[command] = answer
 
     with pytest.raises(EmailRefused) as unknown:
-        await send(rude_mailer)
+        await send(hasty_mailer)
 
     assert not unknown.value.is_final
 
@@ -135,7 +145,7 @@ async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavail
     await send(rude_mailer)
 
 
-@pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense", b"250-and so on"])
+@pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense"])
 async def test_session_that_ends_twice_at_the_recipient_charges_an_attempt(
     rude_server: ScriptedMailServer, rude_mailer: Mailer, answer: bytes | None
 ) -> None:
@@ -164,6 +174,18 @@ async def test_session_that_ends_once_is_repeated_on_a_new_connection(
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
+async def test_reply_to_the_recipient_that_is_twice_not_finished_charges_an_attempt(
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer
+) -> None:
+    rude_server.replies["RCPT"] = UNFINISHED
+
+    with pytest.raises(EmailRefused) as refused:
+        await send(hasty_mailer)
+
+    assert (refused.value.code, refused.value.is_final) == (0, False)
+    assert rude_server.connections == 2
+
+
 async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
     rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
@@ -190,12 +212,12 @@ async def test_session_that_ends_at_the_content_is_a_refusal_for_now(
 
 @pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
 async def test_mail_server_that_never_finishes_a_reply_is_unavailable(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
 ) -> None:
-    rude_server.replies[command] = b"250-and so on"  # a reply that is never finished
+    rude_server.replies[command] = UNFINISHED
 
     with pytest.raises(MailServerUnavailable):
-        await send(rude_mailer)
+        await send(hasty_mailer)
 
 
 async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(

@@ -18,6 +18,7 @@ from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
@@ -111,10 +112,7 @@ async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(
     assert "fanout" in says
 
 
-async def test_lost_binding_is_restored(
-    channel: AbstractChannel, relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.rabbitmq.connection._DECLARE_SECONDS", 0.05)
+async def test_lost_binding_is_restored(channel: AbstractChannel, worker_settings: WorkerSettings) -> None:
     exchange = await channel.get_exchange(topology.REQUESTS)
     ours = await channel.get_queue(NOTIFICATIONS.name)
     theirs = await channel.declare_queue(exclusive=True)
@@ -124,8 +122,7 @@ async def test_lost_binding_is_restored(
         await exchange.publish(Message(b"{}"), NOTIFICATIONS.routing_key)
         return await count(channel, NOTIFICATIONS.name) > 0
 
-    async with running(relay.run):
-        await eventually(lambda: passes(relay.check))
+    async with open_role(worker_settings, name="test", needs=[], declare_seconds=0.05):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
 

@@ -6,6 +6,7 @@ from functools import partial
 from service.outbox import lanes
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
+from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -101,11 +102,6 @@ async def test_connection_to_a_read_only_server_is_replaced(
         woken.clear()
         await lanes.notify(database)
         await eventually(woken.is_set)
-
-
-async def is_gone(database: Connection, process: int) -> bool:
-    """Whether a Postgres process has ended."""
-    return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", process)
 
 
 async def test_listener_connects_when_postgres_comes_up(

@@ -13,6 +13,7 @@ import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
+from deploy.local.machine.ports import free_port
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
@@ -712,7 +713,7 @@ async def test_two_relays_deliver_every_event_once_and_in_order(
             for _ in range(20):
                 for request in requests:
                     await announce_next(database, request.id)
-            await eventually(lambda: _is_empty(database), seconds=40)
+            await eventually(lambda: _is_empty(database))
 
     messages = await take_all(tap)
     assert len(messages) == 10 * 21
@@ -746,10 +747,8 @@ async def test_outage_of_the_broker_charges_no_attempt_and_delivery_resumes_afte
     assert await take_ids(tap) == [event_id(stored_request)]
 
 
-async def test_address_without_a_broker_is_an_outage(
-    worker_settings: WorkerSettings, pool: Pool, unused_tcp_port: int
-) -> None:
-    url = f"amqp://guest:guest@127.0.0.1:{unused_tcp_port}/"
+async def test_address_without_a_broker_is_an_outage(worker_settings: WorkerSettings, pool: Pool) -> None:
+    url = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
     settings = settings_with(worker_settings, amqp_url=url)
 
     with pytest.raises(BrokerUnavailable):
@@ -894,7 +893,7 @@ async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
 ) -> None:
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)
-    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=2.0)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
     relay = Relay(settings, pool, asyncio.Event())
 
     async with open_publisher(settings) as publisher:
@@ -980,7 +979,7 @@ async def test_event_below_the_marks_is_found_in_the_end(
     database: Connection,
     stored_request: CalculationRequest,
 ) -> None:
-    relay = Relay(worker_settings, pool, asyncio.Event(), look_back_seconds=1.0)
+    relay = Relay(worker_settings, pool, asyncio.Event(), look_back_seconds=0.2)
     for _ in range(8):
         await relay.relay_due(publisher, NEVER)
     event = events.encode(created_event(stored_request), time=stored_request.created_at, traceparent=None)
@@ -997,7 +996,6 @@ async def test_event_below_the_marks_is_found_in_the_end(
     async def is_found() -> bool:
         return await relay.relay_due(publisher, NEVER) == 1
 
-    assert not await is_found()
     with rises("relay_lanes_passed_over_total"):
         await eventually(is_found)
 

@@ -74,7 +74,7 @@ def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
         stop_seconds=5.0,
     )
     with running(program) as process:
-        assert wait_until(lambda: accepts(port), seconds=10), process.describe("PgBouncer does not answer.")
+        assert wait_until(lambda: accepts(port), seconds=30), process.describe("PgBouncer does not answer.")
         yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
 
 
@@ -143,7 +143,7 @@ async def test_two_workers_work_through_a_transaction_pooler(
                     )
                 )
 
-            await eventually(all_done, seconds=30)
+            await eventually(all_done)
 
     assert len(mail_server.accepted) == 50
 
@@ -154,7 +154,10 @@ async def pooled_client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API behind the pooler."""
     settings = msgspec.structs.replace(
-        service_settings, database_url=pooler_url, database_statement_cache_size=0, database_timeout_seconds=5
+        service_settings,
+        database_url=pooler_url,
+        database_statement_cache_size=0,
+        database_timeout_seconds=30,
     )
     async with api_client(settings, issuer.token()) as client:
         yield client

@@ -14,7 +14,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import ANY_EVENT, bind_tap, open_publisher, settings_with, take_ids
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BrokerUnavailable
+from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -38,17 +38,27 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
     )
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["at once", "one by one"])
-def writes_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test with both ways of publishing."""
-    monkeypatch.setattr("worker.relay.confirm_window.CAN_WRITE_AT_ONCE", request.param)
+@pytest.fixture(params=[True, False], ids=["at once", "one by one"])
+def at_once(request: pytest.FixtureRequest) -> bool:
+    """Both ways of publishing: every test runs with each."""
+    chosen: bool = request.param
+    return chosen
 
 
 @pytest.fixture
-async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
+async def publisher(worker_settings: WorkerSettings, *, at_once: bool) -> AsyncIterator[Publisher]:
+    """A publisher on a channel of its own."""
+    async with open_publisher(worker_settings, can_write_at_once=at_once) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def held_publisher(
+    worker_settings: WorkerSettings, broker_link: TcpProxy, *, at_once: bool
+) -> AsyncIterator[Publisher]:
     """A publisher with a long timeout, whose connection to the broker the test can hold."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
-    async with open_publisher(settings) as opened:
+    async with open_publisher(settings, can_write_at_once=at_once) as opened:
         yield opened
         broker_link.resume()
 
@@ -135,10 +145,11 @@ async def test_every_event_of_a_window_that_cannot_be_encoded_fails(publisher: P
 
 
 async def test_no_confirm_in_time_is_an_outage(
-    worker_settings: WorkerSettings, broker_link: TcpProxy
+    worker_settings: WorkerSettings, broker_link: TcpProxy, *, at_once: bool
 ) -> None:
-    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
-    async with open_publisher(settings) as publisher:
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    async with open_channel(settings, name="test") as channel:
+        publisher = await Publisher.on(channel, timeout_seconds=0.2, can_write_at_once=at_once)
         broker_link.hold()
 
         outcome = await publisher.publish([row(1), row(2)], abandoned=NEVER)
@@ -216,7 +227,7 @@ async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(
     await asyncio.sleep(0)  # Start it, and fill the buffers.
 
     await broker_link.cut()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(20):  # less than the publisher's own timeout
         outcome = await publishing
 
     assert outcome.outage is not None

@@ -1,0 +1,41 @@
+"""One API and one database for the tests of a module whose calls store nothing."""
+
+import itertools
+from collections.abc import AsyncIterator
+
+import asyncpg
+import httpx
+import pytest
+
+from service.postgres.pool import Connection
+from tests.harness import databases
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer, api_settings
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+async def shared_database_url(
+    postgres_server: str, template: str, administrator: Connection
+) -> AsyncIterator[str]:
+    """URL of the module's database, in which no request is stored."""
+    name = f"{template}_shared_{next(_numbers)}"
+    await databases.create(administrator, name, template=template)
+    yield databases.url_of(postgres_server, name)
+    await databases.drop(administrator, name)
+
+
+@pytest.fixture(scope="module")
+async def shared_database(shared_database_url: str) -> AsyncIterator[Connection]:
+    """A connection to the module's database."""
+    connection = await asyncpg.connect(shared_database_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(scope="module")
+async def shared_client(shared_database_url: str, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the module's API with a token of CONVEYANCER."""
+    async with api_client(api_settings(shared_database_url, issuer), issuer.token()) as connected:
+        yield connected
