@@ -170,7 +170,7 @@ def test_download_has_a_time_limit(
     with pytest.raises(LocalStackError, match="`apt-get update` takes more than 1 seconds"):
         packages.unpacked("greeting", report=reports, folder=folder, seconds=1)
 
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     assert not list(folder.glob("*.pid"))
 
 

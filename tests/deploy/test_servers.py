@@ -25,6 +25,7 @@ from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
 from deploy.local.servers.server import NotHere, Server, check_rabbitmq
 from tests.deploy.conftest import Reports
+from tests.harness.servers import KillableBroker
 
 
 def nowhere(_: Place) -> AbstractContextManager[Server]:
@@ -227,6 +228,8 @@ def test_broker_runs_from_unpacked_packages(place: Place) -> None:
     with rabbitmq_node(place, unpacked_programs(place, packages)) as server:
         assert server.process is not None
         check_rabbitmq(server.url)
+        # Runs rabbitmqctl.
+        asyncio.run(KillableBroker(server, check_rabbitmq).clear_memory_alarm())
         assert Path(f"/proc/{server.process.pid}/exe").resolve().is_relative_to(packages)
         epmd_port = int(server.process.program.environment["ERL_EPMD_PORT"])
         assert accepts(epmd_port)
