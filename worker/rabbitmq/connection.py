@@ -128,5 +128,5 @@ async def _keep_declared(connection: AbstractConnection, seconds: float) -> None
             return
         try:
             await _declare(connection)
-        except Exception as error:  # noqa: BLE001 - the role works without it; the next may succeed
+        except Exception as error:  # noqa: BLE001 - the role works without it; the next attempt may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))
