@@ -68,7 +68,7 @@ def _assert_alerts_and_dashboard_know_all(exported: AbstractSet[Series], familie
     known = our_metrics()
     for name, labels in exported:
         if not name.startswith(_OF_THE_LIBRARY):
-            assert known.get(name) == {label for label, _ in labels}, name
+            assert known.get(name) == frozenset(label for label, _ in labels), name
     without_suffix = {re.sub("_(bucket|sum|count)$", "", name) for name in known}
     assert families == {name for name in without_suffix if not name.startswith(_OF_THE_LIBRARY)}
 

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -12,17 +13,20 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.end_to_end.callers import another_request, client_of, create, create_many
+from tests.end_to_end.callers import another_request, create, create_many
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness.certificates import Authority
 from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import api_client, worker_probes
 from tests.harness.issuer import HttpsIssuer, Issuer, status
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.processes import Process, started, worker_process
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -30,6 +34,16 @@ from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 Outage = Callable[[TcpProxy], Awaitable[None]]
+
+
+def patient(settings: ServiceSettings) -> ServiceSettings:
+    """Return the settings with time for the Postgres of a slow machine."""
+    return replace(settings, database_timeout_seconds=10.0)
+
+
+async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
+    """Whether a GET is answered with this status."""
+    return (await client.get(path)).status_code == expected
 
 
 async def unreachable(network: TcpProxy) -> None:
@@ -107,9 +121,9 @@ async def _median_seconds(caller: httpx.AsyncClient) -> float:
 
 async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
     *,
-    api: Process,
-    worker: Process,
-    caller: httpx.AsyncClient,
+    service_settings: ServiceSettings,
+    worker_settings: WorkerSettings,
+    issuer: Issuer,
     channel: AbstractChannel,
     mail_server: MailServer,
     database: Connection,
@@ -119,13 +133,14 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
         return pending == 30
 
     await mail_server.stop()
-    async with started(api, worker):
-        records = await create_many(caller, 30)
+    async with worker_probes(worker_settings):
+        async with api_client(patient(service_settings), issuer.token()) as caller:
+            records = await create_many(caller, 30)
         await eventually(is_written_down)
-        await worker.stop()  # Unacknowledged messages, if there were any, would now be back in their queue.
-        waiting = await count(channel, topology.NOTIFICATIONS.name)
-        worker.start()
-        await worker.becomes_ready()
+    # Unacknowledged messages, if there were any, are now back in their queue.
+    waiting = await count(channel, topology.NOTIFICATIONS.name)
+    async with worker_probes(worker_settings) as worker:
+        await eventually(lambda: answers(worker, "/readyz", 200))
         await mail_server.start()
         await eventually(lambda: len(mail_server.accepted) >= 30, seconds=30)
 
@@ -145,16 +160,15 @@ async def network(database_url: str) -> AsyncIterator[TcpProxy]:
 
 
 @pytest.fixture
-def remote_api(service_settings: ServiceSettings, network: TcpProxy, tmp_path: Path) -> Process:
-    """An API with a network between itself and Postgres."""
-    return api_process(replace(service_settings, database_url=network.url), tmp_path)
+def remote_api(service_settings: ServiceSettings, network: TcpProxy) -> ServiceSettings:
+    """Settings of an API with a network between itself and Postgres."""
+    return replace(service_settings, database_url=network.url)
 
 
 @pytest.fixture
-def remote_worker(worker_settings: WorkerSettings, network: TcpProxy, tmp_path: Path) -> Process:
-    """A worker with a network between itself and Postgres."""
-    settings = replace(worker_settings, database_url=network.url, work_timeout_seconds=1.0)
-    return worker_process(settings, tmp_path)
+def remote_worker(worker_settings: WorkerSettings, network: TcpProxy) -> WorkerSettings:
+    """Settings of a worker with a network between itself and Postgres."""
+    return replace(worker_settings, database_url=network.url, work_timeout_seconds=1.0)
 
 
 @OUTAGES
@@ -162,15 +176,16 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
     *,
     outage: Outage,
     network: TcpProxy,
-    remote_api: Process,
-    remote_worker: Process,
+    remote_api: ServiceSettings,
+    remote_worker: WorkerSettings,
     issuer: Issuer,
     database: Connection,
     channel: AbstractChannel,
     subscriber: Subscriber,
 ) -> None:
     api_key = await api_keys.create(database, CONVEYANCER)
-    async with started(remote_api, remote_worker), client_of(remote_api, issuer.token()) as caller:
+    async with worker_probes(remote_worker) as worker, api_client(remote_api, issuer.token()) as caller:
+        await eventually(lambda: answers(caller, "/readyz", 200))
         before = await create(caller)
         await _completes(before["uuid"], channel, subscriber)
         await outage(network)
@@ -180,16 +195,16 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
             caller.get("/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}),
         )
         questionnaire = await caller.get("/v1/questionnaire/structure")
-        api_ready = await remote_api.status("/readyz")
-        await remote_worker.becomes_alive_but_not_ready()
+        api_ready = await caller.get("/readyz")
+        await _become_alive_but_not_ready(worker)
         await restore(network)
         await eventually(lambda: _is_read(caller, before["uuid"]))
-        await remote_worker.becomes_ready()
+        await eventually(lambda: answers(worker, "/readyz", 200))
         after = await create(caller)
         await _completes(after["uuid"], channel, subscriber)
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
-    assert api_ready == 200, "callers would get the ingress's answer"
+    assert api_ready.status_code == 200, "callers would get the ingress's answer"
     for response in responses:
         _assert_unavailable(response)
 
@@ -216,28 +231,30 @@ def _assert_unavailable(response: httpx.Response) -> None:
 
 
 @OUTAGES
-async def test_processes_start_without_postgres_and_become_ready_when_it_comes(
+async def test_api_and_worker_start_without_postgres_and_become_ready_when_it_comes(
     *,
     outage: Outage,
     network: TcpProxy,
-    remote_api: Process,
-    remote_worker: Process,
+    remote_api: ServiceSettings,
+    remote_worker: WorkerSettings,
     issuer: Issuer,
     channel: AbstractChannel,
     subscriber: Subscriber,
 ) -> None:
     await outage(network)
-    async with (
-        started(remote_api, remote_worker, ready=False),
-        client_of(remote_api, issuer.token()) as caller,
-    ):
-        await remote_api.becomes_alive_but_not_ready()
-        await remote_worker.becomes_alive_but_not_ready()
+    async with worker_probes(remote_worker) as worker, api_client(remote_api, issuer.token()) as caller:
+        await _become_alive_but_not_ready(caller, worker)
         await restore(network)
-        await remote_api.becomes_ready()
-        await remote_worker.becomes_ready()
+        await eventually(lambda: answers(caller, "/readyz", 200))
+        await eventually(lambda: answers(worker, "/readyz", 200))
         record = await create(caller)
         await _completes(record["uuid"], channel, subscriber)
+
+
+async def _become_alive_but_not_ready(*probes: httpx.AsyncClient) -> None:
+    for each in probes:
+        assert await answers(each, "/livez", 200)
+        await eventually(partial(answers, each, "/readyz", 503))
 
 
 @pytest.fixture
@@ -250,45 +267,47 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 
 
 @pytest.fixture
-def dependent_api(
-    service_settings: ServiceSettings, key_server: HttpsIssuer, authority: Authority, tmp_path: Path
-) -> Process:
-    """An API that fetches the issuer's keys from that server five times a second."""
-    settings = replace(
-        service_settings,
+def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer) -> ServiceSettings:
+    """Settings of an API that fetches the issuer's keys from that server five times a second."""
+    return replace(
+        patient(service_settings),
         auth_jwks_url=key_server.url,
         auth_jwks_refresh_seconds=0.2,
         auth_jwks_cooldown_seconds=0.2,
     )
-    return api_process(settings, tmp_path, SSL_CERT_FILE=str(authority.file))
 
 
 async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_count_when_it_is_back(
-    *, dependent_api: Process, key_server: HttpsIssuer, own_issuer: Issuer
+    *, dependent_api: ServiceSettings, key_server: HttpsIssuer, own_issuer: Issuer
 ) -> None:
     async with AsyncExitStack() as issuer_up:
         await issuer_up.enter_async_context(key_server.up())
-        async with started(dependent_api), client_of(dependent_api, own_issuer.token()) as caller:
-            await create(caller)
-            await issuer_up.aclose()
-            await eventually(lambda: dependent_api.output.count("signing_keys_not_fetched") >= 3)
-            caller.headers["Authorization"] = f"Bearer {own_issuer.token(jti='never seen before')}"
-            await create(caller)
-            api_ready = await dependent_api.status("/readyz")
-            own_issuer.publish("next")
-            key_server.answer = status(200, own_issuer.jwks.read_bytes())
-            caller.headers["Authorization"] = f"Bearer {own_issuer.token(headers={'kid': 'next'})}"
-            async with key_server.up():
-                await eventually(lambda: _is_answered(caller, HTTPStatus.OK))
+        with capture_logs() as lines:
+            async with api_client(dependent_api, own_issuer.token()) as caller:
+                await create(caller)
+                await issuer_up.aclose()
+                await eventually(lambda: _failed_fetches(lines) >= 3)
+                caller.headers["Authorization"] = f"Bearer {own_issuer.token(jti='never seen before')}"
+                await create(caller)
+                api_ready = await caller.get("/readyz")
+                own_issuer.publish("next")
+                key_server.answer = status(200, own_issuer.jwks.read_bytes())
+                caller.headers["Authorization"] = f"Bearer {own_issuer.token(headers={'kid': 'next'})}"
+                async with key_server.up():
+                    await eventually(lambda: _is_answered(caller, HTTPStatus.OK))
 
-    assert api_ready == 200
+    assert api_ready.status_code == 200
+
+
+def _failed_fetches(lines: list[EventDict]) -> int:
+    return sum(line["event"] == "signing_keys_not_fetched" for line in lines)
 
 
 async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(
-    *, dependent_api: Process, key_server: HttpsIssuer, own_issuer: Issuer, database: Connection
+    *, dependent_api: ServiceSettings, key_server: HttpsIssuer, own_issuer: Issuer, database: Connection
 ) -> None:
     api_key = await api_keys.create(database, CONVEYANCER)
-    async with started(dependent_api), client_of(dependent_api, own_issuer.token()) as caller:
+    async with api_client(dependent_api, own_issuer.token()) as caller:
         responses = await asyncio.gather(
             caller.post("/v1/request", json=another_request()),
             caller.get("/v1/questionnaire/structure"),

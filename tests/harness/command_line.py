@@ -5,8 +5,11 @@ import gc
 import io
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 from unittest.mock import patch
 
 import structlog
@@ -26,7 +29,7 @@ async def run(*command: str, environment: Mapping[str, str]) -> Ended:
 def call(*command: str, environment: Mapping[str, str]) -> Ended:
     """Run a command. Only in the main thread may it handle signals, as a worker does."""
     program, *words = command
-    output, errors = io.StringIO(), io.StringIO()
+    output, errors = _Captured(sys.stdout), _Captured(sys.stderr)
     with (
         patch.dict(os.environ, environment, clear=True),
         restored_logging(),
@@ -39,6 +42,20 @@ def call(*command: str, environment: Mapping[str, str]) -> Ended:
         except SystemExit as end:  # from argparse
             status = int(end.code or 0)
     return Ended(status, output.getvalue(), errors.getvalue())
+
+
+class _Captured(io.StringIO):
+    """What this thread writes. Servers in the test's event loop may log meanwhile, to *elsewhere*."""
+
+    def __init__(self, elsewhere: TextIO) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+        self._thread_id = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread_id:
+            return self._elsewhere.write(text)
+        return super().write(text)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[
     with listen("127.0.0.1", 0) as listening:
         base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         worker = partial(process.run, settings, frozenset(roles or process.ROLES), listening)
-        async with running(worker), httpx.AsyncClient(base_url=base_url) as client:
+        async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
             yield client
 
 

@@ -25,7 +25,7 @@ from worker.settings import WorkerSettings
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 30.0
-_COMMAND_SECONDS = 10.0
+_COMMAND_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 # What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
 _INHERITED = ("PATH", "HOME", "LANG", "COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")

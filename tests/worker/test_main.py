@@ -171,6 +171,21 @@ async def test_worker_waits_for_the_schema(worker_settings: WorkerSettings, data
     assert answer["postgres"].startswith("The database schema is older")
 
 
+async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
+    worker_settings: WorkerSettings, database: Connection, tmp_path: Path
+) -> None:
+    await database.execute("ALTER TABLE schema_version RENAME version TO number")
+    process = worker_process(worker_settings, tmp_path, "relay")
+
+    async with started(process, ready=False):
+        status = await process.exit_status()
+
+    last = msgspec.json.decode(process.output.splitlines()[-1])
+    assert status == 1
+    assert (last["event"], last["level"]) == ("worker_failed", "critical")
+    assert (last["error"], last["sqlstate"]) == ("UndefinedColumnError", "42703")
+
+
 async def test_port_in_use_is_reported_in_one_line(worker_settings: WorkerSettings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
