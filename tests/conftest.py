@@ -35,11 +35,6 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return 0 if {"DATABASE_URL", "AMQP_URL"} & os.environ.keys() else None
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run the tests on the event loop that both processes use."""
-    return {"uvloop": uvloop.new_event_loop}
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the ends of the servers' logs with a failure. A skip is a failure where none is expected."""
@@ -49,6 +44,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections += [(f"End of {name}'s log", end()) for name, end in _logs.items()]
     return report
+
+
+@pytest.fixture(scope="session")
+def _asyncio_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Run the tests on the event loop that both processes use.
+
+    pytest-asyncio's hook `pytest_asyncio_loop_factories` gives it to asynchronous tests only: their fixtures
+    would be torn down by each of the other tests.
+    """
+    return uvloop.new_event_loop
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ async def test_generated_client_creates_and_retrieves(
     assert questionnaire.data.questionnaire[0].ref == "case_ref"
 
 
+@pytest.mark.long
 def test_callers_of_the_generated_client_are_type_checked(generated: Path) -> None:
     strict = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file="]
 

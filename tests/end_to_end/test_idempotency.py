@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import pytest
 
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -59,6 +60,7 @@ class Calls:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
 
+@pytest.mark.long
 async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_once(
     *,
     service_settings: ServiceSettings,

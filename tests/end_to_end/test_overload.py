@@ -71,6 +71,7 @@ def median_seconds(answers: Sequence[Answer]) -> float:
     return statistics.median(answer.seconds for answer in answers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queue_size", [3, 100], ids=["queue ends first", "time ends first"])
 async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection, tmp_path: Path, queue_size: int

@@ -35,6 +35,8 @@ from worker.process import ROLES, assemble
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.long
+
 _NOBODY = 65534
 
 
