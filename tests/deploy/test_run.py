@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_error_is_one_line_and_the_exit_status() -> None:
     assert ended.stderr == "PORT must be a number from 1 to 65535.\n"
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_printed_commands_work_and_write_no_file(
     client: httpx.AsyncClient, issuer: Issuer, database: Connection, tmp_path: Path
 ) -> None:
