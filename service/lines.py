@@ -7,7 +7,7 @@ CHARACTERS = 255
 
 # Control characters, line and paragraph separators, and the bidirectional controls of UAX #9, which can make
 # a name read as another one. This and the next two constants go inside classes of regular expressions, some
-# of them in the OpenAPI document. Characters beyond U+FFFF are written as they are: only Python has `\U`.
+# of them in the OpenAPI document.
 FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 
@@ -18,12 +18,16 @@ SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 INVISIBLE = (
     r"\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    "\U00013441\U00013442\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
     r"\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f"
 )
 
+# Not in the OpenAPI document: without its flag `u`, JavaScript refuses ranges of characters beyond U+FFFF.
+_INVISIBLE_BEYOND_FFFF = (
+    "\U00013441\U00013442\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+
 _FORBIDDEN = re.compile(f"[{FORBIDDEN}\\ud800-\\udfff]")  # Surrogates cannot be stored.
-_SHOWN = re.compile(f"[^{FORBIDDEN}{SPACES}{INVISIBLE}]")
+_SHOWN = re.compile(f"[^{FORBIDDEN}{SPACES}{INVISIBLE}{_INVISIBLE_BEYOND_FFFF}]")
 
 
 class Fault(NamedTuple):

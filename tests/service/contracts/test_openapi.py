@@ -60,6 +60,13 @@ def test_document_is_valid() -> None:
     validate(DOCUMENT)
 
 
+def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u() -> None:
+    patterns = re.findall(rb'"pattern":"((?:[^"\\]|\\.)*)"', msgspec.json.encode(DOCUMENT))
+
+    assert len(patterns) > 10
+    assert all(pattern.isascii() for pattern in patterns)
+
+
 def test_every_endpoint_is_documented() -> None:
     endpoints = [value for value in vars(handlers).values() if isinstance(value, HTTPRouteHandler)]
 
