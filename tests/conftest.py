@@ -5,6 +5,8 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import aio_pika
@@ -15,6 +17,7 @@ import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from deploy.local.servers import lookup as servers
+from deploy.local.servers.server import Server
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases, scratch, skips
@@ -57,19 +60,28 @@ def _asyncio_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
+def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of a Postgres server whose user may create databases: given, or started for this process."""
+    if any("amqp_url" in getattr(test, "fixturenames", ()) for test in request.session.items):
+        request.getfixturevalue("broker_start")
     with scratch.folder() as folder, servers.postgres(folder, keep=False, report=print) as server:
         _logs["Postgres"] = server.last_lines
         yield server.url
 
 
 @pytest.fixture(scope="session")
-def amqp_url() -> Iterator[str]:
-    """URL of a RabbitMQ node: given, or started for this process."""
-    with scratch.folder() as folder, servers.rabbitmq(folder, keep=False, report=print) as server:
-        _logs["RabbitMQ"] = server.last_lines
-        yield server.url
+def broker_start() -> Iterator[Future[Server]]:
+    """A RabbitMQ node, given or started for this process in a thread, while other tests run already."""
+    with scratch.folder() as folder, ExitStack() as stack, ThreadPoolExecutor(1) as thread:
+        yield thread.submit(stack.enter_context, servers.rabbitmq(folder, keep=False, report=print))
+
+
+@pytest.fixture(scope="session")
+def amqp_url(broker_start: Future[Server]) -> str:
+    """URL of a RabbitMQ node."""
+    server = broker_start.result()
+    _logs["RabbitMQ"] = server.last_lines
+    return server.url
 
 
 @pytest.fixture(scope="session")

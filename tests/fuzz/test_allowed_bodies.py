@@ -18,7 +18,7 @@ from tests.fuzz.conftest import LONG
 from tests.harness.issuer import Issuer
 from tests.harness.processes import Process
 
-_EXAMPLES = 3_000 if LONG else 100
+_EXAMPLES = 3_000 if LONG else 50
 _DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
 _BODY = {"$ref": "#/components/schemas/CreateBody", "components": _DOCUMENT["components"]}
 _PROPERTIES = _DOCUMENT["components"]["schemas"]["CreateBody"]["properties"]

@@ -231,7 +231,7 @@ def _is_created(event: str) -> bool:
     return f".{TYPES[0]}." in event
 
 
-@pytest.mark.parametrize("histories", [15, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("histories", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(histories: int, database_url: str) -> None:
     RelayModel.database_url = database_url
     run_state_machine_as_test(
