@@ -27,7 +27,7 @@ test:     .venv/installed  ## run the tests, with branch coverage (some, without
 test-long: .venv/installed ## run the tests that take long: all faults, histories, bodies, overload
 	$(IN_VENV) pytest -m long $(ARGS)
 
-test-matrix:               ## run all tests with every Python, and with old and new servers (some: ARGS="python3.13")
+test-matrix:               ## run the tests with every Python, and with old and new servers (some: ARGS="python3.13")
 	@tests/matrix $(ARGS)
 
 fuzz:     .venv/installed  ## call the API with everything its OpenAPI document allows or forbids, and with mutated bodies

@@ -29,8 +29,8 @@ from service.app import LARGEST_BODY
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.harness import databases
-from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, SECRET_KEYS
-from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.issuer import Issuer, api_settings
 from tests.harness.processes import Process, api_process, started
 from tests.harness.waiting import eventually
 
@@ -58,14 +58,7 @@ async def _run(server_url: str, samples: int) -> int:
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
     issuer = Issuer(folder)
-    settings = ServiceSettings(
-        database_url=url,
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
-        auth_issuer=ISSUER,
-        auth_audience=AUDIENCE,
-        auth_jwks_url=issuer.jwks.as_uri(),
-    )
+    settings = api_settings(url, issuer)
     api = api_process(settings, folder)
     async with (
         httpx.AsyncClient(base_url=api.base_url) as client,

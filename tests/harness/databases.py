@@ -1,5 +1,6 @@
 """Databases on a server that may create them: with the schema, the conveyancers, or empty."""
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,8 @@ from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 
+_copies = itertools.count(1)
+
 
 async def create(administrator: Connection, name: str, *, template: str = "template1") -> None:
     """Create a database: an empty one, or a copy of *template*."""
@@ -21,6 +24,15 @@ async def create(administrator: Connection, name: str, *, template: str = "templ
 async def drop(administrator: Connection, name: str) -> None:
     """Drop a database, and end the connections to it."""
     await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@asynccontextmanager
+async def copied(administrator: Connection, server_url: str, template: str) -> AsyncIterator[str]:
+    """Copy *template*, yield the copy's URL, and drop it."""
+    name = f"{template}_{next(_copies)}"
+    await create(administrator, name, template=template)
+    yield url_of(server_url, name)
+    await drop(administrator, name)
 
 
 def url_of(server_url: str, name: str) -> str:

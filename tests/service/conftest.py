@@ -1,6 +1,5 @@
 """One API and one database for the tests of a module whose calls store nothing."""
 
-import itertools
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -12,18 +11,14 @@ from tests.harness import databases
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture(scope="module")
 async def shared_database_url(
     postgres_server: str, template: str, administrator: Connection
 ) -> AsyncIterator[str]:
     """URL of the module's database, in which no request is stored."""
-    name = f"{template}_shared_{next(_numbers)}"
-    await databases.create(administrator, name, template=template)
-    yield databases.url_of(postgres_server, name)
-    await databases.drop(administrator, name)
+    async with databases.copied(administrator, postgres_server, template) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -48,11 +48,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, history: EventHistory) -> list[RecordedEvent]:
         """Return the selected events of a request, in order."""
         return [
-            happening
-            for happening in history.recorded_events()
-            if happening.type in self.types
-            and (self.since is None or happening.at >= self.since)
-            and happening.at < self.until
+            recorded
+            for recorded in history.recorded_events()
+            if recorded.type in self.types
+            and (self.since is None or recorded.at >= self.since)
+            and recorded.at < self.until
         ]
 
     def first_id(self) -> UUID:
@@ -75,7 +75,7 @@ class Tally(msgspec.Struct, kw_only=True):
         """Count the selected events of one request."""
         self.requests += bool(recorded_events)
         self.events += len(recorded_events)
-        self.types.update(happening.type for happening in recorded_events)
+        self.types.update(recorded.type for recorded in recorded_events)
 
 
 def add_to(commands: Subcommands) -> None:
@@ -201,9 +201,9 @@ async def replay_batch(
                 continue
             selected = selection.of(history)
             tally.add(selected)
-            for happening in selected:
-                event = history.event(happening, requests[history.id])
-                payload = events.encode(event, time=happening.at, traceparent=None)
+            for recorded in selected:
+                event = history.event(recorded, requests[history.id])
+                payload = events.encode(event, time=recorded.at, traceparent=None)
                 lane = lanes.lane_of(history.id)
                 rows.append(EventToReplay(lane, history.id, event.type, event.sequence, payload))
         await outbox_statements.append_replayed(connection, rows)

@@ -118,13 +118,13 @@ async def read_email(connection: Connection, request_id: UUID) -> EmailStanding 
 def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -> list[EventStanding]:
     """Return every event of the rows or the outbox, in order."""
     found: dict[str, EventStanding] = {}
-    for happening in history.recorded_events():
-        event_id = EventKey(history.id, happening.type, happening.sequence).event_id
+    for recorded in history.recorded_events():
+        event_id = EventKey(history.id, recorded.type, recorded.sequence).event_id
         found[event_id] = EventStanding(
             event_id=event_id,
-            type=happening.type,
-            sequence=happening.sequence,
-            written_at=happening.at,
+            type=recorded.type,
+            sequence=recorded.sequence,
+            written_at=recorded.at,
             state="published",
         )
     for event in undelivered:
