@@ -9,6 +9,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.server.asgi import ASGIApp, Message, Receive, Scope, Send
+from service.server.joined_writes import JoinedWrites
 from service.server.refusals import (
     HEAD_OVERDUE,
     HEAD_TOO_LARGE,
@@ -51,12 +52,13 @@ def failing_on_body_errors(app: ASGIApp) -> ASGIApp:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with four differences.
+    """uvicorn's HTTP/1.1 with five differences.
 
     - Callers that send or read too slowly are refused or cut off, see `end_if_overdue`.
     - The head of a request, and the framing of its body, have a largest size.
     - A request that cannot be read is answered by `HttpConfig.refuse`, not by uvicorn's plain text.
     - The offer of another protocol is declined, and the body that follows it is read.
+    - An answer is sent in one system call.
     """
 
     config: HttpConfig
@@ -72,7 +74,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the head of a request."""
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self._deadline = self.loop.time() + self.config.head_seconds
 
     def data_received(self, data: bytes) -> None:
