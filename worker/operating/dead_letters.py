@@ -13,7 +13,7 @@ from aiormq.exceptions import DeliveryError
 from worker.operating import arguments, connections, dead_letter_queues
 from worker.operating.answers import Answer, OperatorError, printable, table
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
-from worker.operating.dead_letter_queues import QUEUES, queue_named
+from worker.operating.dead_letter_queues import DEFAULT_LIMITS, QUEUES, Limits, queue_named
 from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
 
@@ -92,6 +92,8 @@ def add_to(commands: Subcommands) -> None:
     redriving.add_argument(
         "--message-id", dest="message_ids", action="append", metavar="ID", help="repeatable (default: all)"
     )
+    for command in (listing, showing, redriving):
+        command.set_defaults(limits=DEFAULT_LIMITS)
     for command in (showing, redriving):
         command.add_argument(
             "--limit", type=arguments.count, default=1000, help="messages to read (default: 1000)"
@@ -102,12 +104,14 @@ async def list_letters(options: argparse.Namespace, environment: Mapping[str, st
     """Count the dead letters of each queue and show the first. They stay where they are."""
     queues = [queue_named(name) for name in options.queues or QUEUES]
     async with connections.rabbitmq(environment) as broker:
-        listings = [await _list(broker, queue, limit=options.limit) for queue in queues]
+        listings = [await _list(broker, queue, options) for queue in queues]
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
-async def _list(broker: AbstractConnection, queue: Queue, *, limit: int) -> Listing:
-    async with dead_letter_queues.held(broker, queue, limit=limit, wanted=lambda *_: False) as held:
+async def _list(broker: AbstractConnection, queue: Queue, options: argparse.Namespace) -> Listing:
+    async with dead_letter_queues.held(
+        broker, queue, limit=options.limit, wanted=lambda *_: False, limits=options.limits
+    ) as held:
         letters = [_describe(message, position) for position, message in enumerate(held.messages, 1)]
     return Listing(queue.dead_letters, held.count, letters)
 
@@ -143,7 +147,9 @@ async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> A
 
     async with (
         connections.rabbitmq(environment) as broker,
-        dead_letter_queues.held(broker, queue, limit=options.limit, wanted=is_it) as held,
+        dead_letter_queues.held(
+            broker, queue, limit=options.limit, wanted=is_it, limits=options.limits
+        ) as held,
     ):
         for position, message in enumerate(held.messages, 1):
             if is_it(position, message):
@@ -171,11 +177,13 @@ async def redrive(options: argparse.Namespace, environment: Mapping[str, str]) -
 
     async with (
         connections.rabbitmq(environment) as broker,
-        dead_letter_queues.held(broker, queue, limit=options.limit, wanted=is_wanted) as held,
+        dead_letter_queues.held(
+            broker, queue, limit=options.limit, wanted=is_wanted, limits=options.limits
+        ) as held,
     ):
         for position, message in enumerate(held.messages, 1):
             if is_wanted(position, message):
-                await _move_back(held.channel, queue, message, len(moved))
+                await _move_back(held.channel, queue, message, len(moved), options.limits)
                 moved.append(message.message_id)
     redriven = Redriven(queue.name, moved, sorted(set(wanted).difference(moved)), held.count - len(moved))
     lines = [f"{len(moved)} messages moved to {queue.name}, {redriven.left} left"]
@@ -184,13 +192,13 @@ async def redrive(options: argparse.Namespace, environment: Mapping[str, str]) -
 
 
 async def _move_back(
-    channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage, moved: int
+    channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage, moved: int, limits: Limits
 ) -> None:
     """Publish a message to its queue, then acknowledge it: a crash in between repeats it and never loses it.
 
     Raises LiveQueueRefuses.
     """
-    async with asyncio.timeout(dead_letter_queues.ANSWER_SECONDS):
+    async with asyncio.timeout(limits.answer_seconds):
         try:
             await channel.default_exchange.publish(_as_before(message), queue.name, mandatory=True)
         except DeliveryError:

@@ -20,7 +20,7 @@ from worker.relay.lanes import lock_lanes
 
 STATES: tuple[State, ...] = get_args(State)
 
-_LANE_SECONDS = 30.0  # longer than a relay may hold a lane
+_LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
 _LANE_POLL_SECONDS = 0.02
 _END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{loans.SILENCE_SECONDS:g}s'"
 
@@ -58,7 +58,10 @@ def add_to(commands: Subcommands) -> None:
     retrying = add_command(group, "retry", retry)
     retrying.add_argument("event_ids", nargs="*", metavar="EVENT_ID")
     retrying.add_argument("--all-parked", action="store_true", help="every parked event")
-    add_command(group, "park", park).add_argument("event_ids", nargs="+", metavar="EVENT_ID")
+    parking = add_command(group, "park", park)
+    parking.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
+    for command in (retrying, parking):
+        command.set_defaults(lane_seconds=_LANE_SECONDS)
     replay.add_to(group)
 
 
@@ -148,7 +151,7 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         if options.all_parked:
             keys = await outbox_statements.read_parked(connection)
         for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane):
+            async with _locked_lane(connection, lane, options.lane_seconds):
                 retried += await outbox_statements.retry(connection, lane, keys)
         await outbox_lanes.notify(connection)
     return _outcomes({key.event_id: "due now" for key in retried}, keys, "not held")
@@ -160,7 +163,7 @@ async def park(options: argparse.Namespace, environment: Mapping[str, str]) -> A
     parked = set()
     async with connections.postgres(environment) as connection:
         for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane):
+            async with _locked_lane(connection, lane, options.lane_seconds):
                 for key in keys:
                     held = await outbox_statements.park_held(connection, lane, key)
                     if held or await outbox_statements.park_pending(connection, lane, key):
@@ -185,12 +188,13 @@ def _outcomes(done: Mapping[str, str], asked: Sequence[EventKey], missing: str) 
 
 
 @asynccontextmanager
-async def _locked_lane(connection: Connection, lane: int) -> AsyncIterator[None]:
-    """Hold a lane as a relay does, whose pass relies on the rows it has read. Raises LaneBusy.
+async def _locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
+    """Hold a lane as a relay does, whose pass relies on the rows it has read.
 
-    Postgres frees the lane when this process vanishes: TCP would keep it locked for two hours.
+    Raises LaneBusy when a relay still holds it after *seconds*. Postgres frees the lane when this process
+    vanishes: TCP would keep it locked for two hours.
     """
-    for _ in range(int(_LANE_SECONDS / _LANE_POLL_SECONDS)):
+    for _ in range(int(seconds / _LANE_POLL_SECONDS)):
         async with connection.transaction():
             await connection.execute(_END_WHEN_SILENT)
             if (await lock_lanes(connection, [lane])).lanes:

@@ -23,10 +23,6 @@ from worker.operating.answers import Answer, OperatorError
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command
 from worker.operating.outbox_statements import EventToReplay
 
-_PAGE_REQUESTS = 1000  # read by one statement
-_BATCH_REQUESTS = 100  # locked by one transaction
-_PENDING_LIMIT = 10_000  # A replay waits while more is pending: new events queue behind its own.
-_WAIT_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _PROGRESS_SECONDS = 10.0
 # A request's id is made moments after its created_at. Clocks that were set may account for more.
@@ -62,6 +58,18 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return first_id_at(self.since - _CLOCK_SLACK)
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a replay's steps, and how full the outbox may be."""
+
+    page_requests: int = 1000  # read by one statement
+    batch_requests: int = 100  # locked by one transaction
+    pending: int = 10_000  # A replay waits while more is pending: new events queue behind its own.
+    wait_seconds: float = 60.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
 class Tally(msgspec.Struct, kw_only=True):
     """What a replay did, or would do."""
 
@@ -80,7 +88,9 @@ class Tally(msgspec.Struct, kw_only=True):
 
 def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    add = add_command(commands, "replay", replay_events).add_argument
+    command = add_command(commands, "replay", replay_events)
+    command.set_defaults(limits=DEFAULT_LIMITS)
+    add = command.add_argument
     add("--from", dest="since", type=arguments.time, metavar="TIME", help="ISO 8601, UTC without an offset")
     add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
     add(
@@ -110,12 +120,13 @@ async def replay_events(options: argparse.Namespace, environment: Mapping[str, s
     )
     async with connections.postgres(environment) as connection:
         if options.dry_run:
-            tally = await count(connection, selection)
+            tally = await count(connection, selection, options.limits)
         else:
             tally = await replay(
                 connection,
-                _ids_of(connection, selection),
+                _ids_of(connection, selection, options.limits),
                 selection,
+                limits=options.limits,
                 events_per_second=options.rate,
                 report=_progress(),
             )
@@ -144,10 +155,10 @@ def _described(tally: Tally) -> str:
     return "\n".join(lines)
 
 
-async def count(connection: Connection, selection: Selection) -> Tally:
+async def count(connection: Connection, selection: Selection, limits: Limits) -> Tally:
     """Return what a replay would do if every earlier event had been published."""
     tally = Tally(dry_run=True)
-    async for page in _pages(connection, selection):
+    async for page in _pages(connection, selection, limits):
         for history in page:
             tally.add(selection.of(history))
     return tally
@@ -160,6 +171,7 @@ async def replay(
     *,
     events_per_second: float,
     report: Callable[[Tally], None],
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Tally:
     """Write the selected events of these requests again, at most at this rate. Calls *report* for each batch.
 
@@ -169,10 +181,10 @@ async def replay(
     tally = Tally(dry_run=False)
     clock = asyncio.get_running_loop()
     due = clock.time()
-    size = max(1, min(_BATCH_REQUESTS, int(events_per_second)))
+    size = max(1, min(limits.batch_requests, int(events_per_second)))
     async for page in pages:
         for batch in (page[start : start + size] for start in range(0, len(page), size)):
-            await _wait_for_room(connection)
+            await _wait_for_room(connection, limits)
             written = await replay_batch(connection, batch, selection, tally)
             await lanes.notify(connection)
             report(tally)
@@ -210,13 +222,15 @@ async def replay_batch(
     return len(rows)
 
 
-async def _ids_of(connection: Connection, selection: Selection) -> AsyncIterator[list[UUID]]:
+async def _ids_of(connection: Connection, selection: Selection, limits: Limits) -> AsyncIterator[list[UUID]]:
     """Yield the ids of the requests with a selected event, in pages."""
-    async for page in _pages(connection, selection):
+    async for page in _pages(connection, selection, limits):
         yield [history.id for history in page if selection.of(history)]
 
 
-async def _pages(connection: Connection, selection: Selection) -> AsyncIterator[list[EventHistory]]:
+async def _pages(
+    connection: Connection, selection: Selection, limits: Limits
+) -> AsyncIterator[list[EventHistory]]:
     """Yield the histories that may contain a selected event, in pages."""
     if selection.request_id is not None:
         histories = await event_history.read(connection, [selection.request_id])
@@ -225,15 +239,17 @@ async def _pages(connection: Connection, selection: Selection) -> AsyncIterator[
         yield histories
         return
     after, before = selection.first_id(), first_id_at(selection.until + _CLOCK_SLACK)
-    while page := await event_history.read_page(connection, after=after, before=before, limit=_PAGE_REQUESTS):
+    while page := await event_history.read_page(
+        connection, after=after, before=before, limit=limits.page_requests
+    ):
         yield page
         after = page[-1].id
 
 
-async def _wait_for_room(connection: Connection) -> None:
+async def _wait_for_room(connection: Connection, limits: Limits) -> None:
     """Wait until the outbox has room for a batch: a replay must not delay new events by much."""
-    for _ in range(int(_WAIT_SECONDS / _POLL_SECONDS)):
-        if await outbox_statements.has_room(connection, _PENDING_LIMIT):
+    for _ in range(int(limits.wait_seconds / _POLL_SECONDS)):
+        if await outbox_statements.has_room(connection, limits.pending):
             return
         await asyncio.sleep(_POLL_SECONDS)
     raise OutboxNotDraining

@@ -39,10 +39,16 @@ EVERY_BROKER_COMMAND = [
 ]
 
 
-async def command(settings: WorkerSettings, *words: str) -> Answer:
-    """Run an operator command in this process, on the servers of *settings*."""
+async def command(settings: WorkerSettings, *words: str, **limits: object) -> Answer:
+    """Run an operator command in this process, on the servers of *settings*.
+
+    The *limits* are options that the command line does not offer.
+    """
     environment = {"DATABASE_URL": settings.database_url, "AMQP_URL": settings.amqp_url}
-    return await commands.execute(commands.parser().parse_args(words), environment)
+    options = commands.parser().parse_args(words)
+    assert vars(options).keys() >= limits.keys()
+    vars(options).update(limits)
+    return await commands.execute(options, environment)
 
 
 def assert_one_clear_line(ended: Ended, part: str) -> None:

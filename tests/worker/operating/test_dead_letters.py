@@ -23,7 +23,7 @@ from tests.worker.conftest import publish, settings_with, take, take_all
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations
 from worker.operating import dead_letter_queues
-from worker.operating.dead_letter_queues import DeadLettersInUse, QueueMissing
+from worker.operating.dead_letter_queues import DEFAULT_LIMITS, DeadLettersInUse, Limits, QueueMissing
 from worker.operating.dead_letters import Listing, LiveQueueRefuses, Opened, Redriven
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
@@ -64,9 +64,9 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
-async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
+async def listing_of(settings: WorkerSettings, *words: str, limits: Limits = DEFAULT_LIMITS) -> Listing:
     """Return the dead letters of the notifications, as `dead-letters list` shows them."""
-    answer = await command(settings, "dead-letters", "list", QUEUE, *words)
+    answer = await command(settings, "dead-letters", "list", QUEUE, *words, limits=limits)
     assert isinstance(answer.data, list)
     [listing] = answer.data
     assert isinstance(listing, Listing)
@@ -200,15 +200,15 @@ async def test_no_more_than_the_limit_is_redriven_from_the_head(
 
 
 async def test_bodies_in_memory_are_limited_and_the_next_redrive_moves_the_rest(
-    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 2_500)
+    limits = Limits(largest_bytes=2_500)
     for message_id in ("a", "b", "c"):
         await bury(channel, NOTIFICATIONS, b"x" * 1_000, message_id=message_id)
 
-    first = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+    first = await command(worker_settings, "dead-letters", "redrive", QUEUE, limits=limits)
     left = await listing_of(worker_settings)
-    second = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+    second = await command(worker_settings, "dead-letters", "redrive", QUEUE, limits=limits)
 
     assert first.data == Redriven(QUEUE, ["a", "b"], [], 1)
     assert [letter.message_id for letter in left.letters] == ["c"]
@@ -217,15 +217,17 @@ async def test_bodies_in_memory_are_limited_and_the_next_redrive_moves_the_rest(
 
 
 async def test_bodies_that_are_not_needed_are_not_kept(
-    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "_LARGEST_BYTES", 500)
+    limits = Limits(largest_bytes=500)
     for message_id in ("a", "b", "c"):
         await bury(channel, NOTIFICATIONS, message_id.encode() * 1_000, message_id=message_id)
 
-    listing = await listing_of(worker_settings)
-    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c")
-    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b")
+    listing = await listing_of(worker_settings, limits=limits)
+    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c", limits=limits)
+    answer = await command(
+        worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b", limits=limits
+    )
 
     assert [letter.message_id for letter in listing.letters] == ["a", "b", "c"]
     assert isinstance(shown.data, Opened)
@@ -368,16 +370,14 @@ async def test_broker_that_stops_answering_is_an_error_in_time(
     worker_settings: WorkerSettings,
     broker_link: TcpProxy,
     channel: AbstractChannel,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "ANSWER_SECONDS", 0.5)
     await bury_many(channel, 3)
     broker_link.hold_before(marker)
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
 
     async with asyncio.timeout(10):
         with pytest.raises(BrokerUnavailable):
-            await command(settings, "dead-letters", "redrive", QUEUE)
+            await command(settings, "dead-letters", "redrive", QUEUE, limits=Limits(answer_seconds=0.5))
 
 
 async def test_command_waits_for_the_previous_one_to_end(
@@ -399,14 +399,12 @@ async def test_two_operators_do_not_read_the_same_dead_letters(
     worker_settings: WorkerSettings,
     channel: AbstractChannel,
     connection: AbstractConnection,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "_LOCK_SECONDS", 0.2)
     await bury_many(channel, 3)
 
     async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=10):
         with pytest.raises(DeadLettersInUse):
-            await command(worker_settings, "dead-letters", "list", QUEUE)
+            await listing_of(worker_settings, limits=Limits(lock_seconds=0.2))
         other = await command(worker_settings, "dead-letters", "list", CALCULATION_RESULTS.name)
 
     assert other.status == 0
@@ -420,14 +418,13 @@ async def test_missing_queue_is_named(worker_settings: WorkerSettings, channel: 
 
 
 async def test_messages_held_by_another_consumer_are_left_out(
-    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    monkeypatch.setattr(dead_letter_queues, "_ARRIVAL_SECONDS", 0.2)
     ids = await bury_many(channel, 2)
     graveyard = await channel.get_queue(NOTIFICATIONS.dead_letters)
     taken = await graveyard.get()
 
-    listing = await listing_of(worker_settings)
+    listing = await listing_of(worker_settings, limits=Limits(arrival_seconds=0.2))
     await taken.nack(requeue=True)
 
     assert [letter.message_id for letter in listing.letters] == ids[1:]

@@ -310,15 +310,13 @@ async def test_lane_held_by_a_relay_is_waited_for(
     worker_settings: WorkerSettings,
     database: Connection,
     stored_request: CalculationRequest,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 0.2)
+    park = ("outbox", "park", event_id(stored_request))
     async with database.transaction():
         assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
         with pytest.raises(LaneBusy):
-            await command(worker_settings, "outbox", "park", event_id(stored_request))
-        monkeypatch.setattr(operating_outbox, "_LANE_SECONDS", 20.0)
-        parking = asyncio.create_task(command(worker_settings, "outbox", "park", event_id(stored_request)))
+            await command(worker_settings, *park, lane_seconds=0.2)
+        parking = asyncio.create_task(command(worker_settings, *park))
         await asyncio.sleep(0.1)
         assert not parking.done()
 

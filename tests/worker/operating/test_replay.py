@@ -27,7 +27,7 @@ from worker.consumers import calculations
 from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.operating import replay
-from worker.operating.replay import OutboxNotDraining, Selection, Tally
+from worker.operating.replay import Limits, OutboxNotDraining, Selection, Tally
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -346,13 +346,11 @@ async def test_replay_waits_for_room_in_the_outbox(
     worker_settings: WorkerSettings,
     database: Connection,
     stored_request: CalculationRequest,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await database.execute("DELETE FROM outbox")
     other = await store(database)
-    monkeypatch.setattr(replay, "_PENDING_LIMIT", 1)
     replaying = asyncio.create_task(
-        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
+        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, limits=Limits(pending=1))
     )
     await asyncio.sleep(0.4)
     assert not replaying.done()
@@ -364,24 +362,22 @@ async def test_replay_waits_for_room_in_the_outbox(
 
 
 async def test_replay_ends_when_the_outbox_does_not_drain(
-    worker_settings: WorkerSettings, stored_request: CalculationRequest, monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings, stored_request: CalculationRequest
 ) -> None:
-    monkeypatch.setattr(replay, "_PENDING_LIMIT", 1)
-    monkeypatch.setattr(replay, "_WAIT_SECONDS", 0.5)
+    limits = Limits(pending=1, wait_seconds=0.5)
 
     with pytest.raises(OutboxNotDraining):
-        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
+        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, limits=limits)
 
 
 async def test_many_requests_are_replayed_in_pages(
-    worker_settings: WorkerSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings, database: Connection
 ) -> None:
     for _ in range(25):
         await store(database)
     await database.execute("DELETE FROM outbox")
-    monkeypatch.setattr(replay, "_PAGE_REQUESTS", 10)
-    monkeypatch.setattr(replay, "_BATCH_REQUESTS", 4)
+    limits = Limits(page_requests=10, batch_requests=4)
 
-    await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")
+    await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000", limits=limits)
 
     assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 25
