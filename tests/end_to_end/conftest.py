@@ -6,7 +6,6 @@ from pathlib import Path
 import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
-from msgspec.structs import replace
 
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
@@ -18,8 +17,8 @@ from worker.settings import WorkerSettings
 
 @pytest.fixture
 def api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
-    """An API on the test's database, not yet started. It gives a slow machine's Postgres time."""
-    return api_process(replace(service_settings, database_timeout_seconds=10.0), tmp_path)
+    """An API on the test's database, not yet started."""
+    return api_process(service_settings, tmp_path)
 
 
 @pytest.fixture

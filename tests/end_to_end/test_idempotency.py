@@ -71,8 +71,7 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
     subscriber: Subscriber,
     mail_server: MailServer,
 ) -> None:
-    # A long timeout: callers may queue for the pool, which is not tested here.
-    api = api_process(msgspec.structs.replace(service_settings, database_timeout_seconds=10.0), tmp_path)
+    api = api_process(service_settings, tmp_path)
     calls = Calls()
     turns = iter(range(_TIMES))
     client = httpx.AsyncClient(

@@ -34,11 +34,6 @@ from worker.settings import WorkerSettings
 Outage = Callable[[TcpProxy], Awaitable[None]]
 
 
-def patient(settings: ServiceSettings) -> ServiceSettings:
-    """Return the settings with time for the Postgres of a slow machine."""
-    return replace(settings, database_timeout_seconds=10.0)
-
-
 async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
     """Whether a GET is answered with this status."""
     return (await client.get(path)).status_code == expected
@@ -121,7 +116,7 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
 
     await mail_server.stop()
     async with worker_probes(worker_settings):
-        async with api_client(patient(service_settings), issuer.token()) as caller:
+        async with api_client(service_settings, issuer.token()) as caller:
             records = await create_many(caller, 30)
         await eventually(is_written_down)
     # Unacknowledged messages, if there were any, are now back in their queue.
@@ -149,7 +144,7 @@ async def network(database_url: str) -> AsyncIterator[TcpProxy]:
 @pytest.fixture
 def remote_api(service_settings: ServiceSettings, network: TcpProxy) -> ServiceSettings:
     """Settings of an API with a network between itself and Postgres."""
-    return replace(service_settings, database_url=network.url)
+    return replace(service_settings, database_url=network.url, database_timeout_seconds=1.0)
 
 
 @pytest.fixture
@@ -257,7 +252,7 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer) -> ServiceSettings:
     """Settings of an API that fetches the issuer's keys from that server five times a second."""
     return replace(
-        patient(service_settings),
+        service_settings,
         auth_jwks_url=key_server.url,
         auth_jwks_refresh_seconds=0.2,
         auth_jwks_cooldown_seconds=0.2,

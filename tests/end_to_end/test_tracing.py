@@ -60,9 +60,11 @@ def traced_chain(
 
     @asynccontextmanager
     async def run() -> AsyncIterator[httpx.AsyncClient]:
-        settings = replace(service_settings, database_timeout_seconds=10.0)  # for slow machines
-        with _exporting(settings, collector):
-            async with worker_probes(worker_settings), api_client(settings, issuer.token()) as caller:
+        with _exporting(service_settings, collector):
+            async with (
+                worker_probes(worker_settings),
+                api_client(service_settings, issuer.token()) as caller,
+            ):
                 yield caller
 
     return run

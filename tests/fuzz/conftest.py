@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from service.settings import ServiceSettings
 from tests.harness.processes import Process, api_process, started
@@ -17,8 +16,7 @@ collect_ignore = [] if LONG else ["test_linters.py"]  # npx downloads those lint
 
 @pytest.fixture
 async def api(service_settings: ServiceSettings, tmp_path: Path) -> AsyncIterator[Process]:
-    """An API on the test's database, ready. It gives a slow machine's Postgres time."""
-    settings = replace(service_settings, database_timeout_seconds=10.0)
-    process = api_process(settings, tmp_path, LOG_LEVEL="WARNING")
+    """An API on the test's database, ready."""
+    process = api_process(service_settings, tmp_path, LOG_LEVEL="WARNING")
     async with started(process):
         yield process

@@ -53,9 +53,10 @@ class Issuer:
 
 
 def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
-    """Return the settings of an API that trusts *issuer*."""
+    """Return the settings of an API that trusts *issuer*, and gives a slow machine's Postgres time."""
     return ServiceSettings(
         database_url=database_url,
+        database_timeout_seconds=10.0,
         app_url="https://app.example.com",
         request_secret_keys=SECRET_KEYS,
         auth_issuer=ISSUER,

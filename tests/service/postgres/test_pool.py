@@ -37,7 +37,11 @@ async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
 async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of two connections, with a queue for one caller."""
     settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=SIZE, database_queue_size=1
+        service_settings,
+        database_url=link.url,
+        database_pool_size=SIZE,
+        database_queue_size=1,
+        database_timeout_seconds=1.0,
     )
     async with open_pool(settings) as opened:
         yield opened

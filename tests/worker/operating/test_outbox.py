@@ -132,7 +132,8 @@ async def test_list_shows_held_events_with_their_errors(
 ) -> None:
     first, second = await listed(worker_settings)
 
-    assert (first.event_id, first.state, first.attempts) == (event_id(refused), "failing", 1)
+    assert (first.event_id, first.state) == (event_id(refused), "failing")
+    assert first.attempts >= 1  # on a slow machine the event is due again before the last pass
     assert first.last_error == "returned: no queue is bound for it"
     assert first.next_attempt_at is not None
     assert first.parked_at is None

@@ -313,7 +313,7 @@ async def test_lane_that_another_relay_has_locked_is_left_alone(
 
 
 async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_attempt(
-    relay: Relay,
+    relay_with: MakeRelay,
     publisher: Publisher,
     database: Connection,
     channel: AbstractChannel,
@@ -321,7 +321,7 @@ async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_at
 ) -> None:
     await unroute(channel)
 
-    await relay.relay_due(publisher, NEVER)
+    await relay_with(relay_retry_seconds=60.0).relay_due(publisher, NEVER)
 
     held = await database.fetchrow("SELECT *, next_attempt_at > now() AS waits FROM outbox_held")
     assert held is not None
