@@ -68,7 +68,7 @@ def _defaults(settings: type[Settings]) -> dict[str, str]:
 def _shown(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return ""
-    if field.default is None:
+    if field.default in {None, ""}:
         return _OPTIONAL[field.encode_name]
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
