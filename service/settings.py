@@ -57,6 +57,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
     auth_tenant_claim: NonBlank = "client_id"
+    auth_internal_clients: str = ""  # client ids, with commas between them
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
     auth_jwks_refresh_seconds: Seconds = 300.0
     auth_jwks_timeout_seconds: Seconds = 5.0

@@ -6,10 +6,22 @@ from typing import Any, TypeAlias
 import msgspec
 from litestar import Request
 
-from service.authentication.authenticator import Authenticator
+from service.authentication.api_keys import looks_like_api_key
+from service.authentication.authenticator import (
+    Authenticator,
+    bearer_token,
+    is_jwt,
+)
+from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import Pool
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
+
+
+class SecretHolder(msgspec.Struct, frozen=True):
+    """A caller whose token has the form of a request's secret. Only the request shows whether it is right."""
+
+    secret: str
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -42,6 +54,32 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
         )
 
     return admit
+
+
+async def requires_reader(request: AnyRequest) -> None:
+    """Admit a conveyancer's caller with the scope READ, or an internal reader."""
+    admission: Admission = request.app.state.resources.admission
+    admission.shed_load()
+    request.scope["user"] = await admission.authenticator.verify_reader(
+        request.headers.getall("authorization", [])
+    )
+
+
+async def requires_reader_or_secret(request: AnyRequest) -> None:
+    """Admit what `requires_reader` does, or a caller with a secret: the `before_request` of one request.
+
+    What is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong one.
+    """
+    admission: Admission = request.app.state.resources.admission
+    admission.shed_load()
+    authorization = request.headers.getall("authorization", [])
+    token = bearer_token(authorization)
+    if is_jwt(token) or looks_like_api_key(token):
+        request.scope["user"] = await admission.authenticator.verify_reader(authorization)
+    elif looks_like_secret(token):
+        request.scope["user"] = SecretHolder(token)
+    else:
+        raise WrongSecret
 
 
 async def requires_api_key_or_token(request: AnyRequest) -> None:

@@ -22,7 +22,7 @@ from service.calculation_requests import request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import RequestNotFound
-from service.calculation_requests.request_secrets import SecretKeyMissing
+from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Header
 from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
@@ -111,6 +111,12 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     ),
     InvalidCredentials: ErrorKind(
         HTTPStatus.UNAUTHORIZED, "unauthenticated", None, challenge="invalid_token"
+    ),
+    WrongSecret: ErrorKind(
+        HTTPStatus.UNAUTHORIZED,
+        "unauthenticated",
+        "The token is neither an access token nor the secret of this request.",
+        challenge="invalid_token",
     ),
     InsufficientScope: ErrorKind(
         HTTPStatus.FORBIDDEN, "insufficient_scope", None, challenge="insufficient_scope"

@@ -4,27 +4,28 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
+import structlog
 from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
 from service.api import admission, idempotency_key, list_query, request_body
-from service.api.admission import Admission
+from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
 from service.api.errors import UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
-from service.authentication.authenticator import READ, WRITE, Caller
+from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import reading, request_secrets
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
-    ListedCalculationRequest,
     RequestNotFound,
+    RetrievedCalculationRequest,
 )
-from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.calculation_requests.storing import Storage
 from service.identifiers import parse_uuid
 from service.outbox.waker import RelayWaker
@@ -36,7 +37,11 @@ from service.telemetry import trace_context, tracing
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
 _KEY_WAIT_SHARE = 0.4
+User = TypeVar("User")
+
 _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
+
+_log = structlog.get_logger()
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -59,9 +64,9 @@ class Resources(msgspec.Struct, frozen=True):
         """Return what the API shows of a request. Raises SecretKeyMissing."""
         return stored.view(self.secret_keys, self.settings.app_url)
 
-    def listed(self, found: Sequence[CalculationRequest]) -> list[ListedCalculationRequest]:
+    def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
-        shown: list[ListedCalculationRequest] = []
+        shown: list[RetrievedCalculationRequest] = []
         missing = set()
         for stored in found:
             try:
@@ -73,8 +78,8 @@ class Resources(msgspec.Struct, frozen=True):
         return shown
 
 
-class ApiRequest(Request[Caller, Any, State]):
-    """An HTTP request to the API, with its caller as `user`."""
+class ApiRequest(Request[User, Any, State], Generic[User]):
+    """An HTTP request to the API, with its caller, whom the `before_request` admitted, as `user`."""
 
     @property
     def resources(self) -> Resources:
@@ -84,7 +89,7 @@ class ApiRequest(Request[Caller, Any, State]):
 
 
 @post("/v1/request", status_code=200, before_request=admission.requires(WRITE))
-async def create_request(request: ApiRequest) -> Answer:
+async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
@@ -104,7 +109,7 @@ async def create_request(request: ApiRequest) -> Answer:
 
 
 @get("/v1/request", before_request=admission.requires(READ))
-async def list_requests(request: ApiRequest) -> Answer:
+async def list_requests(request: ApiRequest[Caller]) -> Answer:
     """List the caller's requests, newest first."""
     resources = request.resources
     listing = list_query.parse_listing(request.scope["query_string"])
@@ -120,20 +125,49 @@ async def show_methods() -> Response[None]:
     return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
 
 
-@get("/v1/request/{uuid:str}", before_request=admission.requires(READ))
-async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
-    """Read a request back."""
+@get("/v1/request/{uuid:str}", before_request=admission.requires_reader_or_secret)
+async def retrieve_request(
+    request: ApiRequest[Caller | InternalReader | SecretHolder], uuid: FromPath[str]
+) -> Answer:
+    """Read a request back.
+
+    The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id` and `meta_data`
+    are null, because they are the firm's alone. For an internal reader `secret` and `request_url` are null.
+    """
     resources = request.resources
+    if isinstance(request.user, SecretHolder):
+        return Answer.ok(resources.view(await _find_by_secret(resources, uuid, request.user.secret)))
+    stored = await _find(resources, uuid, request.user)
+    is_internal = isinstance(request.user, InternalReader)
+    return Answer.ok(stored.view_without_secret() if is_internal else resources.view(stored))
+
+
+async def _find(resources: Resources, uuid: str, reader: Caller | InternalReader) -> CalculationRequest:
+    """Return a request that this reader may read, and log the read of an internal one.
+
+    Raises RequestNotFound and UnknownConveyancer.
+    """
     request_id = parse_uuid(uuid)
     if request_id is None:
         raise RequestNotFound
     async with resources.connection() as connection:
-        stored = await reading.find(connection, request_id, conveyancer_id=request.user.conveyancer_id)
-    return Answer.ok(resources.view(stored))
+        if isinstance(reader, Caller):
+            return await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+        stored = await reading.read_internally(connection, request_id)
+    _log.info("request_read_internally", client_id=reader.client_id, uuid=uuid)
+    return stored
+
+
+async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
+    request_id = parse_uuid(uuid)
+    if request_id is None:  # No statement, because the form of a uuid is no secret.
+        raise WrongSecret
+    async with resources.connection() as connection:
+        return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
 
 
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
-async def questionnaire_structure(request: ApiRequest) -> Answer:
+async def questionnaire_structure(request: ApiRequest[None]) -> Answer:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     resources = request.resources
     etag = resources.questionnaire_etag
@@ -151,7 +185,7 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
     return any(field.strip() == "*" or tag in _OPAQUE_TAG.findall(field) for field in if_none_match)
 
 
-async def _json_body(request: ApiRequest) -> bytes:
+async def _json_body(request: ApiRequest[Caller]) -> bytes:
     # The usual value is compared first: parsing the header takes longer.
     if request.headers.get("content-type") != MediaType.JSON and request.content_type[0] != MediaType.JSON:
         raise UnsupportedMediaType

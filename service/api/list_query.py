@@ -13,7 +13,7 @@ from service import lines
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
-from service.calculation_requests.model import ListedCalculationRequest
+from service.calculation_requests.model import RetrievedCalculationRequest
 from service.calculation_requests.reading import Listing
 from service.identifiers import parse_uuid, uuid_of
 
@@ -28,7 +28,7 @@ _LONGEST_INTEGER = 18  # digits, as in int64; int() refuses thousands of them
 class CalculationRequestPage(msgspec.Struct, frozen=True):
     """A page of the list; `next_cursor` leads to the next one, and is null on the last."""
 
-    requests: list[ListedCalculationRequest]
+    requests: list[RetrievedCalculationRequest]
     next_cursor: str | None
 
 

@@ -19,6 +19,7 @@ from service.telemetry import api_metrics
 
 READ = "request:read"
 WRITE = "request:write"
+READ_ALL = "request:read-all"  # of internal readers: any firm's requests, by uuid
 
 _LARGEST_TOKEN = 8 * 1024
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
@@ -35,6 +36,13 @@ class Caller(msgspec.Struct, frozen=True):
     expires_at: float  # seconds since the epoch
 
 
+class InternalReader(msgspec.Struct, frozen=True):
+    """A service of our own that reads requests of any firm by uuid, and does nothing else."""
+
+    client_id: str
+    expires_at: float
+
+
 class MissingCredentials(Exception):
     """There is no bearer token in the header, or no header."""
 
@@ -48,10 +56,15 @@ class RepeatedCredentials(Exception):
 
 
 class InsufficientScope(Exception):
-    """The access token lacks the scope that the endpoint needs."""
+    """The access token lacks the scope that the endpoint needs, or is an internal reader's."""
 
-    def __init__(self, scope: str) -> None:
-        super().__init__(f"The access token lacks the scope {scope}: request one that has it.")
+    def __init__(self, scope: str, *, is_internal: bool = False) -> None:
+        super().__init__(
+            f"The scope {READ_ALL} makes this client an internal reader, which only reads requests by uuid: "
+            f"request a token with {scope} instead."
+            if is_internal
+            else f"The access token lacks the scope {scope}: request one that has it."
+        )
         self.scope = scope
 
 
@@ -68,10 +81,11 @@ class Authenticator:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
+        self._internal_clients = {each.strip() for each in settings.auth_internal_clients.split(",")} - {""}
         self._signing_keys = signing_keys
         self._pool = pool  # to look up API keys
         self._api_key_uses = api_key_uses
-        self._verified: TLRUCache[str, Caller] = TLRUCache(
+        self._verified: TLRUCache[str, Caller | InternalReader] = TLRUCache(
             maxsize=settings.auth_remembered_tokens, ttu=_cached_until, timer=clock
         )
 
@@ -81,12 +95,16 @@ class Authenticator:
         Raises MissingCredentials, RepeatedCredentials, InvalidCredentials, InsufficientScope or
         SigningKeysUnavailable.
         """
-        token = _bearer_token(authorization)
-        if api_keys.looks_like_api_key(token):
-            raise InvalidCredentials("This endpoint takes no API key: send an access token.")
-        caller = await self._verify(token)
-        if scope not in caller.scopes:
-            raise InsufficientScope(scope)
+        caller = await self._verify_no_api_key(authorization)
+        if isinstance(caller, InternalReader) or scope not in caller.scopes:
+            raise InsufficientScope(scope, is_internal=isinstance(caller, InternalReader))
+        return caller
+
+    async def verify_reader(self, authorization: Sequence[str]) -> Caller | InternalReader:
+        """Return the caller whose access token has READ, or the internal reader. Raises as above."""
+        caller = await self._verify_no_api_key(authorization)
+        if isinstance(caller, Caller) and READ not in caller.scopes:
+            raise InsufficientScope(READ)
         return caller
 
     async def verify_api_key_or_token(self, authorization: Sequence[str]) -> None:
@@ -94,7 +112,7 @@ class Authenticator:
 
         Raises as `verify_access_token` does, and PostgresUnavailable: API keys are looked up in Postgres.
         """
-        token = _bearer_token(authorization)
+        token = bearer_token(authorization)
         if not api_keys.looks_like_api_key(token):
             await self._verify(token)
             return
@@ -105,7 +123,13 @@ class Authenticator:
             raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
         self._api_key_uses.note(prefix)
 
-    async def _verify(self, token: str) -> Caller:
+    async def _verify_no_api_key(self, authorization: Sequence[str]) -> Caller | InternalReader:
+        token = bearer_token(authorization)
+        if api_keys.looks_like_api_key(token):
+            raise InvalidCredentials("This endpoint takes no API key: send an access token.")
+        return await self._verify(token)
+
+    async def _verify(self, token: str) -> Caller | InternalReader:
         if caller := self._verified.get(token):
             api_metrics.token_hits.inc()
             return caller
@@ -114,7 +138,7 @@ class Authenticator:
         self._verified[token] = caller
         return caller
 
-    async def _decode(self, token: str) -> Caller:
+    async def _decode(self, token: str) -> Caller | InternalReader:
         if len(token) > _LARGEST_TOKEN:
             raise InvalidCredentials(f"The access token is too large: more than {_LARGEST_TOKEN} bytes.")
         try:
@@ -140,30 +164,38 @@ class Authenticator:
         except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
             raise InvalidCredentials("The access token is not valid.") from None
 
-    def _caller(self, claims: dict[str, Any]) -> Caller:
-        conveyancer_id = claims.get(self._settings.auth_tenant_claim)
-        if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
-            raise InvalidCredentials("The access token names no client.")
+    def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
         scope = claims.get("scope", "")
         if not isinstance(scope, str):  # RFC 9068, section 2.2.3
             raise InvalidCredentials(
                 "The access token's scope is not one string, with spaces between scopes."
             )
+        scopes = frozenset(scope.split())
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT also accepts "1700000000".
             raise InvalidCredentials("The access token is not valid.")
-        leeway_seconds = self._settings.auth_leeway_seconds
-        return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
+        expires_at += self._settings.auth_leeway_seconds
+        client_id = claims.get("client_id")
+        if READ_ALL in scopes and isinstance(client_id, str) and client_id in self._internal_clients:
+            return InternalReader(client_id, expires_at)
+        conveyancer_id = claims.get(self._settings.auth_tenant_claim)
+        if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
+            raise InvalidCredentials("The access token names no client.")
+        return Caller(conveyancer_id, scopes, expires_at)
 
 
-def _bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token. Two headers are refused (RFC 6750, section 3.1): a gateway may check the other."""
+def bearer_token(authorization: Sequence[str]) -> str:
+    """Return the token. Raises MissingCredentials, or RepeatedCredentials if there are two headers.
+
+    Two are refused (RFC 6750, section 3.1) because a gateway may check the other one.
+    """
     if len(authorization) > 1:
         raise RepeatedCredentials
     scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
-    if scheme.lower() != "bearer" or not token.strip():
+    token = token.strip(" ")  # nothing else: the end of a secret that is not ASCII may count as white space
+    if scheme.lower() != "bearer" or not token:
         raise MissingCredentials
-    return token.strip()
+    return token
 
 
 def _check_header(header: dict[str, Any]) -> None:
@@ -176,5 +208,10 @@ def _check_header(header: dict[str, Any]) -> None:
         raise InvalidCredentials("The access token has a header that is not accepted.")
 
 
-def _cached_until(_token: str, caller: Caller, now: float) -> float:
+def is_jwt(token: str) -> bool:
+    """Whether *token* has the three parts of a signed JWT, as every access token has (RFC 7515)."""
+    return token.count(".") == 2
+
+
+def _cached_until(_token: str, caller: Caller | InternalReader, now: float) -> float:
     return min(caller.expires_at, now + _LONGEST_CACHED_SECONDS)

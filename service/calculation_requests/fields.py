@@ -53,6 +53,6 @@ CALCULATION_FEE_EXEMPT_REASON = Meta(
 # Only in the answer.
 UUID = Meta(examples=["req_01a9ZkW3mT6qPxB8vNcR4d"], extra_json_schema={"pattern": "^req_[0-9A-Za-z]{22}$"})
 CALCULATION_ID = Meta(description="Null until a calculation has been made.")
-SECRET = Meta(description="Opens this request and its calculation.")
+SECRET = Meta(description="Opens this request and its calculation: send it as the Bearer token.")
 REQUEST_URL = Meta(description="Where the customer answers the questions; the same link as in the e-mail.")
 URI = Meta(extra_json_schema={"format": "uri"})

@@ -75,9 +75,9 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
         url = request_secrets.request_url(app_url, self.uuid, secret)
         return CalculationRequestView(**self._shown(), secret=secret, request_url=url)
 
-    def view_without_secret(self) -> "ListedCalculationRequest":
-        """Return what can be shown of this request while the key of its secret is missing."""
-        return ListedCalculationRequest(**self._shown(), secret=None, request_url=None)
+    def view_without_secret(self) -> "RetrievedCalculationRequest":
+        """Return what is shown to an internal reader, or while the key of the secret is missing."""
+        return RetrievedCalculationRequest(**self._shown(), secret=None, request_url=None)
 
     def _shown(self) -> dict[str, Any]:
         shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
@@ -98,8 +98,12 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
         }
 
 
-class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A calculation request in a list. The secret is null while the service lacks the key that made it."""
+class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A calculation request as it is read, alone or in a list.
+
+    `secret` and `request_url` are null for an internal reader, and in a list while the service lacks the key
+    that made the secret.
+    """
 
     uuid: Annotated[str, fields.UUID]
     created_at: Instant
@@ -125,8 +129,8 @@ class ListedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     calculation_fee_exempt_reason: Annotated[str | None, fields.CALCULATION_FEE_EXEMPT_REASON]
 
 
-class CalculationRequestView(ListedCalculationRequest, frozen=True, kw_only=True):
-    """A calculation request as create and retrieve return it (interface, *Request, as returned*)."""
+class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=True):
+    """A calculation request with its secret (interface, *Request, as returned*)."""
 
     secret: Annotated[str, fields.SECRET]
     request_url: Annotated[str, fields.URI, fields.REQUEST_URL]

@@ -1,14 +1,16 @@
 """The statements that read calculation requests."""
 
+import hmac
 from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers
+from service.calculation_requests import conveyancers, request_secrets
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.postgres.pool import Connection
 
 
@@ -62,6 +64,58 @@ _FIND = with_columns(
         ON request.id = $1
        AND request.conveyancer_id = conveyancer.id
      WHERE conveyancer.id = $2
+    """
+)
+
+
+async def find_by_secret(
+    connection: Connection, request_id: UUID, *, secret: str, keys: SecretKeyRing
+) -> CalculationRequest:
+    """Return the request that this ASCII secret opens, without what is its firm's alone.
+
+    Raises WrongSecret, also when there is no such request, or when the key of its secret is missing, which is
+    logged.
+    """
+    row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
+    if row is None:
+        # An unknown request takes as long as a wrong secret: the time must not show which uuids exist.
+        keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
+        raise WrongSecret
+    stored = CalculationRequest(*row)
+    try:
+        expected = stored.secret(keys)
+    except SecretKeyMissing as error:
+        request_secrets.note_missing([error.key_id])
+        raise WrongSecret from None
+    # Encoded, because several texts decode to the same bytes.
+    if not hmac.compare_digest(expected.encode(), secret.encode()):
+        raise WrongSecret
+    return stored
+
+
+_FIND_BY_SECRET = with_columns(
+    """
+    SELECT {customer_columns}
+      FROM calculation_request
+     WHERE id = $1
+    """
+)
+
+
+async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
+    """Return a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
+    row = await connection.fetchrow(_READ_INTERNALLY, request_id)
+    if row is None:
+        raise RequestNotFound
+    return CalculationRequest(*row)
+
+
+# Of the statements that the API makes with an access token, the only one that no conveyancer limits.
+_READ_INTERNALLY = with_columns(
+    """
+    SELECT {request_columns}
+      FROM calculation_request AS request
+     WHERE request.id = $1
     """
 )
 

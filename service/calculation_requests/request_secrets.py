@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+import re
 import secrets
 from collections.abc import Iterable
 from uuid import UUID
@@ -14,6 +15,7 @@ from service.telemetry import metrics
 
 SALT_BYTES = 16
 _KEY_BYTES = 32
+_SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 _log = structlog.get_logger()
 
@@ -24,6 +26,10 @@ class SecretKeyMissing(Exception):
     def __init__(self, key_id: str) -> None:
         super().__init__(key_id)
         self.key_id = key_id
+
+
+class WrongSecret(Exception):
+    """This secret does not open this request, or there is no such request."""
 
 
 class SecretKeyRing(msgspec.Struct, frozen=True):
@@ -55,6 +61,11 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
             raise SecretKeyMissing(key_id)
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def looks_like_secret(text: str) -> bool:
+    """Whether *text* has the form of a secret, which no access token and no API key has."""
+    return _SECRET.fullmatch(text) is not None
 
 
 def note_missing(key_ids: Iterable[str]) -> None:

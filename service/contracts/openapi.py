@@ -19,7 +19,7 @@ from service.api import idempotency_key, list_query
 from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
 from service.api.request_body import FILLED_TEXT, LINE, CreateBody
-from service.authentication.authenticator import READ, WRITE
+from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.fields import REASON_CHARACTERS
 from service.contracts.operations import ANY_FAILURE, RECORD, Operation, operations
 
@@ -135,7 +135,16 @@ _SECURITY_SCHEMES = {
         "scheme": "bearer",
         "bearerFormat": "JWT",
         "description": "An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
-        f"needs the scope `{WRITE}`, reading needs `{READ}`.",
+        f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
+        "have named an internal reader reads any firm's requests by uuid, without their secrets, and nothing "
+        "else; it needs no conveyancer.",
+    },
+    "request_secret": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "43 letters, digits, `-` and `_`",
+        "description": "The `secret` of a request, which is also in its `request_url`. For the server of the "
+        "page behind that link: it opens this one request. It is never taken from a query string.",
     },
     "api_key": {
         "type": "http",
@@ -218,8 +227,9 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 def _responses(operation: Operation) -> dict[str, Any]:
     (payload,), _ = _generate(Envelope[type(operation.example)])  # type: ignore[misc]
+    examples = {"ok": operation.example, **operation.other_examples}
     responses = {"200": _response(HTTPStatus.OK, operation.headers)}
-    responses["200"] |= _content(payload, {"ok": succeed(operation.example)})
+    responses["200"] |= _content(payload, {name: succeed(example) for name, example in examples.items()})
     if operation.links:
         responses["200"]["links"] = operation.links
     for status in operation.bare:
@@ -276,7 +286,8 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
     _, schemas = _generate(*bodies, *payloads, ErrorEnvelope)
     for schema in schemas.values():
         # Docstrings cite the interface for developers; readers of the document do not have it.
-        schema["description"] = re.sub(r" \(interface, .*?\)", "", schema["description"])
+        text = inspect.cleandoc(schema["description"])
+        schema["description"] = re.sub(r" \(interface, .*?\)", "", text)
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
     body["properties"]["meta_data"] |= _META_DATA

@@ -9,6 +9,7 @@ import msgspec
 from litestar.exceptions import ClientException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
+from msgspec.structs import replace
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
 from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
@@ -18,6 +19,7 @@ from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import CreateBody, parse
 from service.authentication.authenticator import (
     READ,
+    READ_ALL,
     WRITE,
     InsufficientScope,
     InvalidCredentials,
@@ -27,8 +29,12 @@ from service.authentication.authenticator import (
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequestView, RequestNotFound
-from service.calculation_requests.request_secrets import SecretKeyMissing
+from service.calculation_requests.model import (
+    CalculationRequestView,
+    RequestNotFound,
+    RetrievedCalculationRequest,
+)
+from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
 from service.server.refusals import BodyOverdue
 
@@ -68,6 +74,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     security: list[dict[str, list[str]]]
     example: msgspec.Struct  # the payload; its type is that of the answer
+    other_examples: Mapping[str, msgspec.Struct] = {}  # by name
     failures: Mapping[str, Exception]  # by the name of their example, beside ANY_FAILURE
     parameters: tuple[str, ...] = ()  # names in openapi.PARAMETERS
     headers: Mapping[str, bool] = {}  # names in openapi.HEADERS, of a success; True for those always sent
@@ -128,13 +135,19 @@ def _list() -> Operation:
 
 
 def _retrieve() -> Operation:
+    retrieved = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
     return Operation(
         handler=handlers.retrieve_request,
         tag="requests",
-        security=[{"access_token": [READ]}],
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         parameters=("uuid",),
-        example=RECORD,
+        example=retrieved,
+        other_examples={
+            "by_secret": replace(retrieved, notes=None, external_id=None, meta_data=None),
+            "internal_reader": replace(retrieved, secret=None, request_url=None),
+        },
         failures={
+            "wrong_secret": WrongSecret(),
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),

@@ -14,12 +14,22 @@ from deploy.local.errors import LocalStackError
 from tests.benchmarks import report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import wrk
-from tests.benchmarks.measurements import consumers, create, footprint, growth, latency, reading, relay
+from tests.benchmarks.measurements import (
+    consumers,
+    create,
+    footprint,
+    growth,
+    latency,
+    reading,
+    relay,
+    secrets,
+)
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "create": create.measure,
     "reading": reading.measure,
+    "secrets": secrets.measure,
     "relay": relay.measure,
     "latency": latency.measure,
     "consumers": consumers.measure,

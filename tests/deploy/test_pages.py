@@ -17,7 +17,11 @@ _PAGES = [
     *sorted(CHECKOUT.glob("tests/*/README.md")),
 ]
 # Settings without a default that need not be set, with what the page has in place of one.
-_OPTIONAL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "none", "LISTEN_DATABASE_URL": "DATABASE_URL"}
+_OPTIONAL = {
+    "AUTH_INTERNAL_CLIENTS": "none",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
+    "LISTEN_DATABASE_URL": "DATABASE_URL",
+}
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
@@ -64,7 +68,7 @@ def _defaults(settings: type[Settings]) -> dict[str, str]:
 def _shown(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return ""
-    if field.default is None:
+    if field.default in {None, ""}:
         return _OPTIONAL[field.encode_name]
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 

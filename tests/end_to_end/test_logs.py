@@ -83,6 +83,7 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(
             created.status_code,
             *await _statuses_of_calls(caller, record, api_key),
             *await _statuses_without_access(caller, issuer, record["uuid"]),
+            *await _statuses_of_secrets(caller, record, issuer.token()),
             *await _statuses_of_failures(caller, database),
         }
         await _send_raw(verbose_api, f"GET /{MARK} HTTP/{MARK}\r\n\r\n")
@@ -150,6 +151,26 @@ async def _statuses_without_access(caller: httpx.AsyncClient, issuer: Issuer, uu
         response = await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=headers)
         statuses.add(response.status_code)
     return statuses
+
+
+async def _statuses_of_secrets(caller: httpx.AsyncClient, record: dict[str, Any], token: str) -> set[int]:
+    """Send the secret where it belongs, and where it does not."""
+    secret = record["secret"]
+    as_secret = {"Authorization": f"Bearer {secret}"}
+    responses = [
+        await caller.get(f"/v1/request/{record['uuid']}", headers=as_secret),
+        await caller.get("/v1/request/req_0000000000000000000000", headers=as_secret),
+        await caller.get(f"/v1/request/{secret}", headers=as_secret),
+        await caller.get(f"/v1/request/{secret}", headers={"Authorization": f"Bearer {token}"}),
+        await caller.get("/v1/questionnaire/structure", headers=as_secret),
+        await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=as_secret),
+        *[
+            await caller.get(f"/v1/request/{record['uuid']}", headers={"Authorization": f"Bearer {spoilt}"})
+            for spoilt in (secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}", MARK.ljust(43, "0"))
+        ],
+    ]
+    assert responses[0].status_code == 200
+    return {response.status_code for response in responses}
 
 
 async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection) -> set[int]:

@@ -185,6 +185,9 @@ async def test_traces_contain_nothing_personal_or_secret(
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
         record = (await caller.get(f"/v1/request/{uuid}?secret=query-string")).json()["data"]
         await caller.head(f"/v1/request/{uuid}")
+        with_secret = {"Authorization": f"Bearer {record['secret']}"}
+        assert (await caller.get(f"/v1/request/{uuid}", headers=with_secret)).status_code == 200
+        await caller.get("/v1/request/req_0000000000000000000000", headers=with_secret)
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
     await eventually(lambda: "POST /v1/request" in {span.name for span in collector.spans})

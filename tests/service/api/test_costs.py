@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from service.telemetry.api_metrics import REGISTRY
@@ -107,6 +108,69 @@ async def test_retrieve_is_one_statement_in_one_round_trip(
 
     assert len(statements.executed) == _CALLS
     assert statements.round_trips == _CALLS
+
+
+async def test_retrieve_by_secret_is_one_statement_in_one_round_trip_right_or_wrong(
+    watched_client: httpx.AsyncClient, statements: StatementLog
+) -> None:
+    created = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    calls = {
+        (created["uuid"], created["secret"]): 200,
+        (created["uuid"], "A" * 43): 401,
+        (uuid_of(new_request_id()), created["secret"]): 401,
+    }
+    await _get(watched_client, created["uuid"], created["secret"])
+    await eventually(lambda: len(statements.executed) == 3)
+
+    for (uuid, secret), status in calls.items():
+        statements.clear()
+        for _ in range(_CALLS):
+            assert await _get(watched_client, uuid, secret) == status
+        assert len(statements.executed) == _CALLS
+        assert statements.round_trips == _CALLS
+        assert not any(
+            column in statement
+            for statement in statements.executed
+            for column in (" notes", " external_id", " meta_data")
+            if f"NULL AS{column}" not in statement
+        )
+
+
+async def test_malformed_secret_or_uuid_asks_postgres_nothing(
+    watched_client: httpx.AsyncClient, statements: StatementLog
+) -> None:
+    for uuid, secret in ((uuid_of(new_request_id()), "A" * 42), ("req_", "A" * 43)):
+        assert await _get(watched_client, uuid, secret) == 401
+
+    assert statements.executed == []
+
+
+async def test_internal_read_is_one_statement_in_one_round_trip(
+    service_settings: ServiceSettings,
+    issuer: Issuer,
+    link: TcpProxy,
+    statements: StatementLog,
+    client: httpx.AsyncClient,
+) -> None:
+    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+    settings = msgspec.structs.replace(
+        service_settings, database_url=link.url, database_pool_size=1, auth_internal_clients="reader"
+    )
+    token = issuer.token("reader", scope="request:read-all")
+    async with api_client(settings, None) as reader:
+        await _get(reader, uuid, token)
+        statements.clear()
+        for _ in range(_CALLS):
+            assert await _get(reader, uuid, token) == 200
+
+    assert len(statements.executed) == _CALLS
+    assert statements.round_trips == _CALLS
+
+
+async def _get(client: httpx.AsyncClient, uuid: str, token: str) -> int:
+    """Ask for a request with a token of its own, and return the status."""
+    response = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {token}"})
+    return response.status_code
 
 
 async def test_questionnaire_asks_postgres_nothing_with_an_access_token(

@@ -122,6 +122,66 @@ async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClie
         }
 
 
+async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    content = operation_of("/v1/request/{uuid}", "get")["responses"]["200"]["content"]["application/json"]
+    settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
+    async with api_client(settings, issuer.token()) as client:
+        created = (await client.post("/v1/request", json=operations.FULL_REQUEST)).json()["data"]
+        tokens = {
+            "ok": issuer.token(),
+            "by_secret": created["secret"],
+            "internal_reader": issuer.token("reader", scope="request:read-all"),
+        }
+        assert tokens.keys() == content["examples"].keys()
+        for name, token in tokens.items():
+            headers = {"Authorization": f"Bearer {token}"}
+            response = await client.get(f"/v1/request/{created['uuid']}", headers=headers)
+
+            check(content["schema"], response.json())
+            example = content["examples"][name]["value"]["data"]
+            shown = response.json()["data"]
+            assert {field: shown[field] is None for field in shown} == {
+                field: example[field] is None for field in example
+            }
+
+
+def test_null_is_allowed_only_where_it_is_true() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for method, path in (("post", "/v1/request"), ("get", "/v1/request/{uuid}")):
+        content = operation_of(path, method)["responses"]["200"]["content"]["application/json"]
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        record = schemas[schemas[name]["properties"]["data"]["$ref"].rpartition("/")[2]]
+        nullable = {
+            field: {"type": "null"} in record["properties"][field].get("anyOf", [])
+            for field in ("secret", "request_url")
+        }
+        assert set(nullable.values()) == {method == "get"}
+
+
+def test_kinds_of_credentials_are_told_apart() -> None:
+    schemes = DOCUMENT["components"]["securitySchemes"]
+    security = {
+        (path, method): {
+            (scheme, *scopes) for each in operation["security"] for scheme, scopes in each.items()
+        }
+        for path, item in DOCUMENT["paths"].items()
+        for method, operation in item.items()
+    }
+
+    assert schemes.keys() == {"access_token", "api_key", "request_secret"}
+    assert "`request:read-all`" in schemes["access_token"]["description"]
+    assert security["/v1/request/{uuid}", "get"] == {
+        ("access_token", "request:read"),
+        ("access_token", "request:read-all"),
+        ("request_secret",),
+    }
+    assert [path for path, used in security.items() if ("request_secret",) in used] == [
+        ("/v1/request/{uuid}", "get")
+    ]
+
+
 async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/questionnaire/structure")
 
@@ -170,6 +230,8 @@ class Provocations:
                 return ""
             case "expired_token":
                 return f"Bearer {self._issuer.token(exp=1)}"
+            case "wrong_secret":
+                return f"Bearer {'A' * 43}"
             case "insufficient_scope":
                 return f"Bearer {self._issuer.token(scope='other')}"
             case "unknown_conveyancer":

@@ -66,13 +66,17 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await client.get(f"/v1/request/{created['uuid']}")
     async with api_client(service_settings, None) as stranger:
+        for secret in (created["secret"], created["secret"][::-1]):
+            headers = {"Authorization": f"Bearer {secret}"}
+            await stranger.get(f"/v1/request/{created['uuid']}", headers=headers)
         text = (await stranger.get("/metrics")).text
         exported = await scrape(stranger)
 
     assert exported[series("postgres_pool_max_connections")] == service_settings.database_pool_size + 1
     assert exported[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
     assert series("process_cpu_seconds_total") in exported
-    for private in (CONVEYANCER, created["uuid"], created["secret"], "example.com", issuer.token()):
+    secrets = (created["secret"], created["secret"][::-1])
+    for private in (CONVEYANCER, created["uuid"], *secrets, "example.com", issuer.token()):
         assert private not in text
 
 

@@ -1,0 +1,149 @@
+"""Internal readers: the clients of AUTH_INTERNAL_CLIENTS with the scope request:read-all."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.identifiers import new_request_id, uuid_of
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+
+READER = "calculations-team"
+EVERY_SCOPE = "request:read-all request:read request:write"
+
+
+@pytest.fixture
+def settings(service_settings: ServiceSettings) -> ServiceSettings:
+    """Settings that name two internal readers, one of which is a conveyancer as well."""
+    return msgspec.structs.replace(
+        service_settings, auth_internal_clients=f" {READER}, ,{FREE_CONVEYANCER}", auth_tenant_claim="firm"
+    )
+
+
+@pytest.fixture
+async def reader(settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an internal reader, whose token has no tenant claim."""
+    async with api_client(settings, issuer.token(READER, scope="request:read-all")) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def created(client: httpx.AsyncClient) -> dict[str, Any]:
+    """A request of CONVEYANCER, as the firm sees it."""
+    body = A_REQUEST | {"notes": "Call.", "external_id": "crm-17", "meta_data": {"source": "website"}}
+    record: dict[str, Any] = (await client.post("/v1/request", json=body)).json()["data"]
+    return record
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_internal_reader_reads_any_firms_request_without_its_secret(
+    reader: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    response = await reader.get(f"/v1/request/{created['uuid']}")
+    head = await reader.head(f"/v1/request/{created['uuid']}")
+
+    assert (response.status_code, head.status_code) == (200, 200)
+    assert response.json()["data"] == created | {"secret": None, "request_url": None}
+    assert list(response.json()["data"]) == list(created)
+    assert created["secret"] not in response.text
+
+
+async def test_internal_reader_needs_no_key_of_the_secret(
+    reader: httpx.AsyncClient, created: dict[str, Any], database: Connection
+) -> None:
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+
+    assert (await reader.get(f"/v1/request/{created['uuid']}")).status_code == 200
+
+
+@pytest.mark.parametrize("uuid", [uuid_of(new_request_id()), "req_", "nonsense"])
+async def test_unknown_or_malformed_uuid_is_not_found(reader: httpx.AsyncClient, uuid: str) -> None:
+    response = await reader.get(f"/v1/request/{uuid}")
+
+    assert response.status_code == 404
+    assert response.json()["errors"][0]["code"] == "not_found"
+
+
+async def test_each_read_is_logged_with_client_and_uuid(
+    reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    with capture_logs() as logs:
+        for _ in range(2):
+            await reader.get(f"/v1/request/{created['uuid']}")
+        await reader.get(f"/v1/request/{uuid_of(new_request_id())}")
+        await client.get(f"/v1/request/{created['uuid']}")
+
+    reads = [log for log in logs if log["event"] == "request_read_internally"]
+    assert [(log["log_level"], log["client_id"], log["uuid"]) for log in reads] == [
+        ("info", READER, created["uuid"])
+    ] * 2
+    assert created["secret"] not in str(logs)
+
+
+@pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])
+async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
+    reader: httpx.AsyncClient, issuer: Issuer, database: Connection, client_id: str
+) -> None:
+    token = issuer.token(client_id, scope=EVERY_SCOPE, firm=FREE_CONVEYANCER)
+    for headers in ({}, bearer(token)):
+        listed = await reader.get("/v1/request", headers=headers)
+        created = await reader.post("/v1/request", json=A_REQUEST, headers=headers)
+
+        for response, scope in ((listed, "request:read"), (created, "request:write")):
+            assert response.status_code == 403
+            (error,) = response.json()["errors"]
+            assert error["code"] == "insufficient_scope"
+            assert "request:read-all" in error["message"]
+            assert f'scope="{scope}"' in response.headers["WWW-Authenticate"]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_internal_reader_gets_the_questionnaire(reader: httpx.AsyncClient) -> None:
+    assert (await reader.get("/v1/questionnaire/structure")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("claims", "status"),
+    [
+        ({"client_id": "stranger"}, 401),  # not in the list, and no tenant
+        ({"client_id": ""}, 401),
+        ({"client_id": None}, 401),
+        ({"client_id": [READER]}, 401),
+        ({"client_id": READER.upper()}, 401),
+        ({"client_id": f"{READER}, "}, 401),
+        ({"client_id": READER, "scope": "request:read"}, 401),
+        ({"client_id": READER, "scope": "request:read-alls"}, 401),
+        ({"client_id": "stranger", "sub": READER, "azp": READER, "firm": FREE_CONVEYANCER}, 403),
+        # A firm with both scopes that is no internal reader has its own requests only.
+        ({"client_id": "stranger", "scope": EVERY_SCOPE, "firm": FREE_CONVEYANCER}, 404),
+        ({"client_id": "stranger", "scope": EVERY_SCOPE, "firm": READER}, 403),
+    ],
+)
+async def test_list_of_clients_and_scope_are_both_needed(
+    reader: httpx.AsyncClient, issuer: Issuer, created: dict[str, Any], claims: dict[str, Any], status: int
+) -> None:
+    token = issuer.token(**{"scope": "request:read-all", **claims})
+    response = await reader.get(f"/v1/request/{created['uuid']}", headers=bearer(token))
+
+    assert response.status_code == status
+
+
+async def test_nobody_is_an_internal_reader_by_default(
+    client: httpx.AsyncClient, issuer: Issuer, created: dict[str, Any]
+) -> None:
+    for client_id in (READER, CONVEYANCER, ""):
+        headers = bearer(issuer.token(client_id, scope="request:read-all"))
+        response = await client.get(f"/v1/request/{created['uuid']}", headers=headers)
+
+        assert response.status_code == 403
+        assert response.json()["errors"][0]["code"] == "insufficient_scope"

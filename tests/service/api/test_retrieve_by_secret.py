@@ -1,0 +1,277 @@
+"""GET /v1/request/:uuid with the request's own secret as the Bearer token."""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from deploy.local.machine.ports import free_port
+from service.api.errors import answer
+from service.calculation_requests import reading
+from service.calculation_requests.request_secrets import SecretKeyRing, WrongSecret
+from service.identifiers import new_request_id, parse_uuid, uuid_of
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.harness.examples import A_REQUEST, SECRET_KEYS
+from tests.harness.in_process import api_client
+from tests.harness.metrics import value
+
+FIRMS_ALONE = {"notes": "Call before noon.", "external_id": "crm-17", "meta_data": {"source": "website"}}
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+@pytest.fixture
+async def created(client: httpx.AsyncClient) -> dict[str, Any]:
+    """A request that has everything, as its firm sees it."""
+    response = await client.post("/v1/request", json=A_REQUEST | FIRMS_ALONE | {"customer_phone": "0"})
+    record: dict[str, Any] = response.json()["data"]
+    return record
+
+
+@pytest.fixture
+async def customer(service_settings: ServiceSettings) -> AsyncIterator[httpx.AsyncClient]:
+    """A client without an access token."""
+    async with api_client(service_settings, None) as connected:
+        yield connected
+
+
+async def ask(
+    customer: httpx.AsyncClient, uuid: str, token: str, *, method: str = "GET", query: str = ""
+) -> httpx.Response:
+    """Ask for a request with *token*, which may have any character of Latin-1."""
+    headers = [(b"Authorization", b"Bearer " + token.encode("latin-1"))]
+    return await customer.request(method, f"/v1/request/{uuid}{query}", headers=headers)
+
+
+def assert_refused(response: httpx.Response) -> None:
+    """Check that this is the one answer to whatever does not open a request."""
+    expected = answer(WrongSecret())
+    body = response.json()
+    assert response.status_code == 401
+    assert body.pop("meta").keys() == {"timestamp"}
+    assert body == {"data": None} | {
+        name: part for name, part in json.loads(expected.body).items() if name != "meta"
+    }
+    assert response.headers["WWW-Authenticate"] == (
+        'Bearer realm="calculation-requests", error="invalid_token", '
+        'error_description="The token is neither an access token nor the secret of this request."'
+    )
+    assert response.headers.keys() == {
+        *("date", "content-type", "content-length", "www-authenticate", "x-request-id", "cache-control")
+    }
+
+
+async def test_secret_opens_its_request_without_what_is_the_firms_alone(
+    customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    response = await ask(customer, created["uuid"], created["secret"])
+
+    assert response.status_code == 200
+    assert response.json()["data"] == created | dict.fromkeys(FIRMS_ALONE)
+    assert list(response.json()["data"]) == list(created)
+    assert response.headers["Cache-Control"] == "no-store"
+
+
+async def test_secret_opens_its_request_for_head_too(
+    customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    right = await ask(customer, created["uuid"], created["secret"], method="HEAD")
+    wrong = await ask(customer, created["uuid"], "A" * 43, method="HEAD")
+
+    assert (right.status_code, wrong.status_code) == (200, 401)
+
+
+async def test_secret_of_an_older_key_opens_its_request(
+    created: dict[str, Any], service_settings: ServiceSettings
+) -> None:
+    ring = f"new:{'C' * 43},{service_settings.request_secret_keys}"
+    async with api_client(msgspec.structs.replace(service_settings, request_secret_keys=ring), None) as after:
+        assert (await ask(after, created["uuid"], created["secret"])).status_code == 200
+
+
+def spoilt(secret: str) -> Iterator[str]:
+    """Yield texts that are nearly this secret."""
+    for position in (0, 20, 42):
+        other = "B" if secret[position] == "A" else "A"
+        yield secret[:position] + other + secret[position + 1 :]
+    yield secret[:-1]
+    yield secret[1:]
+    yield secret + "A"
+    yield secret + "="
+    yield secret + "."
+    yield secret.swapcase()
+    yield secret[::-1]
+    yield secret[:-1] + "é"
+    yield secret + "é"
+    yield secret + "\xa0"
+    yield "\xa0" + secret
+    yield secret[:20] + " " + secret[20:]
+    yield secret + " " + secret
+    yield '"' + secret + '"'
+    yield "secret=" + secret
+    yield "A" * 43
+    yield "x" * 20_000
+
+
+async def test_what_is_nearly_the_secret_gets_one_answer(
+    customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    for token in spoilt(created["secret"]):
+        assert_refused(await ask(customer, created["uuid"], token))
+
+
+async def test_secret_is_compared_encoded(customer: httpx.AsyncClient, created: dict[str, Any]) -> None:
+    """The last character of 43 has two bits that base64 ignores."""
+    secret = created["secret"]
+    others = [
+        secret[:-1] + character
+        for character in _ALPHABET
+        if character != secret[-1] and _decoded(secret[:-1] + character) == _decoded(secret)
+    ]
+
+    assert len(others) == 3
+    for other in others:
+        assert_refused(await ask(customer, created["uuid"], other))
+
+
+def _decoded(secret: str) -> bytes:
+    return base64.urlsafe_b64decode(secret + "=")
+
+
+async def test_secret_of_another_request_gets_the_same_answer(
+    client: httpx.AsyncClient, customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    other = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+
+    assert_refused(await ask(customer, created["uuid"], other["secret"]))
+    assert_refused(await ask(customer, other["uuid"], created["secret"]))
+
+
+async def test_secret_of_an_old_salt_gets_the_same_answer_at_once(
+    customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
+) -> None:
+    """So a secret that was right is not remembered."""
+    assert (await ask(customer, created["uuid"], created["secret"])).status_code == 200
+
+    await database.execute("UPDATE calculation_request SET secret_salt = sha256('new')")
+
+    assert_refused(await ask(customer, created["uuid"], created["secret"]))
+
+
+async def test_secret_whose_key_left_the_ring_gets_the_same_answer_and_is_logged(
+    customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
+) -> None:
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    before = value("request_secret_keys_missing_total")
+
+    with capture_logs() as logs:
+        assert_refused(await ask(customer, created["uuid"], created["secret"]))
+
+    assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
+    assert value("request_secret_keys_missing_total") == before + 1
+
+
+@pytest.mark.parametrize(
+    "uuid", [uuid_of(new_request_id()), "req_", "req_" + "z" * 22, "nonsense", "x" * 300]
+)
+async def test_secret_for_an_unknown_or_malformed_uuid_gets_the_same_answer(
+    customer: httpx.AsyncClient, created: dict[str, Any], uuid: str
+) -> None:
+    assert_refused(await ask(customer, uuid, created["secret"]))
+
+
+class CountedKeys(dict[str, bytes]):
+    """The keys of a ring. Each secret that is derived takes one out."""
+
+    taken = 0
+
+    def __getitem__(self, key_id: str) -> bytes:
+        """Return a key, and count."""
+        self.taken += 1
+        return super().__getitem__(key_id)
+
+
+async def test_unknown_uuid_costs_a_derivation_as_a_wrong_secret_does(
+    created: dict[str, Any], database: Connection
+) -> None:
+    ring = SecretKeyRing.parse(SECRET_KEYS)
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+    for asked in (request_id, new_request_id()):
+        keys = CountedKeys(ring.keys)
+        with pytest.raises(WrongSecret):
+            await reading.find_by_secret(
+                database, asked, secret="A" * 43, keys=SecretKeyRing(ring.current_id, keys)
+            )
+        assert keys.taken == 1
+
+
+async def test_secret_opens_nothing_else(
+    client: httpx.AsyncClient, customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
+) -> None:
+    other = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    headers = {"Authorization": f"Bearer {created['secret']}"}
+    path = f"/v1/request/{created['uuid']}"
+
+    answers = {
+        (method, path): (await customer.request(method, path, headers=headers, json=body)).status_code
+        for method, path, body in (
+            ("POST", "/v1/request", A_REQUEST),
+            ("GET", "/v1/request", None),
+            ("GET", "/v1/request?external_id=crm-17", None),
+            ("GET", f"/v1/request/{other['uuid']}", None),
+            ("GET", "/v1/questionnaire/structure", None),
+            ("PUT", path, A_REQUEST),
+            ("PATCH", path, A_REQUEST),
+            ("DELETE", path, None),
+        )
+    }
+    events = await customer.get(f"{path}/events", headers=headers)
+
+    assert set(answers.values()) == {401, 405}
+    assert {path for (method, path), status in answers.items() if status == 405} == {path}
+    assert events.status_code in {401, 404}
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2
+
+
+async def test_secret_is_not_taken_from_the_query_string(
+    customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    query = f"?secret={created['secret']}&access_token={created['secret']}"
+
+    without_header = await customer.get(f"/v1/request/{created['uuid']}{query}")
+    with_wrong_one = await ask(customer, created["uuid"], "A" * 43, query=query)
+    as_basic = await customer.get(f"/v1/request/{created['uuid']}", auth=("secret", created["secret"]))
+
+    for response in (without_header, as_basic):
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
+    assert_refused(with_wrong_one)
+
+
+async def test_secret_is_answered_with_503_while_postgres_is_down(
+    service_settings: ServiceSettings, created: dict[str, Any]
+) -> None:
+    nowhere = f"postgresql://postgres@127.0.0.1:{free_port()}/none"
+    settings = msgspec.structs.replace(service_settings, database_url=nowhere)
+    async with api_client(settings, None) as adrift:
+        for token in (
+            created["secret"],
+            "spoilt",
+        ):  # The first finds out, the second is turned away before 401.
+            assert (await ask(adrift, created["uuid"], token)).status_code == 503
+
+
+async def test_secret_is_not_looked_up_among_the_access_tokens(
+    customer: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    before = [value("access_token_cache_total", result=result) for result in ("hit", "miss")]
+
+    await ask(customer, created["uuid"], created["secret"])
+
+    assert [value("access_token_cache_total", result=result) for result in ("hit", "miss")] == before
