@@ -192,7 +192,7 @@ def bearer_token(authorization: Sequence[str]) -> str:
     if len(authorization) > 1:
         raise RepeatedCredentials
     scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
-    token = token.strip(" ")  # nothing else: the end of a secret that is not ASCII may count as white space
+    token = token.strip(" ")  # Not all white space: it includes characters beyond ASCII.
     if scheme.lower() != "bearer" or not token:
         raise MissingCredentials
     return token

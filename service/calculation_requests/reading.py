@@ -110,7 +110,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# Of the statements that the API makes with an access token, the only one that no conveyancer limits.
+# The only statement behind an access token that is not limited to one conveyancer.
 _READ_INTERNALLY = with_columns(
     """
     SELECT {request_columns}
