@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True, rename="camel"):
     conditions: dict[str, str] | None
 
 
-class Questionnaire(msgspec.Struct, frozen=True):
+class QuestionnaireStructure(msgspec.Struct, frozen=True):
     """The payload of the questionnaire endpoint: the questions in the order in which they are asked."""
 
     questionnaire: tuple[Question, ...]
@@ -53,18 +53,18 @@ class _WrittenQuestionnaire(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     questions: tuple[_WrittenQuestion, ...]
 
 
-def load() -> Questionnaire:
+def load() -> QuestionnaireStructure:
     """Read the questionnaire in the file beside this module."""
     return parse(resources.files("service.api").joinpath("questionnaire.toml").read_text(encoding="utf-8"))
 
 
-def parse(toml: str) -> Questionnaire:
+def parse(toml: str) -> QuestionnaireStructure:
     """Read a questionnaire. Raises ValueError for a wrong type, name or field.
 
     That the questions can be asked from first to last is checked by a test, not at every start.
     """
     written = msgspec.toml.decode(toml, type=_WrittenQuestionnaire)
-    return Questionnaire(tuple(_question(each, written.options) for each in written.questions))
+    return QuestionnaireStructure(tuple(_question(each, written.options) for each in written.questions))
 
 
 def _question(written: _WrittenQuestion, option_sets: Mapping[str, OptionSet]) -> Question:
@@ -80,6 +80,6 @@ def _question(written: _WrittenQuestion, option_sets: Mapping[str, OptionSet]) -
     )
 
 
-def entity_tag(questionnaire: Questionnaire) -> str:
+def entity_tag(questionnaire: QuestionnaireStructure) -> str:
     """Return a weak ETag of the questions: the timestamp in the envelope differs each time."""
     return f'W/"{hashlib.sha256(msgspec.json.encode(questionnaire)).hexdigest()[:32]}"'

@@ -15,7 +15,7 @@ from service.api import handlers, idempotency_key, list_query, questionnaire
 from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
-from service.api.questionnaire import Questionnaire
+from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import CreateBody, parse
 from service.authentication.authenticator import (
     READ,
@@ -164,7 +164,7 @@ def _questionnaire() -> Operation:
         parameters=("If-None-Match",),
         headers={"ETag": True, "Cache-Control": True},
         bare=(HTTPStatus.NOT_MODIFIED,),
-        example=Questionnaire(questionnaire.load().questionnaire[:4]),
+        example=QuestionnaireStructure(questionnaire.load().questionnaire[:4]),
         failures={},
     )
 

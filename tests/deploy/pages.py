@@ -24,6 +24,14 @@ def anchors(page: Path) -> set[str]:
     return {name.replace(" ", "-") for name in names}
 
 
+def code_blocks(page: Path, section: str, language: str) -> list[str]:
+    """Return the code in *language* in one section of a page."""
+    text = page.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks, f"there is no {language} in {section}"
+    return blocks
+
+
 def settings_listed(process: str) -> list[tuple[str, str]]:
     """Return name and default of every row in the table of settings that *process* heads."""
     rows = [(row[0].strip("`"), row[1].strip("`")) for row in _rows("Settings", process)]

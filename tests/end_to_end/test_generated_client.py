@@ -1,36 +1,35 @@
 """Clients generated from the OpenAPI document work, and have its types."""
 
-import asyncio
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 import pytest
 
-from service.app import create_app
 from service.authentication import api_keys
 from service.contracts import openapi
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import serve
 from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, started
 
 _CALLER = """\
 from calculations_client import AuthenticatedClient
-from calculations_client.api.requests import create_request
+from calculations_client.api.questionnaire import questionnaire_structure
+from calculations_client.api.requests import create_request, retrieve_request
 from calculations_client.models import (
     CalculationRequestView,
     CreateBody,
     CreateBodyMetaDataType0,
     EnvelopeCalculationRequestView,
+    EnvelopeQuestionnaireStructure,
+    EnvelopeRetrievedCalculationRequest,
     ErrorEnvelope,
-    FieldErrorCode,
+    RetrievedCalculationRequest,
 )
 
 
@@ -51,14 +50,40 @@ def body(case_ref: str) -> CreateBody:
     )
 
 
-def create(client: AuthenticatedClient, case_ref: str) -> CalculationRequestView | list[FieldErrorCode]:
-    answer = create_request.sync(client=client, body=body(case_ref))
-    match answer:
+def create(client: AuthenticatedClient, key: str, case_ref: str = "12 High Street") -> CalculationRequestView:
+    match create_request.sync(client=client, body=body(case_ref), idempotency_key=key):
         case EnvelopeCalculationRequestView(data=view):
             return view
-        case ErrorEnvelope(errors=errors):
-            return [error.code for error in errors]
-    raise TypeError(answer)
+        case answer:
+            raise Refused(codes(answer))
+
+
+def replayed(client: AuthenticatedClient, key: str) -> bool:
+    answer = create_request.sync_detailed(client=client, body=body("12 High Street"), idempotency_key=key)
+    return answer.headers.get("Idempotent-Replayed") == "true"
+
+
+def read(client: AuthenticatedClient, uuid: str) -> RetrievedCalculationRequest:
+    match retrieve_request.sync(uuid, client=client):
+        case EnvelopeRetrievedCalculationRequest(data=view):
+            return view
+        case answer:
+            raise Refused(codes(answer))
+
+
+def first_question(client: AuthenticatedClient) -> str:
+    answer = questionnaire_structure.sync(client=client)
+    assert isinstance(answer, EnvelopeQuestionnaireStructure)
+    return answer.data.questionnaire[0].ref
+
+
+def codes(answer: ErrorEnvelope | None) -> list[str]:
+    assert answer is not None
+    return [error.code.value for error in answer.errors]
+
+
+class Refused(Exception):
+    pass
 """
 
 
@@ -89,43 +114,56 @@ def caller(generated: Path) -> ModuleType:  # noqa: ARG001 - its fixture makes t
     return importlib.import_module("caller")
 
 
-async def test_generated_client_creates_and_retrieves(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection, caller: ModuleType
+async def test_generated_client_creates_repeats_and_reads(
+    api: Process, issuer: Issuer, database: Connection, caller: ModuleType
 ) -> None:
-    client = importlib.import_module("calculations_client")
-    requests = importlib.import_module("calculations_client.api.requests.retrieve_request")
-    questions = importlib.import_module("calculations_client.api.questionnaire.questionnaire_structure")
     key = await api_keys.create(database, CONVEYANCER)
+    async with started(api):
+        with caller.AuthenticatedClient(base_url=api.base_url, token=issuer.token()) as client:
+            created = caller.create(client, "key-1")
+            repeated = caller.create(client, "key-1")
+            replays = [caller.replayed(client, each) for each in ("key-1", "key-2")]
+            retrieved = caller.read(client, created.uuid)
+            with pytest.raises(caller.Refused, match=r"^\['invalid_characters'\]$"):
+                caller.create(client, "key-3", "\u202e")
+            with pytest.raises(caller.Refused, match=r"^\['not_found'\]$"):
+                caller.read(client, "req_none")
+        with caller.AuthenticatedClient(base_url=api.base_url, token=key) as client:
+            first_question = caller.first_question(client)
 
-    def call(base_url: str) -> tuple[Any, ...]:
-        with client.AuthenticatedClient(base_url=base_url, token=issuer.token()) as authenticated:
-            record = caller.create(authenticated, "12 High Street")
-            refused = caller.create(authenticated, "\u202e")
-            retrieved = requests.sync(record.uuid, client=authenticated)
-            missing = requests.sync_detailed("req_none", client=authenticated)
-        with client.AuthenticatedClient(base_url=base_url, token=key) as with_key:
-            questionnaire = questions.sync(client=with_key)
-        return record, refused, retrieved, missing, questionnaire
+    assert created.case_ref == "12 High Street"
+    assert created.created_at.utcoffset() is not None
+    assert created.meta_data["source"] == "website"
+    assert repeated == created
+    assert retrieved.to_dict() == created.to_dict()
+    assert replays == [True, False]
+    assert first_question == "case_ref"
 
-    async with serve(create_app(service_settings)) as base_url:
-        record, refused, retrieved, missing, questionnaire = await asyncio.to_thread(call, base_url)
 
-    assert record.case_ref == "12 High Street"
-    assert record.created_at.utcoffset() is not None
-    assert record.meta_data["source"] == "website"
-    assert retrieved.data.to_dict() == record.to_dict()
-    assert refused == [caller.FieldErrorCode.INVALID_CHARACTERS]
-    assert (missing.status_code, missing.parsed.errors[0].code) == (404, "not_found")
-    assert questionnaire.data.questionnaire[0].ref == "case_ref"
+async def test_generated_client_reads_by_secret(api: Process, issuer: Issuer, caller: ModuleType) -> None:
+    async with started(api):
+        with caller.AuthenticatedClient(base_url=api.base_url, token=issuer.token()) as client:
+            created, another = caller.create(client, "key-1"), caller.create(client, "key-2")
+        with caller.AuthenticatedClient(base_url=api.base_url, token=created.secret) as client:
+            opened = caller.read(client, created.uuid)
+            with pytest.raises(caller.Refused, match=r"^\['unauthenticated'\]$"):
+                caller.read(client, another.uuid)
+
+    assert opened.to_dict() == created.to_dict() | {"meta_data": None}
 
 
 @pytest.mark.long
-def test_callers_of_the_generated_client_are_type_checked(generated: Path) -> None:
-    strict = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file="]
-
-    right = subprocess.run([*strict, "caller.py"], cwd=generated, capture_output=True, text=True, check=False)
+def test_generated_client_and_its_callers_are_type_checked(generated: Path) -> None:
     (generated / "wrong.py").write_text(_CALLER.replace("property_value=300_000", 'property_value="300000"'))
-    wrong = subprocess.run([*strict, "wrong.py"], cwd=generated, capture_output=True, text=True, check=False)
+
+    right = mypy("calculations_client", "caller.py", folder=generated)
+    wrong = mypy("--follow-imports=silent", "wrong.py", folder=generated)
 
     assert right.returncode == 0, right.stdout
     assert '"property_value"' in wrong.stdout
+
+
+def mypy(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `mypy --strict` without the configuration of this project."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

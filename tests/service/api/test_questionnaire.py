@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from service.api.questionnaire import Question, Questionnaire, entity_tag, load, parse
+from service.api.questionnaire import Question, QuestionnaireStructure, entity_tag, load, parse
 
 STRUCTURE = "/v1/questionnaire/structure"
 YES_NO = ["YES", "NO"]
@@ -78,7 +78,7 @@ info = "Per year."
 """
 
 
-def problems_in(questionnaire: Questionnaire) -> list[str]:
+def problems_in(questionnaire: QuestionnaireStructure) -> list[str]:
     """Return why a questionnaire cannot be asked from the first question to the last."""
     problems = []
     earlier: dict[str, Question] = {}

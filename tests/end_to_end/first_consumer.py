@@ -1,0 +1,23 @@
+"""The first program of a calculation team. worker/README.md quotes all that follows."""
+
+import asyncio
+import json
+from os import environ
+
+from aio_pika import Message, connect
+
+
+async def main() -> None:
+    async with await connect(environ["AMQP_URL"]) as broker, broker.channel(on_return_raises=True) as channel:
+        await channel.set_qos(prefetch_count=10)
+        queue = await channel.declare_queue("calculator", durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind("calculation-requests", "request.created")
+        calculations = await channel.get_exchange("calculations")
+        async for event in queue.iterator():
+            uuid = json.loads(event.body)["data"]["uuid"]
+            calculation = json.dumps({"request_uuid": uuid, "calculation_id": f"calc_{uuid}"})
+            await calculations.publish(Message(calculation.encode()), "calculation.created")
+            await event.ack()
+
+
+asyncio.run(main())

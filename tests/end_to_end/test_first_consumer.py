@@ -1,0 +1,217 @@
+"""The first program of a calculation team, which worker/README.md quotes, and the account that it needs."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelNotFoundEntity
+from aiormq.exceptions import ChannelAccessRefused
+from yarl import URL
+
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.processes import run_command
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import Server
+from tests.deploy.pages import code_blocks
+from tests.end_to_end.callers import create
+from tests.end_to_end.events import Subscriber
+from tests.harness.command_line import run
+from tests.harness.processes import Process, bare_environment, started
+from tests.harness.queues import count, open_channel
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from worker.rabbitmq import topology
+
+PAGE = CHECKOUT / "worker" / "README.md"
+SECTION = "First queue to first calculation"
+PROGRAM = CHECKOUT / "tests" / "end_to_end" / "first_consumer.py"
+QUEUE = "calculator"
+AN_EVENT = b'{"data": {"uuid": "req_01a9ZkW3mT6qPxB8vNcR4d"}}'
+
+
+def first_consumer(amqp_url: str, folder: Path) -> Process:
+    """Return the program, not yet started."""
+    environment = bare_environment(AMQP_URL=amqp_url)
+    return Process("consumer", [sys.executable, PROGRAM], environment=environment, port=0, folder=folder)
+
+
+@pytest.fixture
+async def network(amqp_url: str) -> AsyncIterator[TcpProxy]:
+    """The network between the program and the broker."""
+    async with TcpProxy(amqp_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def consumer(network: TcpProxy, channel: AbstractChannel, tmp_path: Path) -> AsyncIterator[Process]:
+    """The program, not yet started. Its queue is removed afterwards."""
+    yield first_consumer(network.url, tmp_path)
+    await channel.queue_delete(QUEUE)
+
+
+async def consumes(amqp_url: str) -> bool:
+    """Whether a program consumes the team's queue."""
+    async with open_channel(amqp_url) as channel:
+        try:
+            queue = await channel.get_queue(QUEUE)
+        except ChannelNotFoundEntity:
+            return False
+        return bool(queue.declaration_result.consumer_count)
+
+
+def test_page_quotes_the_program() -> None:
+    quoted, *others = code_blocks(PAGE, SECTION, "python")
+
+    assert PROGRAM.read_text().partition('"""\n\n')[2] == quoted
+    assert others == []
+
+
+async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
+    *,
+    api: Process,
+    worker: Process,
+    consumer: Process,
+    caller: httpx.AsyncClient,
+    amqp_url: str,
+    channel: AbstractChannel,
+    database_url: str,
+    subscriber: Subscriber,
+) -> None:
+    async def has_its_calculation(uuid: str) -> bool:
+        record = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
+        return bool(record["calculation_id"] == f"calc_{uuid}")
+
+    async def has_at_least(messages: int, queue: str) -> bool:
+        return await count(channel, queue) >= messages
+
+    async def is_empty(queue: str) -> bool:
+        return await count(channel, queue) == 0
+
+    calculations = await channel.declare_queue(exclusive=True)
+    await calculations.bind(topology.CALCULATIONS, "#")
+    async with started(api, worker):
+        async with started(consumer, ready=False):
+            await eventually(lambda: consumes(amqp_url))
+            first = (await create(caller))["uuid"]
+            await eventually(lambda: has_its_calculation(first))
+        second = (await create(caller))["uuid"]
+        await eventually(lambda: count(channel, QUEUE))
+        async with started(consumer, ready=False):
+            await eventually(lambda: has_its_calculation(second))
+            await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
+            replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
+            await run(*replay, environment=bare_environment(DATABASE_URL=database_url))
+            await eventually(lambda: has_at_least(4, calculations.name))
+            await eventually(lambda: is_empty(topology.CALCULATION_RESULTS.name))
+
+    assert await is_empty(topology.CALCULATION_RESULTS.name)
+    assert await is_empty(topology.CALCULATION_RESULTS.dead_letters)
+    assert len(subscriber.event_ids) == 6
+
+
+async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(
+    consumer: Process, amqp_url: str, channel: AbstractChannel
+) -> None:
+    await channel.queue_delete(topology.CALCULATION_RESULTS.name)
+    async with started(consumer, ready=False):
+        await eventually(lambda: consumes(amqp_url))
+        exchange = await channel.get_exchange(topology.REQUESTS)
+        await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+        status = await consumer.exit_status()
+
+    assert status == 1
+    await eventually(lambda: count(channel, QUEUE))
+
+
+async def test_program_ends_when_its_connection_breaks(
+    consumer: Process, network: TcpProxy, amqp_url: str
+) -> None:
+    async with started(consumer, ready=False):
+        await eventually(lambda: consumes(amqp_url))
+        await network.cut()
+        await consumer.exit_status()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Server]:
+    """A node of its own, because accounts stay."""
+    with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as server:
+        yield server
+
+
+@pytest.mark.long
+async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(
+    broker: Server, tmp_path: Path
+) -> None:
+    account = code_blocks(PAGE, SECTION, "sh")[-1]
+    reader = account.replace("calculations|", "").replace("calculator", "reader")
+    url, reader_url = (
+        str(URL(broker.url).with_user(user).with_password("a-password")) for user in ("calculator", "reader")
+    )
+    async with open_channel(broker.url) as channel:
+        await topology.declare(channel)
+        await asyncio.to_thread(run_as_operator, account + reader, broker)
+        async with started(first_consumer(url, tmp_path), ready=False):
+            await eventually(lambda: consumes(broker.url))
+            exchange = await channel.get_exchange(topology.REQUESTS)
+            await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+            await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
+
+    assert not await is_refused(url, send_a_calculation)
+    assert await is_refused(reader_url, send_a_calculation)
+    assert await is_refused(url, send_our_event)
+    assert await is_refused(url, read_our_queue)
+    assert await is_refused(url, remove_our_queue)
+
+
+def run_as_operator(commands: str, broker: Server) -> None:
+    """Run *commands*, with rabbitmqctl of *broker*."""
+    assert broker.process is not None
+    program = broker.process.program
+    # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
+    path = f"{Path(program.command[0]).parent}:{os.environ['PATH']}"
+    run_command(
+        "rabbitmqctl",
+        ["sh", "-euc", commands],
+        environment={**program.environment, "PATH": path, "PASSWORD": "a-password"},
+        folder=program.folder,
+        seconds=60,
+    )
+
+
+Attempt = Callable[[AbstractChannel], Awaitable[object]]
+
+
+async def is_refused(url: str, attempt: Attempt) -> bool:
+    """Whether the broker refuses what the user of *url* attempts."""
+    async with open_channel(url) as channel:
+        try:
+            await attempt(channel)
+        except ChannelAccessRefused:
+            return True
+    return False
+
+
+async def read_our_queue(channel: AbstractChannel) -> object:
+    queue = await channel.get_queue(topology.NOTIFICATIONS.name)
+    return await queue.get(fail=False)
+
+
+async def send_our_event(channel: AbstractChannel) -> object:
+    exchange = await channel.get_exchange(topology.REQUESTS)
+    return await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+
+
+async def remove_our_queue(channel: AbstractChannel) -> object:
+    return await channel.queue_delete(topology.NOTIFICATIONS.name)
+
+
+async def send_a_calculation(channel: AbstractChannel) -> object:
+    exchange = await channel.get_exchange(topology.CALCULATIONS)
+    return await exchange.publish(Message(b"{}"), topology.CALCULATION_RESULTS.routing_key)
