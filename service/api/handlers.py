@@ -17,7 +17,7 @@ from service.api.envelope import Answer
 from service.api.errors import UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller
-from service.calculation_requests import reading, request_secrets
+from service.calculation_requests import event_history, reading, request_secrets
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
@@ -130,6 +130,18 @@ async def retrieve_request(request: ApiRequest, uuid: FromPath[str]) -> Answer:
     async with resources.connection() as connection:
         stored = await reading.find(connection, request_id, conveyancer_id=request.user.conveyancer_id)
     return Answer.ok(resources.view(stored))
+
+
+@get("/v1/request/{uuid:str}/events", before_request=admission.requires(READ))
+async def list_events(request: ApiRequest, uuid: FromPath[str]) -> Answer:
+    """List what has happened to a request so far: its events, oldest first."""
+    request_id = parse_uuid(uuid)
+    if request_id is None:
+        raise RequestNotFound
+    conveyancer_id = request.user.conveyancer_id
+    async with request.resources.connection() as connection:
+        history = await event_history.find(connection, request_id, conveyancer_id=conveyancer_id)
+    return Answer.ok(history.view())
 
 
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)

@@ -94,6 +94,7 @@ async def test_generated_client_creates_and_retrieves(
 ) -> None:
     client = importlib.import_module("calculations_client")
     requests = importlib.import_module("calculations_client.api.requests.retrieve_request")
+    events = importlib.import_module("calculations_client.api.requests.list_events")
     questions = importlib.import_module("calculations_client.api.questionnaire.questionnaire_structure")
     key = await api_keys.create(database, CONVEYANCER)
 
@@ -102,18 +103,22 @@ async def test_generated_client_creates_and_retrieves(
             record = caller.create(authenticated, "12 High Street")
             refused = caller.create(authenticated, "\u202e")
             retrieved = requests.sync(record.uuid, client=authenticated)
+            happened = events.sync(record.uuid, client=authenticated)
             missing = requests.sync_detailed("req_none", client=authenticated)
         with client.AuthenticatedClient(base_url=base_url, token=key) as with_key:
             questionnaire = questions.sync(client=with_key)
-        return record, refused, retrieved, missing, questionnaire
+        return record, refused, retrieved, happened, missing, questionnaire
 
     async with serve(create_app(service_settings)) as base_url:
-        record, refused, retrieved, missing, questionnaire = await asyncio.to_thread(call, base_url)
+        answers = await asyncio.to_thread(call, base_url)
+    record, refused, retrieved, happened, missing, questionnaire = answers
 
     assert record.case_ref == "12 High Street"
     assert record.created_at.utcoffset() is not None
     assert record.meta_data["source"] == "website"
     assert retrieved.data == record
+    (event,) = happened.data.events
+    assert (event.type_, event.data.uuid) == ("request.created", record.uuid)
     assert refused == [caller.FieldErrorCode.INVALID_CHARACTERS]
     assert (missing.status_code, missing.parsed.errors[0].code) == (404, "not_found")
     assert questionnaire.data.questionnaire[0].ref == "case_ref"
