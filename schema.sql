@@ -52,7 +52,8 @@ CREATE TABLE calculation_request (
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event about this request
-    calculation_sequence          integer,  -- of request.calculated, whose time is updated_at
+    calculation_sequence          integer,  -- of request.calculated
+    calculated_at                 timestamptz, -- its time; null in older rows, not updated since: it is updated_at
     idempotency_key               text,     -- the Idempotency-Key that the request was sent with
     idempotency_sha256            bytea     -- of the body that was sent with it
 ) WITH (fillfactor = 90);
@@ -67,6 +68,19 @@ CREATE INDEX calculation_request_external_id
 -- Lets a conveyancer use an idempotency key once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key
     ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+-- Fills in calculated_at before updated_at can change. This is a trigger, because workers of the release before version 6
+-- write no calculated_at, and because it fills in older rows one by one.
+CREATE FUNCTION calculation_request_keep_calculated_at() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.calculated_at := CASE WHEN OLD.calculation_sequence IS NULL
+                              THEN NEW.updated_at
+                              ELSE OLD.updated_at END;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER calculation_request_keep_calculated_at BEFORE UPDATE ON calculation_request
+    FOR EACH ROW WHEN (NEW.calculation_sequence IS NOT NULL AND NEW.calculated_at IS NULL)
+    EXECUTE FUNCTION calculation_request_keep_calculated_at();
 
 -- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces, and deleted once
 -- the broker has confirmed it. Relays read a lane in the order of the primary key, so one index is enough. Events are
@@ -185,7 +199,7 @@ CREATE TABLE email (
     reason          text           -- in request.email_failed; null in older rows: see smtp_code
 );
 
--- Finds the e-mail of a request, for operators: trace, replay, reconcile.
+-- Finds the e-mails of a request: for its events, and for operators (trace, replay, reconcile).
 CREATE INDEX email_request ON email (request_id);
 
 -- Finds the e-mails that are due.
@@ -200,4 +214,4 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
-INSERT INTO schema_version (version) VALUES (5);
+INSERT INTO schema_version (version) VALUES (6);

@@ -1,10 +1,11 @@
 """The endpoints: one handler each, and what the handlers work with."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -18,7 +19,7 @@ from service.api.envelope import Answer
 from service.api.errors import UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
-from service.calculation_requests import reading, request_secrets
+from service.calculation_requests import event_history, reading, request_secrets
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
@@ -37,9 +38,10 @@ from service.telemetry import trace_context, tracing
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
 _KEY_WAIT_SHARE = 0.4
-User = TypeVar("User")
-
 _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
+
+User = TypeVar("User")
+Found = TypeVar("Found")
 
 _log = structlog.get_logger()
 
@@ -137,25 +139,9 @@ async def retrieve_request(
     resources = request.resources
     if isinstance(request.user, SecretHolder):
         return Answer.ok(resources.view(await _find_by_secret(resources, uuid, request.user.secret)))
-    stored = await _find(resources, uuid, request.user)
+    stored = await _find(request, uuid, reading.find, reading.read_internally)
     is_internal = isinstance(request.user, InternalReader)
     return Answer.ok(stored.view_without_secret() if is_internal else resources.view(stored))
-
-
-async def _find(resources: Resources, uuid: str, reader: Caller | InternalReader) -> CalculationRequest:
-    """Return a request that this reader may read, and log the read of an internal one.
-
-    Raises RequestNotFound and UnknownConveyancer.
-    """
-    request_id = parse_uuid(uuid)
-    if request_id is None:
-        raise RequestNotFound
-    async with resources.connection() as connection:
-        if isinstance(reader, Caller):
-            return await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-        stored = await reading.read_internally(connection, request_id)
-    _log.info("request_read_internally", client_id=reader.client_id, uuid=uuid)
-    return stored
 
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
@@ -164,6 +150,35 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
         raise WrongSecret
     async with resources.connection() as connection:
         return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
+
+
+@get("/v1/request/{uuid:str}/events", before_request=admission.requires_reader)
+async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Answer:
+    """List what has happened to a request so far: its events, oldest first."""
+    history = await _find(request, uuid, event_history.find, event_history.read_internally)
+    return Answer.ok(history.view())
+
+
+async def _find(
+    request: ApiRequest[Any],
+    uuid: str,
+    find: Callable[..., Awaitable[Found]],
+    read_internally: Callable[[Connection, UUID], Awaitable[Found]],
+) -> Found:
+    """Return what is stored of a request that the reader may read, and log the read of an internal one.
+
+    Raises RequestNotFound and UnknownConveyancer.
+    """
+    reader: Caller | InternalReader = request.user
+    request_id = parse_uuid(uuid)
+    if request_id is None:
+        raise RequestNotFound
+    async with request.resources.connection() as connection:
+        if isinstance(reader, Caller):
+            return await find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+        found = await read_internally(connection, request_id)
+    _log.info("request_read_internally", client_id=reader.client_id, uuid=uuid)
+    return found
 
 
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)

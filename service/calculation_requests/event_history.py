@@ -1,13 +1,20 @@
 """The events of a request, from its rows: an event that is made again has the same id and the same body."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
+from typing import Literal
 from uuid import UUID
 
+import asyncpg
 import msgspec
 
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests import conveyancers
+from service.calculation_requests.columns import COLUMNS, with_columns
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.outbox import events
 from service.outbox.events import (
+    CloudEvent,
     Reason,
     RequestCalculated,
     RequestCreated,
@@ -18,102 +25,162 @@ from service.outbox.events import (
 from service.postgres.pool import Connection
 
 
-class RecordedEvent(msgspec.Struct, frozen=True):
-    """An event that was written: its type, its number within the request, and its time."""
+class CalculationRequestEvents(msgspec.Struct, frozen=True):
+    """The events of a request so far, oldest first: as they are sent, but without `traceparent`."""
 
-    type: str
-    sequence: int
+    events: list[CloudEvent[RequestEvent]]
+
+
+class RecordedEvent(msgspec.Struct, frozen=True):
+    """An event that was written, and its time."""
+
+    event: RequestEvent
     at: datetime
 
 
-class EventHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a request and of its e-mail say about its events.
+class EndedEmail(msgspec.Struct, frozen=True):
+    """An e-mail that was sent or has failed, and the sequence of the event that said so."""
 
-    Everything an event says is in a row, its time and sequence included. Only the trace is not.
-    """
-
-    id: UUID
-    conveyancer_id: str
+    state: Literal["sent", "failed"]
     sequence: int
-    created_at: datetime
-    updated_at: datetime
-    calculation_id: str | None
-    calculation_sequence: int | None
-    email_state: str | None
-    email_sequence: int | None
-    email_settled_at: datetime | None
+    settled_at: datetime
     smtp_code: int | None
     reason: Reason | None
 
-    def recorded_events(self) -> list[RecordedEvent]:
-        """Return the events that were written about this request, in order."""
-        found = [RecordedEvent(RequestCreated.type, 1, self.created_at)]
-        if self.calculation_sequence is not None:
-            found.append(RecordedEvent(RequestCalculated.type, self.calculation_sequence, self.updated_at))
-        if self.email_sequence is not None and self.email_settled_at is not None:
-            event = RequestEmailSent if self.email_state == "sent" else RequestEmailFailed
-            found.append(
-                RecordedEvent(event.type, self.email_sequence, self.email_settled_at.replace(microsecond=0))
-            )
-        return sorted(found, key=lambda event: event.sequence)
-
-    def event(self, event: RecordedEvent, request: CalculationRequest) -> RequestEvent:
-        """Return an event of this history."""
-        facts = request.event_payload(sequence=event.sequence)
-        match event.type:
-            case RequestCalculated.type:
-                return RequestCalculated(**facts, calculation_id=self.calculation_id or "")
-            case RequestEmailSent.type:
-                return RequestEmailSent(**facts)
-            case RequestEmailFailed.type:
-                return RequestEmailFailed(**facts, reason=self._reason(), smtp_code=self.smtp_code or 0)
-        return RequestCreated(**facts)
+    def recorded_event(self, request: CalculationRequest) -> RecordedEvent:
+        """Return the event that was written at the end of this e-mail."""
+        facts = request.event_payload(sequence=self.sequence)
+        event = (
+            RequestEmailSent(**facts)
+            if self.state == "sent"
+            else RequestEmailFailed(**facts, reason=self._reason(), smtp_code=self.smtp_code or 0)
+        )
+        return RecordedEvent(event, self.settled_at.replace(microsecond=0))
 
     def _reason(self) -> Reason:
         """Return why the e-mail failed. Rows older than version 4 of the schema have a code alone."""
         return self.reason or ("refused" if (self.smtp_code or 0) >= 500 else "gave_up")
 
 
+class EventHistory(msgspec.Struct, frozen=True):
+    """What the rows of a request and of its e-mails say about its events.
+
+    Everything an event says is in a row, its time and sequence included. Only the trace is not.
+    """
+
+    request: CalculationRequest
+    calculation_sequence: int | None
+    calculated_at: datetime | None
+    emails: list[EndedEmail]
+
+    def recorded_events(self) -> list[RecordedEvent]:
+        """Return the events that were written about this request, in order."""
+        request = self.request
+        created = RequestCreated(**request.event_payload(sequence=1))
+        found = [RecordedEvent(created, request.created_at)]
+        if self.calculation_sequence is not None and self.calculated_at is not None:
+            facts = request.event_payload(sequence=self.calculation_sequence)
+            calculated = RequestCalculated(**facts, calculation_id=request.calculation_id or "")
+            found.append(RecordedEvent(calculated, self.calculated_at))
+        found += [email.recorded_event(request) for email in self.emails]
+        return sorted(found, key=lambda recorded: recorded.event.sequence)
+
+    def view(self) -> CalculationRequestEvents:
+        """Return what the API shows of this history."""
+        return CalculationRequestEvents(
+            [
+                events.in_envelope(recorded.event, time=recorded.at, traceparent=None)
+                for recorded in self.recorded_events()
+            ]
+        )
+
+
+async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
+    """Return the history of a request of this conveyancer.
+
+    Raises RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
+    """
+    found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
+    if not found:
+        await conveyancers.check_registered(connection, conveyancer_id)
+        raise RequestNotFound
+    return found[0]
+
+
+async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
+    """Return the history of a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
+    for history in await read(connection, [request_id]):
+        return history
+    raise RequestNotFound
+
+
 async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
     """Return the histories of these requests, in the order of their ids."""
-    rows = await connection.fetch(
-        """
-        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
-               request.calculation_id, request.calculation_sequence,
-               email.state AS email_state, email.event_sequence AS email_sequence,
-               email.settled_at AS email_settled_at, email.smtp_code, email.reason
-          FROM calculation_request AS request
-          LEFT JOIN email
-            ON email.request_id = request.id
-         WHERE request.id = ANY($1)
-         ORDER BY request.id
-        """,
-        request_ids,
-    )
-    return [EventHistory(**row) for row in rows]
+    return _histories(await connection.fetch(_READ, request_ids))
 
 
 async def read_page(connection: Connection, *, after: UUID, before: UUID, limit: int) -> list[EventHistory]:
     """Return the next histories in the order of the requests' ids, which is the order of creation."""
-    rows = await connection.fetch(
-        """
-        SELECT request.id, request.conveyancer_id, request.sequence, request.created_at, request.updated_at,
-               request.calculation_id, request.calculation_sequence,
-               email.state AS email_state, email.event_sequence AS email_sequence,
-               email.settled_at AS email_settled_at, email.smtp_code, email.reason
-          FROM (SELECT id, conveyancer_id, sequence, created_at, updated_at,
-                       calculation_id, calculation_sequence
-                  FROM calculation_request
-                 WHERE id > $1
-                   AND id < $2
-                 ORDER BY id
-                 LIMIT $3) AS request
-          LEFT JOIN email
-            ON email.request_id = request.id
-         ORDER BY request.id
-        """,
-        after,
-        before,
-        limit,
+    return _histories(await connection.fetch(_READ_PAGE, after, before, limit))
+
+
+def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
+    """Return the histories in these rows: of each request one row, or one for each of its ended e-mails."""
+    return [_history(list(group)) for _, group in groupby(rows, key=lambda row: row["id"])]
+
+
+def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
+    row = rows[0]
+    return EventHistory(
+        CalculationRequest(*row[: len(COLUMNS)]),
+        row["calculation_sequence"],
+        row["calculated_at"],
+        [EndedEmail(*row[-_EMAIL_COLUMNS:]) for row in rows if row["email_state"] is not None],
     )
-    return [EventHistory(**row) for row in rows]
+
+
+_EMAIL_COLUMNS = len(EndedEmail.__struct_fields__)
+
+# The columns are read by position. In rows that have not been updated since version 6 of the schema,
+# calculated_at is null and updated_at is the time of the calculation.
+_COLUMNS = with_columns(
+    """
+    {request_columns}, request.calculation_sequence,
+           CASE WHEN request.calculation_sequence IS NOT NULL
+                THEN coalesce(request.calculated_at, request.updated_at)
+                END AS calculated_at,
+           email.state AS email_state, email.event_sequence, email.settled_at, email.smtp_code, email.reason
+    """
+).strip()
+_REQUESTS_AND_EMAILS = """
+    calculation_request AS request
+      LEFT JOIN email
+        ON email.request_id = request.id
+       AND email.event_sequence IS NOT NULL
+       AND email.settled_at IS NOT NULL
+""".strip()
+
+_FIND = f"""
+    SELECT {_COLUMNS}
+      FROM {_REQUESTS_AND_EMAILS}
+     WHERE request.id = $1
+       AND request.conveyancer_id = $2
+"""  # noqa: S608 - constants only
+_READ = f"""
+    SELECT {_COLUMNS}
+      FROM {_REQUESTS_AND_EMAILS}
+     WHERE request.id = ANY($1)
+     ORDER BY request.id
+"""  # noqa: S608 - constants only
+# Not a join with the page: for a page of unknown size the planner may read all requests and e-mails.
+_READ_PAGE = f"""
+    SELECT {_COLUMNS}
+      FROM {_REQUESTS_AND_EMAILS}
+     WHERE request.id = ANY(ARRAY(SELECT id
+                                    FROM calculation_request
+                                   WHERE id > $1
+                                     AND id < $2
+                                   ORDER BY id
+                                   LIMIT $3))
+     ORDER BY request.id
+"""  # noqa: S608 - constants only

@@ -1,6 +1,6 @@
 """The AsyncAPI document: the events, exchanges and queues, made from the types that the code uses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ API. New fields may be added: ignore fields that you do not know. Breaking chang
 
 _AMQP = {"bindingVersion": "0.3.0"}
 _SCHEMAS = "#/components/schemas/"
-_TIME = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+EXAMPLE_TIME = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 _TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 _CALCULATION = CalculationCreated("req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2")
 _FACTS: Mapping[str, Any] = {
@@ -54,7 +54,7 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
         id="2f1c0c5e-3d0b-4b51-9a53-7d1f1a0f6a55",
         source="/calculations",
         type=CalculationCreated.type,
-        time=_TIME,
+        time=EXAMPLE_TIME,
         datacontenttype=events.DATA_CONTENT_TYPE,
         traceparent=_TRACEPARENT,
         data=_CALCULATION,
@@ -62,14 +62,13 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
     BARE: _CALCULATION,
 }
 
-_TYPES = (
+_SENT_TYPES = (
     CloudEvent[RequestCreated],
     CloudEvent[RequestEmailSent],
     CloudEvent[RequestEmailFailed],
     CloudEvent[RequestCalculated],
-    CloudEvent[CalculationCreated],
-    CalculationCreated,
 )
+_RECEIVED_TYPES = (CloudEvent[CalculationCreated], CalculationCreated)
 
 
 def document() -> dict[str, Any]:
@@ -159,11 +158,11 @@ def _operation(action: str, channel: str, summary: str | None, *messages: str) -
 
 
 def _sent_message(example: RequestEvent) -> dict[str, Any]:
-    body = msgspec.json.decode(events.encode(example, time=_TIME, traceparent=_TRACEPARENT))
+    body = msgspec.json.decode(events.encode(example, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
     attributes = ("specversion", "id", "source", "type", "subject")
     headers = {f"cloudEvents:{name}": body[name] for name in attributes}
     headers |= {"traceparent": _TRACEPARENT, "sequence": example.sequence}
-    schema = f"CloudEvent_{type(example).__name__}_"
+    schema = schema_name(type(example))
     return {
         **_message(example.type, type(example).__doc__, events.CONTENT_TYPE, schema),
         "headers": _sent_headers(example.type),
@@ -213,14 +212,30 @@ def _sent_headers(event_type: str) -> dict[str, Any]:
     }
 
 
-def _schemas() -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_SCHEMAS + "{name}")
+def schema_name(event: type[RequestEvent]) -> str:
+    """Return the name of the schema of an event in its envelope."""
+    return f"CloudEvent_{event.__name__}_"
+
+
+def sent_schemas() -> dict[str, Any]:
+    """Return the schemas of the events that the service sends, in their envelopes, and of their data."""
+    schemas = _generate(_SENT_TYPES)
     for event in events.SENT:
-        _narrow(schemas[f"CloudEvent_{event.__name__}_"], event.type)
+        _narrow(schemas[schema_name(event)], event.type)
+    return schemas
+
+
+def _schemas() -> dict[str, Any]:
+    schemas = sent_schemas() | _generate(_RECEIVED_TYPES)
     received = schemas["CloudEvent_CalculationCreated_"]["properties"]
     received["type"] = {"const": CalculationCreated.type}
     calculation_id = schemas["CalculationCreated"]["properties"]["calculation_id"]
     calculation_id["pattern"] = _ecma_pattern(calculation_id["pattern"])
+    return schemas
+
+
+def _generate(types: Iterable[object]) -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(types, ref_template=_SCHEMAS + "{name}")
     return schemas
 
 

@@ -20,8 +20,12 @@ from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
 from service.api.request_body import FILLED_TEXT, LINE, CreateBody
 from service.authentication.authenticator import READ, READ_ALL, WRITE
+from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.fields import REASON_CHARACTERS
+from service.contracts import asyncapi
 from service.contracts.operations import ANY_FAILURE, RECORD, Operation, operations
+from service.outbox import events
+from service.outbox.events import RequestEvent
 
 VERSION = "1"
 
@@ -288,11 +292,26 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
         # Docstrings cite the interface for developers; readers of the document do not have it.
         text = inspect.cleandoc(schema["description"])
         schema["description"] = re.sub(r" \(interface, .*?\)", "", text)
+    _name_events(schemas)
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
     body["properties"]["meta_data"] |= _META_DATA
     schemas["JsonValue"] = _JSON_VALUE
     return schemas
+
+
+def _name_events(schemas: dict[str, Any]) -> None:
+    """List the types of events, which the type of the payload cannot: they differ in their values alone."""
+    del schemas[asyncapi.schema_name(RequestEvent)], schemas[RequestEvent.__name__]
+    schemas.update(asyncapi.sent_schemas())
+    names = {event.type: asyncapi.schema_name(event) for event in events.SENT}
+    for name in names.values():
+        del schemas[name]["properties"]["traceparent"]
+    references = {event_type: _reference("schemas", name)["$ref"] for event_type, name in names.items()}
+    schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
+        "oneOf": [{"$ref": reference} for reference in references.values()],
+        "discriminator": {"propertyName": "type", "mapping": references},
+    }
 
 
 def _generate(*types: object) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:

@@ -28,6 +28,7 @@ from service.authentication.authenticator import (
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequestView,
@@ -35,6 +36,8 @@ from service.calculation_requests.model import (
     RetrievedCalculationRequest,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
+from service.contracts import asyncapi
+from service.outbox.events import RequestEmailFailed, in_envelope
 from service.postgres.outages import PostgresUnavailable
 from service.server.refusals import BodyOverdue
 
@@ -86,7 +89,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 def operations() -> list[Operation]:
     """Return every operation of the API."""
-    return [_create(), _list(), _retrieve(), _questionnaire()]
+    return [_create(), _list(), _retrieve(), _events(), _questionnaire()]
 
 
 def _create() -> Operation:
@@ -99,7 +102,8 @@ def _create() -> Operation:
         body=CreateBody,
         body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
         example=RECORD,
-        links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid"),
+        links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
+        | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
             "malformed": MalformedBody(),
             "malformed_key": MalformedIdempotencyKey(),
@@ -146,12 +150,34 @@ def _retrieve() -> Operation:
             "by_secret": replace(retrieved, notes=None, external_id=None, meta_data=None),
             "internal_reader": replace(retrieved, secret=None, request_url=None),
         },
+        links=_link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
             "wrong_secret": WrongSecret(),
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
             "secret_key_missing": SecretKeyMissing("older"),
+        },
+    )
+
+
+def _events() -> Operation:
+    return Operation(
+        handler=handlers.list_events,
+        tag="requests",
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
+        parameters=("uuid",),
+        example=CalculationRequestEvents(
+            [
+                in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
+                for event in asyncapi.SENT_EXAMPLES
+                if not isinstance(event, RequestEmailFailed)
+            ]
+        ),
+        failures={
+            "insufficient_scope": InsufficientScope(READ),
+            "unknown_conveyancer": UnknownConveyancer(),
+            "unknown_uuid": RequestNotFound(),
         },
     )
 
@@ -169,7 +195,7 @@ def _questionnaire() -> Operation:
     )
 
 
-def _link(name: str, *, to: str, **parameters: str) -> Mapping[str, Any]:
+def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
     """Return a link to another operation, whose parameters are taken from the answer."""
     return {name: {"operationId": to, "parameters": parameters}}
 

@@ -134,25 +134,28 @@ def event_id(uuid: str, event_type: str, sequence: int) -> str:
     return f"{uuid}.{event_type}.{sequence}"
 
 
-def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
-    """Return the message body of an event.
+def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) -> CloudEvent[RequestEvent]:
+    """Return an event as it is sent.
 
     All of it comes from rows, its time and sequence included, so `outbox replay` makes the same bytes again.
     The exception is the trace, which no row keeps.
     """
-    return _encoder.encode(
-        CloudEvent(
-            specversion=SPECVERSION,
-            id=event_id(data.uuid, data.type, data.sequence),
-            source=SOURCE,
-            type=data.type,
-            subject=data.uuid,
-            time=time,
-            datacontenttype=DATA_CONTENT_TYPE,
-            traceparent=traceparent,
-            data=data,
-        )
+    return CloudEvent(
+        specversion=SPECVERSION,
+        id=event_id(data.uuid, data.type, data.sequence),
+        source=SOURCE,
+        type=data.type,
+        subject=data.uuid,
+        time=time,
+        datacontenttype=DATA_CONTENT_TYPE,
+        traceparent=traceparent,
+        data=data,
     )
+
+
+def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
+    """Return the message body of an event."""
+    return _encoder.encode(in_envelope(data, time=time, traceparent=traceparent))
 
 
 class _Traced(msgspec.Struct):

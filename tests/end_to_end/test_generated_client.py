@@ -20,7 +20,7 @@ from tests.harness.processes import Process, started
 _CALLER = """\
 from calculations_client import AuthenticatedClient
 from calculations_client.api.questionnaire import questionnaire_structure
-from calculations_client.api.requests import create_request, retrieve_request
+from calculations_client.api.requests import create_request, list_events, retrieve_request
 from calculations_client.models import (
     CalculationRequestView,
     CreateBody,
@@ -69,6 +69,12 @@ def read(client: AuthenticatedClient, uuid: str) -> RetrievedCalculationRequest:
             return view
         case answer:
             raise Refused(codes(answer))
+
+
+def event_types(client: AuthenticatedClient, uuid: str) -> list[str]:
+    answer = list_events.sync(uuid, client=client)
+    assert not isinstance(answer, ErrorEnvelope | None)
+    return [event.type_ for event in answer.data.events]
 
 
 def first_question(client: AuthenticatedClient) -> str:
@@ -124,6 +130,7 @@ async def test_generated_client_creates_repeats_and_reads(
             repeated = caller.create(client, "key-1")
             replays = [caller.replayed(client, each) for each in ("key-1", "key-2")]
             retrieved = caller.read(client, created.uuid)
+            event_types = caller.event_types(client, created.uuid)
             with pytest.raises(caller.Refused, match=r"^\['invalid_characters'\]$"):
                 caller.create(client, "key-3", "\u202e")
             with pytest.raises(caller.Refused, match=r"^\['not_found'\]$"):
@@ -137,6 +144,7 @@ async def test_generated_client_creates_repeats_and_reads(
     assert repeated == created
     assert retrieved.to_dict() == created.to_dict()
     assert replays == [True, False]
+    assert event_types == ["request.created"]
     assert first_question == "case_ref"
 
 

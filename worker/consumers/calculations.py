@@ -89,7 +89,7 @@ async def set_calculation(
     connection: Connection, request: CalculationRequest, calculation_id: str, *, traceparent: str | None
 ) -> None:
     """Set the calculation of a locked request and announce it, in the caller's transaction."""
-    updated_at = now()
+    calculated_at = now()
     event = events.RequestCalculated(
         **request.event_payload(sequence=request.sequence + 1), calculation_id=calculation_id
     )
@@ -98,12 +98,13 @@ async def set_calculation(
         UPDATE calculation_request
            SET calculation_id = $2,
                calculation_sequence = $3,
+               calculated_at = $4,
                updated_at = $4
          WHERE id = $1
         """,
         request.id,
         calculation_id,
         event.sequence,
-        updated_at,
+        calculated_at,
     )
-    await announce(connection, request, event, time=updated_at, traceparent=traceparent)
+    await announce(connection, request, event, time=calculated_at, traceparent=traceparent)

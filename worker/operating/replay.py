@@ -46,7 +46,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return [
             recorded
             for recorded in history.recorded_events()
-            if recorded.type in self.types
+            if recorded.event.type in self.types
             and (self.since is None or recorded.at >= self.since)
             and recorded.at < self.until
         ]
@@ -83,7 +83,7 @@ class Tally(msgspec.Struct, kw_only=True):
         """Count the selected events of one request."""
         self.requests += bool(recorded_events)
         self.events += len(recorded_events)
-        self.types.update(recorded.type for recorded in recorded_events)
+        self.types.update(recorded.event.type for recorded in recorded_events)
 
 
 def add_to(commands: Subcommands) -> None:
@@ -203,21 +203,21 @@ async def replay_batch(
     """
     rows: list[EventToReplay] = []
     async with connection.transaction():
-        requests = {
-            request_id: await reading.lock(connection, request_id) for request_id in sorted(request_ids)
-        }
+        for request_id in sorted(request_ids):
+            await reading.lock(connection, request_id)
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
         for history in await event_history.read(connection, request_ids):
-            if history.id in undelivered:
+            request_id = history.request.id
+            if request_id in undelivered:
                 continue
             selected = selection.of(history)
             tally.add(selected)
             for recorded in selected:
-                event = history.event(recorded, requests[history.id])
+                event = recorded.event
                 payload = events.encode(event, time=recorded.at, traceparent=None)
-                lane = lanes.lane_of(history.id)
-                rows.append(EventToReplay(lane, history.id, event.type, event.sequence, payload))
+                lane = lanes.lane_of(request_id)
+                rows.append(EventToReplay(lane, request_id, event.type, event.sequence, payload))
         await outbox_statements.append_replayed(connection, rows)
     return len(rows)
 
@@ -225,7 +225,7 @@ async def replay_batch(
 async def _ids_of(connection: Connection, selection: Selection, limits: Limits) -> AsyncIterator[list[UUID]]:
     """Yield the ids of the requests with a selected event, in pages."""
     async for page in _pages(connection, selection, limits):
-        yield [history.id for history in page if selection.of(history)]
+        yield [history.request.id for history in page if selection.of(history)]
 
 
 async def _pages(
@@ -243,7 +243,7 @@ async def _pages(
         connection, after=after, before=before, limit=limits.page_requests
     ):
         yield page
-        after = page[-1].id
+        after = page[-1].request.id
 
 
 async def _wait_for_room(connection: Connection, limits: Limits) -> None:

@@ -1,9 +1,10 @@
-"""`trace`: one request with its events, e-mail and calculation."""
+"""`trace`: one request with its events, e-mails and calculation."""
 
 import argparse
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -23,7 +24,7 @@ _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 
 
 class EmailStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the e-mail to the customer. Addresses are removed from the mail server's reply."""
+    """The state of an e-mail to the customer. Addresses are removed from the mail server's reply."""
 
     state: str
     attempts: int
@@ -57,7 +58,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     calculation_id: str | None
     calculated_at: datetime | None
-    email: EmailStanding | None
+    emails: list[EmailStanding]
     events: list[EventStanding]
     conclusion: str
 
@@ -68,7 +69,7 @@ def add_to(commands: Subcommands) -> None:
 
 
 async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Show the progress of one request: its events, its e-mail with the server's reply, its calculation."""
+    """Show the progress of one request: its events, e-mails with the server's replies, and calculation."""
     async with connections.postgres(environment) as connection:
         found = await trace(connection, options.uuid)
     return Answer(found, _as_text(found))
@@ -78,39 +79,42 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         histories = await event_history.read(connection, [request_id])
-        email = await read_email(connection, request_id)
+        emails = await read_emails(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
     if not histories:
         raise RequestNotFound
     [history] = histories
     events = _standings(history, undelivered)
-    calculation_id = history.calculation_id
+    request = history.request
     return Trace(
         uuid=uuid_of(request_id),
-        tenant=history.conveyancer_id,
-        stored_at=history.created_at,
-        sequence=history.sequence,
-        calculation_id=calculation_id,
-        calculated_at=history.updated_at if calculation_id is not None else None,
-        email=email,
+        tenant=request.conveyancer_id,
+        stored_at=request.created_at,
+        sequence=request.sequence,
+        calculation_id=request.calculation_id,
+        calculated_at=history.calculated_at,
+        emails=emails,
         events=events,
-        conclusion=_conclude(calculation_id, email, events),
+        conclusion=_conclude(request.calculation_id, emails[-1] if emails else None, events),
     )
 
 
-async def read_email(connection: Connection, request_id: UUID) -> EmailStanding | None:
-    """Return the state of the e-mail of a request, or None while there is none."""
-    row = await connection.fetchrow(
+async def read_emails(connection: Connection, request_id: UUID) -> list[EmailStanding]:
+    """Return the states of the e-mails of a request, the latest last."""
+    rows = await connection.fetch(
         """
         SELECT state, attempts, created_at, settled_at, reason, server_reply,
                CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
           FROM email
          WHERE request_id = $1
+         ORDER BY created_at, event_id
         """,
         request_id,
     )
-    if row is None:
-        return None
+    return [_email_standing(row) for row in rows]
+
+
+def _email_standing(row: Mapping[str, Any]) -> EmailStanding:
     reply = row["server_reply"]
     return EmailStanding(**{**row, "server_reply": reply and _ADDRESS.sub("[address]", reply)})
 
@@ -119,11 +123,11 @@ def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -
     """Return every event of the rows or the outbox, in order."""
     found: dict[str, EventStanding] = {}
     for recorded in history.recorded_events():
-        event_id = EventKey(history.id, recorded.type, recorded.sequence).event_id
-        found[event_id] = EventStanding(
-            event_id=event_id,
-            type=recorded.type,
-            sequence=recorded.sequence,
+        key = EventKey(history.request.id, recorded.event.type, recorded.event.sequence)
+        found[key.event_id] = EventStanding(
+            event_id=key.event_id,
+            type=key.type,
+            sequence=key.sequence,
             written_at=recorded.at,
             state="published",
         )
@@ -165,9 +169,9 @@ def _conclude(
 def _as_text(trace: Trace) -> str:
     lines = [("stored", trace.stored_at, f"by {trace.tenant}")]
     lines += [(event.type, event.written_at, _describe_event(event)) for event in trace.events]
-    if trace.email is not None:
-        at = trace.email.settled_at or trace.email.created_at
-        lines.append(("e-mail", at, _describe_email(trace.email)))
+    lines += [
+        ("e-mail", email.settled_at or email.created_at, _describe_email(email)) for email in trace.emails
+    ]
     if trace.calculated_at is not None:
         lines.append(("calculation", trace.calculated_at, cell(trace.calculation_id)))
     lines.sort(key=lambda line: line[1])

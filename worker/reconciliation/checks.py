@@ -96,7 +96,7 @@ _REQUESTS_WITHOUT_EMAIL = """
 """
 
 _OVERDUE_EMAILS = """
-    SELECT request_id
+    SELECT DISTINCT request_id
       FROM email
      WHERE request_id >= $1
        AND state = 'pending'
@@ -135,18 +135,29 @@ _ORPHANED_EVENTS = """
                         WHERE request.id = event.request_id)
 """
 
-# One event for the request itself, one for its settled e-mail, one for its calculation.
+# One event for the request itself, one for each settled e-mail, one for its calculation.
 _WRONG_SEQUENCES = """
     SELECT request.id AS request_id
       FROM calculation_request AS request
-      LEFT JOIN email
-        ON email.request_id = request.id
+      LEFT JOIN (SELECT request_id,
+                        count(settled_at) AS settled,
+                        bool_or((settled_at IS NULL) <> (event_sequence IS NULL)) AS is_wrong,
+                        array_agg(event_sequence) AS sequences,
+                        count(DISTINCT event_sequence) AS different,
+                        min(event_sequence) AS lowest,
+                        max(event_sequence) AS highest
+                   FROM email
+                  WHERE request_id >= $1
+                  GROUP BY request_id) AS emails
+        ON emails.request_id = request.id
      WHERE request.id >= $1
        AND (request.sequence <> 1 + (request.calculation_id IS NOT NULL)::integer
-                                  + (email.settled_at IS NOT NULL)::integer
+                                  + coalesce(emails.settled, 0)
             OR (request.calculation_id IS NULL) <> (request.calculation_sequence IS NULL)
-            OR (email.settled_at IS NULL) <> (email.event_sequence IS NULL)
+            OR emails.is_wrong
             OR request.calculation_sequence NOT BETWEEN 2 AND request.sequence
-            OR email.event_sequence NOT BETWEEN 2 AND request.sequence
-            OR email.event_sequence = request.calculation_sequence)
+            OR emails.lowest < 2
+            OR emails.highest > request.sequence
+            OR emails.different < emails.settled
+            OR request.calculation_sequence = ANY(emails.sequences))
 """

@@ -93,11 +93,12 @@ async def test_creates_at_the_same_time_share_a_round_trip(
     assert statements.round_trips - wake_ups <= _CALLS // 4
 
 
+@pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
 async def test_retrieve_is_one_statement_in_one_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog
+    watched_client: httpx.AsyncClient, statements: StatementLog, what: str
 ) -> None:
     created = await watched_client.post("/v1/request", json=A_REQUEST)
-    path = f"/v1/request/{created.json()['data']['uuid']}"
+    path = f"/v1/request/{created.json()['data']['uuid']}{what}"
     await watched_client.get(path)
     await eventually(lambda: len(statements.executed) == 3)
     statements.clear()

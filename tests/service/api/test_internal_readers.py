@@ -58,6 +58,16 @@ async def test_internal_reader_reads_any_firms_request_without_its_secret(
     assert created["secret"] not in response.text
 
 
+async def test_internal_reader_reads_the_events_of_any_firms_request(
+    reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
+) -> None:
+    firm, response = [await each.get(f"/v1/request/{created['uuid']}/events") for each in (client, reader)]
+
+    assert response.status_code == 200
+    assert response.json()["data"] == firm.json()["data"]
+    assert [event["type"] for event in response.json()["data"]["events"]] == ["request.created"]
+
+
 async def test_internal_reader_needs_no_key_of_the_secret(
     reader: httpx.AsyncClient, created: dict[str, Any], database: Connection
 ) -> None:
@@ -66,9 +76,12 @@ async def test_internal_reader_needs_no_key_of_the_secret(
     assert (await reader.get(f"/v1/request/{created['uuid']}")).status_code == 200
 
 
-@pytest.mark.parametrize("uuid", [uuid_of(new_request_id()), "req_", "nonsense"])
-async def test_unknown_or_malformed_uuid_is_not_found(reader: httpx.AsyncClient, uuid: str) -> None:
-    response = await reader.get(f"/v1/request/{uuid}")
+@pytest.mark.parametrize("path", ["", "/events"])
+@pytest.mark.parametrize("uuid", ["req_01a9ZkW3mT6qPxB8vNcR4d", "req_", "nonsense"])
+async def test_unknown_or_malformed_uuid_is_not_found(
+    reader: httpx.AsyncClient, uuid: str, path: str
+) -> None:
+    response = await reader.get(f"/v1/request/{uuid}{path}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
@@ -78,8 +91,8 @@ async def test_each_read_is_logged_with_client_and_uuid(
     reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
 ) -> None:
     with capture_logs() as logs:
-        for _ in range(2):
-            await reader.get(f"/v1/request/{created['uuid']}")
+        await reader.get(f"/v1/request/{created['uuid']}")
+        await reader.get(f"/v1/request/{created['uuid']}/events")
         await reader.get(f"/v1/request/{uuid_of(new_request_id())}")
         await client.get(f"/v1/request/{created['uuid']}")
 

@@ -14,7 +14,7 @@ from deploy.local.machine.ports import free_port
 from service.api.errors import answer
 from service.calculation_requests import reading
 from service.calculation_requests.request_secrets import SecretKeyRing, WrongSecret
-from service.identifiers import new_request_id, parse_uuid, uuid_of
+from service.identifiers import new_request_id, parse_uuid
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, SECRET_KEYS
@@ -177,7 +177,7 @@ async def test_secret_whose_key_left_the_ring_gets_the_same_answer_and_is_logged
 
 
 @pytest.mark.parametrize(
-    "uuid", [uuid_of(new_request_id()), "req_", "req_" + "z" * 22, "nonsense", "x" * 300]
+    "uuid", ["req_01a9ZkW3mT6qPxB8vNcR4d", "req_", "req_" + "z" * 22, "nonsense", "x" * 300]
 )
 async def test_secret_for_an_unknown_or_malformed_uuid_gets_the_same_answer(
     customer: httpx.AsyncClient, created: dict[str, Any], uuid: str
@@ -225,17 +225,16 @@ async def test_secret_opens_nothing_else(
             ("GET", "/v1/request", None),
             ("GET", "/v1/request?external_id=crm-17", None),
             ("GET", f"/v1/request/{other['uuid']}", None),
+            ("GET", f"{path}/events", None),
             ("GET", "/v1/questionnaire/structure", None),
             ("PUT", path, A_REQUEST),
             ("PATCH", path, A_REQUEST),
             ("DELETE", path, None),
         )
     }
-    events = await customer.get(f"{path}/events", headers=headers)
 
     assert set(answers.values()) == {401, 405}
     assert {path for (method, path), status in answers.items() if status == 405} == {path}
-    assert events.status_code in {401, 404}
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2
 
 

@@ -52,6 +52,10 @@ async def retrieve(stranger: httpx.AsyncClient, named: Named) -> httpx.Response:
     return await stranger.get(f"/v1/request/{named.uuid}")
 
 
+async def list_events(stranger: httpx.AsyncClient, named: Named) -> httpx.Response:
+    return await stranger.get(f"/v1/request/{named.uuid}/events")
+
+
 async def list_by_external_id(stranger: httpx.AsyncClient, named: Named) -> httpx.Response:
     return await stranger.get("/v1/request", params={"external_id": named.external_id})
 
@@ -60,6 +64,7 @@ CALLS: dict[tuple[str, str], Call] = {
     ("POST", "/v1/request"): create,
     ("GET", "/v1/request"): list_by_external_id,
     ("GET", "/v1/request/{uuid:str}"): retrieve,
+    ("GET", "/v1/request/{uuid:str}/events"): list_events,
 }
 THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/v1/questionnaire/structure"),
@@ -77,7 +82,11 @@ FOR_EVERY_CONVEYANCER = {
     "event_history.read_page",
 }
 # Nor do these name a conveyancer: its own secret, or the right of an internal reader, opens the request.
-FOR_OTHERS_THAN_CONVEYANCERS = {"reading.find_by_secret", "reading.read_internally"}
+FOR_OTHERS_THAN_CONVEYANCERS = {
+    "event_history.read_internally",
+    "reading.find_by_secret",
+    "reading.read_internally",
+}
 
 
 @pytest.fixture
@@ -130,6 +139,7 @@ async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_e
 async def test_own_request_is_found(client: httpx.AsyncClient, others: Named) -> None:
     """Or the comparison above would compare two failures."""
     assert (await retrieve(client, others)).status_code == 200
+    assert (await list_events(client, others)).status_code == 200
 
 
 async def test_questionnaire_is_the_same_for_every_conveyancer(
@@ -149,6 +159,7 @@ def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
     of_the_api = statements.keys() - FOR_EVERY_CONVEYANCER - FOR_OTHERS_THAN_CONVEYANCERS
     assert of_the_api >= {
         "storing.insert",
+        "event_history.find",
         "reading.find",
         "reading.find_by_idempotency_key",
         "reading.list_newest",
@@ -163,7 +174,7 @@ def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
     users = [*package_of(api), *package_of(calculation_requests)]
     used = {path.stem: names_used(path, modules=modules) for path in users}
 
-    assert used["handlers"] >= {"reading.find", "reading.read_page", "storing.Storage"}
+    assert used["handlers"] >= {"event_history.find", "reading.find", "reading.read_page", "storing.Storage"}
     assert used["fee_waiver"] >= {"reading.find_by_idempotency_key"}
     assert [name for name in used if used[name] & FOR_EVERY_CONVEYANCER] == []
     assert [name for name in used if used[name] & FOR_OTHERS_THAN_CONVEYANCERS] == ["handlers"]

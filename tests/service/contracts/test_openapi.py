@@ -106,10 +106,12 @@ async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClie
 
     created = await client.post("/v1/request", json=body)
     retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
+    events = await client.get(f"/v1/request/{created.json()['data']['uuid']}/events")
 
     check(content["schema"], body)
     for path, method, response in (
         ("/v1/request", "post", created),
+        ("/v1/request/{uuid}/events", "get", events),
         ("/v1/request/{uuid}", "get", retrieved),
     ):
         shown = operation_of(path, method)["responses"]["200"]["content"]["application/json"]

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import asyncpg
 import httpx
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from service.calculation_requests import event_history
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
@@ -189,6 +191,45 @@ async def test_requests_of_version_1_are_read_after_the_upgrade(
     assert {each["case_ref"] for each in listed} == {"12 High Street"}
     assert [each for each in listed if each["uuid"] == new["uuid"]] == [new]
     assert len(listed) == 2
+
+
+CALCULATE_AS_VERSION_5_DID = """
+    UPDATE calculation_request
+       SET calculation_id = 'C-1', sequence = 2, calculation_sequence = 2, updated_at = $2
+     WHERE id = $1
+"""
+
+
+@pytest.mark.parametrize("calculated", ["before the upgrade", "after it, by a worker of the earlier release"])
+async def test_time_of_a_calculation_recorded_by_an_earlier_release_stays_the_same(
+    database: Connection, calculated: str
+) -> None:
+    await empty(database, up_to=5)
+    request_id = await store_as_version_1_did(database)
+    at = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
+    if calculated == "before the upgrade":
+        await database.execute(CALCULATE_AS_VERSION_5_DID, request_id, at)
+        await schema.apply(database)
+    else:
+        await schema.apply(database)
+        await database.execute(CALCULATE_AS_VERSION_5_DID, request_id, at)
+    [before] = await event_history.read(database, [request_id])
+
+    await database.execute("UPDATE calculation_request SET updated_at = now()")
+
+    [after] = await event_history.read(database, [request_id])
+    assert before.calculated_at == after.calculated_at == at
+    assert await database.fetchval("SELECT calculated_at FROM calculation_request") == at
+
+
+async def test_request_without_a_calculation_has_no_time_of_one(database: Connection) -> None:
+    request_id = await store_as_version_1_did(database)
+
+    await database.execute("UPDATE calculation_request SET updated_at = now()")
+
+    [history] = await event_history.read(database, [request_id])
+    assert history.calculated_at is None
+    assert await database.fetchval("SELECT calculated_at FROM calculation_request") is None
 
 
 async def test_held_events_of_version_2_wait_in_turn_after_the_upgrade(database: Connection) -> None:

@@ -103,7 +103,7 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
     await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
 
     (event,) = await calculated_events(database)
-    row = await database.fetchrow("SELECT sequence, updated_at FROM calculation_request")
+    row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")
     assert row is not None
     assert (event["request_id"], event["sequence"], row["sequence"]) == (stored_request.id, 2, 2)
     assert event["payload"] == events.encode(
@@ -117,9 +117,10 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
             sequence=2,
             calculation_id="calc-1",
         ),
-        time=row["updated_at"],
+        time=row["calculated_at"],
         traceparent=None,
     )
+    assert row["updated_at"] == row["calculated_at"]
 
 
 async def test_event_continues_the_trace_of_the_result(

@@ -15,6 +15,11 @@ async def intend(database: Connection, request: CalculationRequest) -> None:
     await ledger.add(database, f"{request.uuid}.request.created.1", request.id)
 
 
+async def intend_another(database: Connection, request: CalculationRequest) -> None:
+    """Enter another e-mail of a request in the ledger, under the id of another event."""
+    await ledger.add(database, f"{request.uuid}.another", request.id)
+
+
 async def attempt_emails(database: Connection, postman: Postman) -> None:
     """Attempt to send every e-mail once."""
     async with running(postman.run):

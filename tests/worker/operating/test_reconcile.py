@@ -12,7 +12,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, hold_events, store
-from tests.worker.operating.steps import attempt_emails, calculate, intend
+from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
 from tests.worker.operating.test_commands import command
 from worker.consumers import notifications
 from worker.mail.postman import Postman
@@ -77,6 +77,42 @@ async def test_finished_request_adds_up(
         "events_parked": 0,
     }
     assert settled.uuid not in answer.text
+
+
+async def test_request_with_two_emails_adds_up(
+    database: Connection, postman: Postman, settled: CalculationRequest
+) -> None:
+    await intend_another(database, settled)
+    unsent = await found(database)
+    await attempt_emails(database, postman)
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+
+    assert unsent == await found(database) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE calculation_request SET sequence = 3",
+        "UPDATE email SET event_sequence = 2",
+        "UPDATE email SET event_sequence = 5 WHERE event_id LIKE '%another'",
+        "UPDATE email SET event_sequence = 3 WHERE event_id LIKE '%another'",
+        "UPDATE email SET event_sequence = NULL WHERE event_id LIKE '%another'",
+        "DELETE FROM email WHERE event_id LIKE '%another'",
+    ],
+)
+async def test_sequence_of_two_emails_that_does_not_add_up_is_found_once(
+    database: Connection, postman: Postman, settled: CalculationRequest, damage: str
+) -> None:
+    await intend_another(database, settled)
+    await attempt_emails(database, postman)
+    await database.execute("DELETE FROM outbox")
+    await database.execute(damage)
+
+    [wrong] = await found(database)
+
+    assert (wrong.name, wrong.count, wrong.uuids) == ("sequence_wrong", 1, [settled.uuid])
 
 
 async def test_recent_request_is_not_an_anomaly(
@@ -157,6 +193,7 @@ async def test_email_pending_for_too_long_is_found(
     database: Connection, stored_request: CalculationRequest
 ) -> None:
     await intend(database, stored_request)
+    await intend_another(database, stored_request)
     await database.execute("DELETE FROM outbox")
     await make_old(database)
 

@@ -20,7 +20,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
-from tests.worker.operating.steps import calculate
+from tests.worker.operating.steps import attempt_emails, calculate, intend_another
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.consumers import calculations
@@ -101,6 +101,45 @@ async def test_replayed_events_are_the_same_to_the_byte(
     assert ids(after) == ids(before)
     assert isinstance(answer.data, Tally)
     assert (answer.data.requests, answer.data.events) == (1, 3)
+
+
+async def test_every_email_of_a_request_is_replayed(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    deliver: Deliver,
+    mail_server: MailServer,
+) -> None:
+    mail_server.rcpt_reply = "550 5.1.1 no such user"
+    request = await store(database)
+    await finish(database, request, postman)
+    mail_server.rcpt_reply = "250 OK"
+    await intend_another(database, request)
+    await attempt_emails(database, postman)
+    before = await deliver()
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    after = await deliver()
+    assert [message.routing_key for message in before] == [
+        "request.created",
+        "request.email_failed",
+        "request.calculated",
+        "request.email_sent",
+    ]
+    assert [message.body for message in after] == [message.body for message in before]
+
+
+async def test_time_of_a_calculation_does_not_depend_on_later_changes(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    await calculate(database, await store(database))
+    before = await deliver()
+    await database.execute("UPDATE calculation_request SET updated_at = updated_at + interval '1 h'")
+
+    await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    assert [message.body for message in await deliver()] == [message.body for message in before]
 
 
 async def test_refused_email_is_replayed_with_its_code(
@@ -241,7 +280,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(
     requests = [await store(database) for _ in range(10)]
     for request in requests:
         await calculate(database, request)
-    await database.execute("UPDATE calculation_request SET updated_at = created_at - interval '1 s'")
+    await database.execute("UPDATE calculation_request SET calculated_at = created_at - interval '1 s'")
     await deliver()
 
     await command(worker_settings, "outbox", "replay", *ALWAYS)

@@ -6,7 +6,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events
-from tests.worker.operating.steps import attempt_emails, calculate, intend
+from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
 from tests.worker.operating.test_commands import command
 from worker.mail.postman import Postman
 from worker.operating.trace import Trace
@@ -48,6 +48,7 @@ async def test_event_of_a_new_request_is_pending(
     assert states(trace) == [("request.created", 1, "pending")]
     assert trace.stored_at == stored_request.created_at
     assert trace.tenant == stored_request.conveyancer_id
+    assert trace.calculated_at is None
     assert trace.conclusion == "request.created has not been published: it is pending."
 
 
@@ -80,7 +81,7 @@ async def test_published_event_without_an_email_is_pointed_out(
     trace = await trace_of(worker_settings, stored_request)
 
     assert states(trace) == [("request.created", 1, "published")]
-    assert trace.email is None
+    assert trace.emails == []
     assert trace.conclusion.startswith("request.created was published, but there is no e-mail yet")
 
 
@@ -97,11 +98,11 @@ async def test_postponed_email_is_shown_with_the_reply_of_the_mail_server_but_no
 
     trace = await trace_of(worker_settings, stored_request)
 
-    assert trace.email is not None
-    assert trace.email.state == "pending"
-    assert trace.email.attempts >= 1
-    assert trace.email.next_attempt_at is not None
-    assert trace.email.server_reply == "451 4.7.1 <[address]>: greylisted"
+    [email] = trace.emails
+    assert email.state == "pending"
+    assert email.attempts >= 1
+    assert email.next_attempt_at is not None
+    assert email.server_reply == "451 4.7.1 <[address]>: greylisted"
     assert trace.conclusion == "The mail server has not accepted the e-mail yet."
 
 
@@ -120,6 +121,29 @@ async def test_refused_email_is_shown_as_failed(
 
     assert states(trace)[1] == ("request.email_failed", 2, "pending")
     assert trace.conclusion == "The e-mail has failed: refused."
+
+
+async def test_every_email_is_shown_and_the_last_decides(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    mail_server: MailServer,
+    stored_request: CalculationRequest,
+) -> None:
+    mail_server.rcpt_reply = "550 5.1.1 no such user"
+    await intend(database, stored_request)
+    await attempt_emails(database, postman)
+    mail_server.rcpt_reply = "250 OK"
+    await intend_another(database, stored_request)
+    await attempt_emails(database, postman)
+
+    trace = await trace_of(worker_settings, stored_request)
+
+    assert states(trace)[1:] == [("request.email_failed", 2, "pending"), ("request.email_sent", 3, "pending")]
+    assert [email.state for email in trace.emails] == ["failed", "sent"]
+    assert trace.conclusion == "The mail server has accepted the e-mail. There is no calculation yet."
+    text = (await command(worker_settings, "trace", stored_request.uuid)).text
+    assert sum(line.startswith("e-mail ") for line in text.splitlines()) == 2
 
 
 async def test_finished_request_is_shown_with_every_step(
@@ -142,8 +166,7 @@ async def test_finished_request_is_shown_with_every_step(
         ("request.email_sent", 2, "published"),
         ("request.calculated", 3, "pending"),
     ]
-    assert trace.email is not None
-    assert (trace.email.state, trace.email.server_reply) == ("sent", "OK accepted")
+    assert [(email.state, email.server_reply) for email in trace.emails] == [("sent", "OK accepted")]
     assert trace.calculation_id == "C-1"
     assert trace.calculated_at is not None
     assert trace.conclusion == "The request has its calculation."
@@ -153,7 +176,7 @@ async def test_text_lists_the_steps_in_the_order_of_time(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await calculate(database, stored_request)
-    await database.execute("UPDATE calculation_request SET updated_at = updated_at + interval '1 h'")
+    await database.execute("UPDATE calculation_request SET calculated_at = calculated_at + interval '1 h'")
     await database.execute("DELETE FROM outbox")
 
     text = (await command(worker_settings, "trace", stored_request.uuid)).text
