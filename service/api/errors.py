@@ -9,6 +9,7 @@ from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
+from service.api import notes
 from service.api.envelope import Answer, ErrorCode, FieldError
 from service.api.idempotency_key import MalformedIdempotencyKey
 from service.authentication.authenticator import (
@@ -175,16 +176,18 @@ _KINDS: dict[type[Exception], ErrorKind] = {
 }
 
 
-def respond(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
     answered = answer(error)
+    noted = notes.of(request.scope)
+    noted.error_codes = answered.error_codes
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", **logs.describe(error))
+        _log.error("request_failed", **noted.describe(), **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
         request_secrets.note_missing([error.key_id])
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
-        _log.warning("request_turned_away", error=logs.summarize(error))
+        _log.warning("request_turned_away", **noted.describe(), error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answered.headers}
     return Response(answered.body, status_code=answered.status, headers=headers)
 

@@ -11,7 +11,7 @@ from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, list_query, request_body
+from service.api import admission, idempotency_key, list_query, notes, request_body
 from service.api.admission import Admission
 from service.api.envelope import Answer
 from service.api.errors import UnsupportedMediaType
@@ -31,7 +31,6 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from service.telemetry import trace_context, tracing
 
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
@@ -87,6 +86,7 @@ class ApiRequest(Request[Caller, Any, State]):
 async def create_request(request: ApiRequest) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
+    noted = notes.of(request.scope)
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
@@ -95,8 +95,9 @@ async def create_request(request: ApiRequest) -> Answer:
         waiver=body.waiver,
         idempotency=body.idempotency(key, wait_seconds=wait_seconds),
         conveyancer_id=request.user.conveyancer_id,
-        traceparent=tracing.onward(trace_context.traceparent(request.headers)),
+        traceparent=noted.traceparent,
     )
+    noted.uuid = stored.uuid
     if not is_repeat:
         resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []

@@ -10,7 +10,6 @@ from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Pool
-from service.telemetry import trace_context, tracing
 from worker.consumers.consumer import Consumer, Malformed
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -27,10 +26,8 @@ def consumer(
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(event: CloudEvent[RequestCreated]) -> None:
+    async def handle(event: CloudEvent[RequestCreated], traceparent: str) -> None:
         # Stored with the e-mail: another process may send it, hours later, and continue the trace.
-        incoming = trace_context.traceparent({"traceparent": event.traceparent or ""})
-        traceparent = tracing.onward(incoming)
         await intend_email(event.data, pool=pool, seconds=seconds, traceparent=traceparent)
         due.set()
 

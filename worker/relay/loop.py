@@ -9,6 +9,7 @@ from functools import partial
 import structlog
 from aio_pika.abc import AbstractChannel
 
+from service.identifiers import uuid_of
 from service.outbox.lanes import LANES
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -242,7 +243,12 @@ class Relay:
         )
         await outbox.park(connection, unencodable, [outcome.unencodable[row.id] for row in unencodable])
         for row in (*refused, *unencodable):
-            _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
+            _log.warning(
+                "event_not_published",
+                event_id=row.event_id,
+                reason=outcome.failed[row.id],
+                **logs.about(uuid_of(row.request_id), row.traceparent),
+            )
 
     @property
     def _statement_seconds(self) -> float:

@@ -41,7 +41,7 @@ class Work:
         except msgspec.DecodeError:
             raise Malformed from None
 
-    async def handle(self, number: int) -> None:
+    async def handle(self, number: int, _traceparent: str) -> None:
         """Wait for `going_on`, then record a number or raise `error`."""
         self.started.append(number)
         self._at_once += 1

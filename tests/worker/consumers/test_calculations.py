@@ -1,6 +1,7 @@
 """The consumer of calculation.created sets and announces the calculation of a request once."""
 
 import asyncio
+import re
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -25,19 +26,19 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_result
+from worker.consumers.calculations import CalculationAlreadyRecorded, record_result
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
 
-def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
     """Return the consumer of the calculation teams' results."""
     return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
 
 
 @pytest.fixture
-def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
     """The consumer of the calculation teams' results."""
     return consumer_on(worker_settings, pool)
 
@@ -53,9 +54,9 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
     return msgspec.json.encode({**attributes, **changes, "data": data})
 
 
-def result(request_uuid: str, calculation_id: str = "calc-1") -> Result:
+def result(request_uuid: str, calculation_id: str = "calc-1") -> CalculationCreated:
     """Return a result as `decode` does."""
-    return Result(CalculationCreated(request_uuid, calculation_id), None)
+    return CalculationCreated(request_uuid, calculation_id)
 
 
 async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
@@ -79,7 +80,7 @@ async def dead_reason(channel: AbstractChannel) -> object:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
 async def test_calculation_is_recorded_and_announced(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -122,23 +123,41 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
     )
 
 
+@pytest.mark.parametrize("where", ["header", "body"])
 async def test_event_continues_the_trace_of_the_result(
-    pool: Pool, database: Connection, stored_request: CalculationRequest
+    consumer: Consumer[CalculationCreated],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+    where: str,
 ) -> None:
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
-    received = calculations.decode(cloud_event(data, traceparent=TRACEPARENT))
+    sent = {"traceparent": TRACEPARENT}
+    body = cloud_event(data, **(sent if where == "body" else {}))
 
-    await record_result(received, pool=pool, seconds=5.0)
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, body, headers=sent if where == "header" else {})
+        await eventually(lambda: calculation_of(database, stored_request))
 
     (event,) = await calculated_events(database)
     assert event["traceparent"] == TRACEPARENT
     assert msgspec.json.decode(event["payload"])["traceparent"] == TRACEPARENT
 
 
-def test_malformed_traceparent_is_ignored() -> None:
-    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
+async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
+    consumer: Consumer[CalculationCreated],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
 
-    assert calculations.decode(cloud_event(data, traceparent="00-junk")).traceparent is None
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, cloud_event(data, traceparent="00-junk"))
+        await eventually(lambda: calculation_of(database, stored_request))
+
+    (event,) = await calculated_events(database)
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", event["traceparent"])
 
 
 async def test_calculation_is_not_recorded_when_its_event_cannot_be(
@@ -195,7 +214,7 @@ async def test_of_several_calculations_at_the_same_time_one_is_recorded(
 
 
 async def test_different_calculation_is_dead_lettered(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -211,7 +230,7 @@ async def test_different_calculation_is_dead_lettered(
 
 
 async def test_calculation_of_an_unknown_request_is_dead_lettered(
-    consumer: Consumer[Result], channel: AbstractChannel
+    consumer: Consumer[CalculationCreated], channel: AbstractChannel
 ) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
@@ -275,7 +294,7 @@ def test_unknown_fields_are_ignored() -> None:
 def test_longest_calculation_id_is_accepted() -> None:
     data = {"request_uuid": "req_1", "calculation_id": "x" * 255}
 
-    assert calculations.decode(msgspec.json.encode(data)).calculation.calculation_id == "x" * 255
+    assert calculations.decode(msgspec.json.encode(data)).calculation_id == "x" * 255
 
 
 async def test_result_that_arrives_during_an_outage_of_postgres_is_recorded_after_it(
@@ -307,7 +326,7 @@ def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
 
 
 async def test_database_that_refuses_connections_is_an_outage_of_postgres(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     postgres_server: str,
     channel: AbstractChannel,
     database: Connection,

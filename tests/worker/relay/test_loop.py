@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests import reading
@@ -331,6 +332,19 @@ async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_at
     assert held["parked_at"] is None
     assert held["waits"]
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_returned_event_is_logged_with_the_uuid_and_the_trace_of_its_request(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel
+) -> None:
+    request = await store(database, traceparent=TRACEPARENT)
+    await unroute(channel)
+
+    with capture_logs() as logs:
+        await relay.relay_due(publisher, NEVER)
+
+    (line,) = [line for line in logs if line["event"] == "event_not_published"]
+    assert (line["uuid"], line["trace_id"]) == (request.uuid, TRACEPARENT.split("-")[1])
 
 
 async def test_later_events_of_a_request_wait_behind_the_held_one(
