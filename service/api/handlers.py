@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
 from service.api import admission, idempotency_key, list_query, notes, request_body
 from service.api.admission import Admission
 from service.api.envelope import Answer
-from service.api.errors import UnsupportedMediaType
+from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller
 from service.calculation_requests import reading, request_secrets
@@ -153,7 +154,13 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
 
 
 async def _json_body(request: ApiRequest) -> bytes:
+    content_type = request.headers.get("content-type")
     # The usual value is compared first: parsing the header takes longer.
-    if request.headers.get("content-type") != MediaType.JSON and request.content_type[0] != MediaType.JSON:
-        raise UnsupportedMediaType
-    return await request.body()
+    if content_type != MediaType.JSON and request.content_type[0] != MediaType.JSON:
+        raise UnsupportedMediaType if content_type else MissingContentType
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise CompressedBody
+    try:
+        return await request.body()
+    except RequestEntityTooLarge:
+        raise BodyTooLarge(request.content_length) from None

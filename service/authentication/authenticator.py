@@ -21,6 +21,7 @@ READ = "request:read"
 WRITE = "request:write"
 
 _LARGEST_TOKEN = 8 * 1024
+_NOT_VALID = "The access token is not valid: it is no JWT, lacks a claim, or its signature is wrong."
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
@@ -36,7 +37,11 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class MissingCredentials(Exception):
-    """There is no bearer token in the header, or no header."""
+    """There is no Authorization header."""
+
+
+class NoBearerToken(Exception):
+    """The Authorization header has another scheme, or no token."""
 
 
 class InvalidCredentials(Exception):
@@ -78,8 +83,8 @@ class Authenticator:
     async def verify_access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:
         """Return the caller whose access token, in the *authorization* headers, has *scope*.
 
-        Raises MissingCredentials, RepeatedCredentials, InvalidCredentials, InsufficientScope or
-        SigningKeysUnavailable.
+        Raises MissingCredentials, NoBearerToken, RepeatedCredentials, InvalidCredentials, InsufficientScope
+        or SigningKeysUnavailable.
         """
         token = _bearer_token(authorization)
         if api_keys.looks_like_api_key(token):
@@ -116,7 +121,9 @@ class Authenticator:
 
     async def _decode(self, token: str) -> Caller:
         if len(token) > _LARGEST_TOKEN:
-            raise InvalidCredentials(f"The access token is too large: more than {_LARGEST_TOKEN} bytes.")
+            raise InvalidCredentials(
+                f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."
+            )
         try:
             header = jwt.get_unverified_header(token)
             _check_header(header)
@@ -134,16 +141,20 @@ class Authenticator:
         except jwt.ExpiredSignatureError:
             raise InvalidCredentials("The access token has expired: request a new one.") from None
         except jwt.InvalidAudienceError:
-            raise InvalidCredentials("The access token is for another audience.") from None
+            raise InvalidCredentials(
+                "The access token is for another audience: request one for this service."
+            ) from None
         except jwt.InvalidIssuerError:
-            raise InvalidCredentials("The access token is from another issuer.") from None
+            raise InvalidCredentials(
+                "The access token is from another issuer than the one that the service trusts."
+            ) from None
         except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
-            raise InvalidCredentials("The access token is not valid.") from None
+            raise InvalidCredentials(_NOT_VALID) from None
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         conveyancer_id = claims.get(self._settings.auth_tenant_claim)
         if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
-            raise InvalidCredentials("The access token names no client.")
+            raise InvalidCredentials("The access token names no client: its claim for that is missing.")
         scope = claims.get("scope", "")
         if not isinstance(scope, str):  # RFC 9068, section 2.2.3
             raise InvalidCredentials(
@@ -151,7 +162,7 @@ class Authenticator:
             )
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT also accepts "1700000000".
-            raise InvalidCredentials("The access token is not valid.")
+            raise InvalidCredentials(_NOT_VALID)
         leeway_seconds = self._settings.auth_leeway_seconds
         return Caller(conveyancer_id, frozenset(scope.split()), expires_at + leeway_seconds)
 
@@ -160,9 +171,11 @@ def _bearer_token(authorization: Sequence[str]) -> str:
     """Return the token. Two headers are refused (RFC 6750, section 3.1): a gateway may check the other."""
     if len(authorization) > 1:
         raise RepeatedCredentials
-    scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
-    if scheme.lower() != "bearer" or not token.strip():
+    if not authorization:
         raise MissingCredentials
+    scheme, _, token = authorization[0].partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise NoBearerToken
     return token.strip()
 
 

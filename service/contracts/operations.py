@@ -7,12 +7,18 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
-from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
-from service.api.idempotency_key import MalformedIdempotencyKey
+from service.api.errors import (
+    BodyTooLarge,
+    CompressedBody,
+    InvalidSubmission,
+    MalformedBody,
+    MissingContentType,
+    UnsupportedMediaType,
+)
+from service.api.idempotency_key import MalformedIdempotencyKey, RepeatedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import Questionnaire
 from service.api.request_body import CreateBody, parse
@@ -22,6 +28,7 @@ from service.authentication.authenticator import (
     InsufficientScope,
     InvalidCredentials,
     MissingCredentials,
+    NoBearerToken,
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -54,6 +61,7 @@ ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
     "two_tokens": RepeatedCredentials(),
     "no_token": MissingCredentials(),
+    "not_bearer": NoBearerToken(),
     "expired_token": InvalidCredentials("The access token has expired: request a new one."),
     "unforeseen": Exception(),
     "database_unavailable": PostgresUnavailable(),
@@ -94,13 +102,16 @@ def _create() -> Operation:
         example=RECORD,
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid"),
         failures={
-            "malformed": MalformedBody(),
+            "malformed": MalformedBody("trailing comma in object (byte 41)"),
             "malformed_key": MalformedIdempotencyKey(),
+            "two_keys": RepeatedIdempotencyKey(),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "too_slow": BodyOverdue(),
-            "too_large": RequestEntityTooLarge(),
+            "too_large": BodyTooLarge(300_000),
+            "no_content_type": MissingContentType(),
             "not_json": UnsupportedMediaType(),
+            "compressed": CompressedBody(),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older"),

@@ -98,7 +98,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Refuse more than the pattern does: narrowing the pattern would break the contract with senders."""
         if failure := lines.check_filled_line(self.calculation_id):
-            raise ValueError(failure[1])
+            raise ValueError(f"calculation_id: {failure.message}")
 
 
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from service import json_faults
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.storing import announce, now
@@ -42,8 +43,8 @@ def decode(body: bytes) -> CalculationCreated:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
     try:
         return _parse(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Malformed from None
+    except json_faults.UNREADABLE as error:
+        raise Malformed.because(error, body) from None
 
 
 def _parse(body: bytes) -> CalculationCreated:
@@ -52,7 +53,7 @@ def _parse(body: bytes) -> CalculationCreated:
         return msgspec.json.decode(body, type=CalculationCreated)
     event = msgspec.json.decode(body, type=CloudEvent[CalculationCreated])
     if event.type != CalculationCreated.type:
-        raise Malformed
+        raise Malformed(f"Expected {CalculationCreated.type}", field="type")
     return event.data
 
 

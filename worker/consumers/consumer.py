@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
+from service import json_faults
 from service.outbox import events
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
@@ -49,6 +51,17 @@ _OUTAGES: tuple[type[Exception], ...] = (
 
 class Malformed(Exception):
     """The message is not what this queue carries."""
+
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+
+    @classmethod
+    def because(cls, error: Exception, body: bytes) -> "Malformed":
+        """Return what one of `json_faults.UNREADABLE` says of *body*, naming the field but no value."""
+        if isinstance(error, msgspec.ValidationError):
+            field, reason = json_faults.locate(error)
+            return cls(reason, field=field)
+        return cls(f"not readable JSON: {json_faults.why_unreadable(body, error)}")
 
 
 class _ChannelLeft(Exception):

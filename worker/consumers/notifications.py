@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from service import json_faults
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
@@ -45,12 +46,14 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
     """Read a request.created event. Raises Malformed."""
     try:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Malformed from None
+    except json_faults.UNREADABLE as error:
+        raise Malformed.because(error, body) from None
+    if event.type != RequestCreated.type:
+        raise Malformed(f"Expected {RequestCreated.type}", field="type")
     # The ledger identifies an e-mail by its event id, which contains the sequence: any other sequence would
     # send the customer a second e-mail.
-    if event.type != RequestCreated.type or event.data.sequence != 1:
-        raise Malformed
+    if event.data.sequence != 1:
+        raise Malformed("Expected 1", field="data.sequence")
     return event
 
 

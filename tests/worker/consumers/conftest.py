@@ -38,8 +38,8 @@ class Work:
         """Read a number. Raises Malformed."""
         try:
             return msgspec.json.decode(body, type=int)
-        except msgspec.DecodeError:
-            raise Malformed from None
+        except msgspec.DecodeError as error:
+            raise Malformed.because(error, body) from None
 
     async def handle(self, number: int, _traceparent: str) -> None:
         """Wait for `going_on`, then record a number or raise `error`."""
