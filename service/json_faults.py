@@ -18,7 +18,7 @@ _VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
 
 
 def why_unreadable(text: bytes, error: Exception) -> str:
-    """Return why *text* is not JSON, if possible with the first byte at fault, counted from 0."""
+    """Return why *text* is not JSON and, if known, the byte at which reading stopped."""
     if not text.strip():
         return "it is empty"
     if isinstance(error, RecursionError):

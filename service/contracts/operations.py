@@ -44,6 +44,8 @@ _BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
 FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
 SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+MALFORMED_REQUEST = '{"customer_email": "ada@customer.example.com",}'
+LARGE_REQUEST = 300_000  # bytes
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
 RECORD = CalculationRequestView(
     **FULL_REQUEST,
@@ -102,13 +104,13 @@ def _create() -> Operation:
         example=RECORD,
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid"),
         failures={
-            "malformed": MalformedBody("trailing comma in object (byte 41)"),
+            "malformed": _refusal(lambda: parse(MALFORMED_REQUEST.encode())),
             "malformed_key": MalformedIdempotencyKey(),
             "two_keys": RepeatedIdempotencyKey(),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "too_slow": BodyOverdue(),
-            "too_large": BodyTooLarge(300_000),
+            "too_large": BodyTooLarge(LARGE_REQUEST),
             "no_content_type": MissingContentType(),
             "not_json": UnsupportedMediaType(),
             "compressed": CompressedBody(),
@@ -172,10 +174,10 @@ def _link(name: str, *, to: str, **parameters: str) -> Mapping[str, Any]:
     return {name: {"operationId": to, "parameters": parameters}}
 
 
-def _refusal(check: Callable[[], object]) -> InvalidSubmission:
+def _refusal(check: Callable[[], object]) -> InvalidSubmission | MalformedBody:
     """Return the refusal that *check* raises."""
     try:
         check()
-    except InvalidSubmission as error:
+    except (InvalidSubmission, MalformedBody) as error:
         return error
     raise ValueError(check)
