@@ -1,8 +1,7 @@
 """The body of a create: its types, lengths and rules. Every failing field is reported at once."""
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FunctionType
@@ -49,43 +48,46 @@ def _check_email(value: str) -> Failure | None:
     return None
 
 
+_TOO_DEEP: Failure = ("too_deep", "")
+
+
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
     with suppress(RecursionError):  # What is too deep to encode is refused as too deep.
         size = len(msgspec.json.encode(value))  # First: a large value takes long to check.
         if size > META_DATA_BYTES:
             return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON, got {size}."
-    return _check_json(value)
-
-
-def _check_json(value: Any) -> Failure | None:  # noqa: ANN401 - any JSON value
-    """Check strings, numbers and levels of a JSON value, one level after the other."""
-    failure: Failure | None = None
-    levels, level = 0, [value]
-    while level:
-        failure = failure or next(filter(None, map(_check_part, level)), None)
-        levels += any(isinstance(part, dict | list) for part in level)
-        level = [each for part in level for each in _parts(part)]
-    if levels > META_DATA_DEPTH:
-        return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting, got {levels}."
+    failure = _check_json(value, depth=1)
+    if failure is _TOO_DEEP:
+        return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting, got {_levels(value)}."
     return failure
 
 
-def _check_part(value: Any) -> Failure | None:  # noqa: ANN401 - any JSON value
+def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
+    """Check strings, numbers and depth of a JSON value; the recursion ends at META_DATA_DEPTH."""
     match value:
         case str():
             return _check_text(value)
+        case dict() | list() if depth > META_DATA_DEPTH:
+            return _TOO_DEEP
+        case dict():
+            parts = [*value.keys(), *value.values()]
+            return next(filter(None, (_check_json(part, depth=depth + 1) for part in parts)), None)
+        case list():
+            return next(filter(None, (_check_json(part, depth=depth + 1) for part in value)), None)
         case int() | float() if not _INT64[0] <= value <= _INT64[-1]:
             return "out_of_range", "Numbers must be within the range of 64-bit integers."
     return None
 
 
-def _parts(value: Any) -> Iterable[Any]:  # noqa: ANN401 - any JSON value
-    match value:
-        case dict():
-            return (*value.keys(), *value.values())
-        case list():
-            return value
-    return ()
+def _levels(value: Any) -> int:  # noqa: ANN401 - any JSON value
+    """Return how many objects and arrays contain one another."""
+    levels = 0
+    level = [value]
+    while level:
+        levels += 1
+        parts = [part for each in level for part in (each.values() if type(each) is dict else each)]
+        level = [part for part in parts if type(part) is dict or type(part) is list]
+    return levels
 
 
 # Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means
@@ -269,10 +271,10 @@ def _field_error(name: str, code: ErrorCode, message: str) -> FieldError:
 
 def _classify(problem: str, value: Any) -> Failure:  # noqa: ANN401 - any JSON value
     """Return the error code and sentence for what msgspec reports about one value."""
-    if longest := re.fullmatch(r"Expected `str` of length <= (\d+)", problem):
-        return _too_long(int(longest[1]), value)
-    if bound := re.fullmatch(r"Expected `int` ([<>]= \d+)", problem):
-        return "out_of_range", f"Expected an integer {bound[1]}."
+    if problem.startswith("Expected `str` of length <= "):
+        return _too_long(int(problem.rpartition(" ")[2]), value)
+    if problem.startswith(("Expected `int` <=", "Expected `int` >=")):
+        return "out_of_range", f"Expected an integer {problem.removeprefix('Expected `int` ')}."
     if problem.startswith("Invalid enum value"):
         return "invalid_choice", "Expected SDLT_CALCULATION."
     expected, _, got = json_faults.in_json_words(problem).removeprefix("Expected ").partition(", got ")

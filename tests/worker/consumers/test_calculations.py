@@ -9,13 +9,14 @@ import asyncpg
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated
+from service.outbox.events import CalculationCreated, RequestCalculated, Topic
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -30,6 +31,8 @@ from worker.consumers.calculations import CalculationAlreadyRecorded, record_res
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
+
+GOOD = {"request_uuid": "req_1", "calculation_id": "calc-1"}
 
 
 def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
@@ -52,6 +55,11 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
     """Return a result as a CloudEvent in structured JSON."""
     attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
     return msgspec.json.encode({**attributes, **changes, "data": data})
+
+
+def bare_data(**data: Any) -> bytes:
+    """Return a result without an envelope, with this data and a uuid."""
+    return msgspec.json.encode({"request_uuid": "req_1"} | data)
 
 
 def result(request_uuid: str, calculation_id: str = "calc-1") -> CalculationCreated:
@@ -282,6 +290,64 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
 def test_body_that_is_not_a_result_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         calculations.decode(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not readable JSON: it is empty"),
+        (b'{"zqmark": zqmark}', "not readable JSON: invalid character (byte 11)"),
+        (b'["zqmark"]', "Expected an object, got an array"),
+        (b'{"calculation_id": "zqmark"}', "request_uuid: missing"),
+        (bare_data(calculation_id=None), "calculation_id: Expected a string, got null"),
+        (bare_data(calculation_id="zqmark" * 50), "calculation_id: Expected a string of length <= 255"),
+        (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
+        (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
+        (cloud_event({"request_uuid": "zqmark"}), "data.calculation_id: missing"),
+        (cloud_event(GOOD, type="zqmark"), "type: Expected calculation.created"),
+        (cloud_event(GOOD, time="zqmark"), "time: Invalid RFC3339 encoded datetime"),
+        (cloud_event(GOOD, id=None), "id: Expected a string, got null"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_value(
+    body: bytes, reason: str
+) -> None:
+    with pytest.raises(Malformed) as refusal:
+        calculations.decode(body)
+
+    assert str(refusal.value) == reason
+
+
+async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
+    consumer: Consumer[CalculationCreated], channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    body = cloud_event({"request_uuid": stored_request.uuid, "calculation_id": 7}, traceparent=TRACEPARENT)
+
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        async with running(consumer.run):
+            await publish(channel, CALCULATION_RESULTS, body)
+            dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
+            dead = await eventually(lambda: take(dead_letters))
+            await eventually(lambda: "message_dead_lettered" in str(logs))
+
+    assert dead.headers["x-reason-text"] == "data.calculation_id: Expected a string, got an integer"
+    (line,) = [line for line in logs if line["event"] == "message_dead_lettered"]
+    assert (line["uuid"], line["trace_id"]) == (stored_request.uuid, TRACEPARENT.split("-")[1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 5_000,
+        b'{"data": {"uuid": "ada@customer.example.com"}, "traceparent": "ada"}',
+    ],
+)
+def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
+    assert events.topic_of(body) == Topic()
 
 
 def test_unknown_fields_are_ignored() -> None:
