@@ -93,7 +93,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "traceparent": {
         "in": "header",
-        "description": "W3C Trace Context, passed on with the events. Without one that is valid, a trace begins.",
+        "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
         "schema": {"type": "string"},
         "example": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     },
