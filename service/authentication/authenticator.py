@@ -21,7 +21,7 @@ READ = "request:read"
 WRITE = "request:write"
 
 _LARGEST_TOKEN = 8 * 1024
-_NOT_VALID = "The access token is not valid: it is no JWT, lacks a claim, or its signature is wrong."
+_NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its signature is missing or wrong."
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
