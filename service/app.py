@@ -38,8 +38,6 @@ from service.server.probes import Check, Probes, lasting
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics, tracing
 
-LARGEST_BODY = 256 * 1024
-
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
@@ -73,7 +71,7 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys, checks=checks)],
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
-        request_max_body_size=LARGEST_BODY,
+        request_max_body_size=errors.LARGEST_BODY,
         openapi_config=None,  # contracts/openapi.py makes the document.
         logging_config=None,  # telemetry/logs.py configures logging.
     )

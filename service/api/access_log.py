@@ -7,11 +7,13 @@ import structlog
 from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import errors, response_headers
+from service.api import errors, notes, response_headers
 from service.api.errors import ShutDown
+from service.api.notes import Notes
+from service.identifiers import parse_uuid
 from service.server import probes
 from service.server.refusals import Refusal
-from service.telemetry import api_metrics
+from service.telemetry import api_metrics, trace_context, tracing
 
 _log = structlog.get_logger()
 
@@ -34,6 +36,7 @@ class AccessLog:
             routed = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
         request_id = response_headers.x_request_id(scope)
+        noted = notes.begin(scope, tracing.onward(trace_context.find(scope["headers"])))
         status = 0
 
         async def send_completed(message: Message) -> None:
@@ -57,9 +60,10 @@ class AccessLog:
             duration = time.perf_counter() - started_at
             if route := routed.get("path_template"):
                 scope["path_template"] = route  # for the span
+                noted.uuid = noted.uuid or _uuid_in_path(routed)
             api_metrics.requests_in_progress.dec()
             try:
-                record(method, route, status, duration)
+                record(method, route, status, duration, noted)
             finally:
                 structlog.contextvars.reset_contextvars(**bound)
 
@@ -69,14 +73,21 @@ def refuse(refusal: Refusal) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request_id = response_headers.new_x_request_id()
+        noted = notes.begin(scope, tracing.onward(None))
         await errors.answer_refusal(refusal, (b"x-request-id", request_id))(scope, receive, send)
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
-            record(None, None, int(refusal.status), 0.0)
+            record(None, None, int(refusal.status), 0.0, noted)
 
     return answer
 
 
-def record(method: str | None, route: str | None, status: int, duration: float) -> None:
+def _uuid_in_path(scope: Scope) -> str | None:
+    """Return the uuid of a request for a calculation, if the path has one: otherwise it may hold anything."""
+    uuid = scope.get("path_params", {}).get("uuid", "")
+    return uuid if parse_uuid(uuid) else None
+
+
+def record(method: str | None, route: str | None, status: int, duration: float, noted: Notes) -> None:
     """Count and log a request under its route's template, "unmatched" where the router itself answered.
 
     The path and the query are not logged: both may hold personal data or secrets.
@@ -90,4 +101,5 @@ def record(method: str | None, route: str | None, status: int, duration: float) 
         route=route,
         status=status,
         duration_ms=round(duration * 1000, 2),
+        **noted.describe(),
     )

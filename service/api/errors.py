@@ -7,14 +7,19 @@ import msgspec
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
+from service.api import notes
 from service.api.envelope import Answer, ErrorCode, FieldError
-from service.api.idempotency_key import MalformedIdempotencyKey
+from service.api.idempotency_key import (
+    IdempotencyKeyTooLong,
+    MalformedIdempotencyKey,
+    RepeatedIdempotencyKey,
+)
 from service.authentication.authenticator import (
     InsufficientScope,
     InvalidCredentials,
     MissingCredentials,
+    NoBearerToken,
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -30,6 +35,7 @@ from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is refused: the code, and the message for the caller
 
+LARGEST_BODY = 256 * 1024  # bytes
 _RETRY_SECONDS = 1
 _REPAIR_SECONDS = 60  # where an operator has to act first
 _CLIENT_DISCONNECTED = "client disconnected prematurely"  # Litestar's words
@@ -48,9 +54,32 @@ class InvalidSubmission(Exception):
 class MalformedBody(Exception):
     """The body is not JSON."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The body is not readable JSON: {reason}.")
+
+
+class BodyTooLarge(Exception):
+    """The body is too large. Its size is known if the caller announced it."""
+
+    def __init__(self, size: int | None) -> None:
+        most = f"{LARGEST_BODY // 1024} KiB"
+        super().__init__(
+            f"The body is larger than {most}: send less."
+            if size is None
+            else f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted."
+        )
+
+
+class MissingContentType(Exception):
+    """The body is not declared as anything."""
+
 
 class UnsupportedMediaType(Exception):
     """The body is not declared as JSON."""
+
+
+class CompressedBody(Exception):
+    """The body is declared as compressed."""
 
 
 class ShutDown(Exception):
@@ -84,18 +113,18 @@ _KINDS: dict[type[Exception], ErrorKind] = {
         "method_not_allowed",
         "This path does not have this method: the Allow header lists those that it has.",
     ),
-    RequestEntityTooLarge: ErrorKind(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", "The body is larger than 256 KiB."
-    ),
-    MalformedBody: ErrorKind(
-        HTTPStatus.BAD_REQUEST,
-        "malformed_body",
-        "The body is not readable JSON: check its syntax, that it is UTF-8, and how deep it nests.",
-    ),
+    BodyTooLarge: ErrorKind(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", None),
+    MalformedBody: ErrorKind(HTTPStatus.BAD_REQUEST, "malformed_body", None),
     MalformedIdempotencyKey: ErrorKind(
         HTTPStatus.BAD_REQUEST,
         "invalid_idempotency_key",
-        "Send one Idempotency-Key of 1 to 255 letters, digits or punctuation; quote it if it has spaces.",
+        "The Idempotency-Key must be 1 to 255 letters, digits or punctuation; quote it if it has spaces.",
+    ),
+    IdempotencyKeyTooLong: ErrorKind(HTTPStatus.BAD_REQUEST, "invalid_idempotency_key", None),
+    RepeatedIdempotencyKey: ErrorKind(
+        HTTPStatus.BAD_REQUEST,
+        "invalid_idempotency_key",
+        "There is more than one Idempotency-Key header: send one.",
     ),
     RepeatedCredentials: ErrorKind(
         HTTPStatus.BAD_REQUEST,
@@ -106,8 +135,16 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MissingCredentials: ErrorKind(
         HTTPStatus.UNAUTHORIZED,
         "unauthenticated",
-        "Send an access token as `Authorization: Bearer …`; the questionnaire also takes an API key.",
+        "The Authorization header is missing: send `Authorization: Bearer …` with an access token, or for "
+        "the questionnaire with an API key.",
         challenge="",  # Without credentials RFC 6750 wants no error code.
+    ),
+    NoBearerToken: ErrorKind(
+        HTTPStatus.UNAUTHORIZED,
+        "unauthenticated",
+        "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access token, "
+        "or for the questionnaire with an API key.",
+        challenge="",
     ),
     InvalidCredentials: ErrorKind(
         HTTPStatus.UNAUTHORIZED, "unauthenticated", None, challenge="invalid_token"
@@ -126,7 +163,11 @@ _KINDS: dict[type[Exception], ErrorKind] = {
         "unknown_conveyancer",
         "The access token names a conveyancer that is not registered: ask the operators to register it.",
     ),
-    RequestNotFound: ErrorKind(HTTPStatus.NOT_FOUND, "not_found", "You have no request with this uuid."),
+    RequestNotFound: ErrorKind(
+        HTTPStatus.NOT_FOUND,
+        "not_found",
+        "You have no request with this uuid: check it, and that the token is your firm's.",
+    ),
     MalformedFraming: ErrorKind(
         HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."
     ),
@@ -141,8 +182,20 @@ _KINDS: dict[type[Exception], ErrorKind] = {
         "Another request with this Idempotency-Key is being stored: try again after the time in Retry-After.",
         retry_after_seconds=_RETRY_SECONDS,
     ),
+    MissingContentType: ErrorKind(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "The Content-Type header is missing: send `Content-Type: application/json`.",
+    ),
     UnsupportedMediaType: ErrorKind(
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Send the body as application/json."
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "The Content-Type header names another type than JSON: send `Content-Type: application/json`.",
+    ),
+    CompressedBody: ErrorKind(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "The Content-Encoding header says that the body is compressed: send it uncompressed, without it.",
     ),
     IdempotencyKeyReused: ErrorKind(
         HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -181,16 +234,18 @@ _KINDS: dict[type[Exception], ErrorKind] = {
 }
 
 
-def respond(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
     answered = answer(error)
+    noted = notes.of(request.scope)
+    noted.error_codes = answered.error_codes
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", **logs.describe(error))
+        _log.error("request_failed", **noted.describe(), **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
         request_secrets.note_missing([error.key_id])
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
-        _log.warning("request_turned_away", error=logs.summarize(error))
+        _log.warning("request_turned_away", **noted.describe(), error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answered.headers}
     return Response(answered.body, status_code=answered.status, headers=headers)
 

@@ -11,12 +11,13 @@ import msgspec
 import structlog
 from litestar import HttpMethod, MediaType, Request, Response, get, post, route
 from litestar.datastructures import State
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, list_query, request_body
+from service.api import admission, idempotency_key, list_query, notes, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
-from service.api.errors import UnsupportedMediaType
+from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import event_history, reading, request_secrets
@@ -33,7 +34,6 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
-from service.telemetry import trace_context, tracing
 
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
@@ -94,6 +94,7 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
 async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
+    noted = notes.of(request.scope)
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
@@ -102,8 +103,9 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
         waiver=body.waiver,
         idempotency=body.idempotency(key, wait_seconds=wait_seconds),
         conveyancer_id=request.user.conveyancer_id,
-        traceparent=tracing.onward(trace_context.traceparent(request.headers)),
+        traceparent=noted.traceparent,
     )
+    noted.uuid = stored.uuid
     if not is_repeat:
         resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
@@ -201,7 +203,13 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
 
 
 async def _json_body(request: ApiRequest[Caller]) -> bytes:
+    content_type = request.headers.get("content-type")
     # The usual value is compared first: parsing the header takes longer.
-    if request.headers.get("content-type") != MediaType.JSON and request.content_type[0] != MediaType.JSON:
-        raise UnsupportedMediaType
-    return await request.body()
+    if content_type != MediaType.JSON and request.content_type[0] != MediaType.JSON:
+        raise UnsupportedMediaType if content_type else MissingContentType
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise CompressedBody
+    try:
+        return await request.body()
+    except RequestEntityTooLarge:
+        raise BodyTooLarge(request.content_length) from None

@@ -54,15 +54,15 @@ def parse_listing(query_string: bytes) -> Listing:
 
 def _failure(name: str, value: str, times: int) -> Failure | None:
     if name not in _CHECKS:
-        return "unknown_field", "There is no such parameter."
+        return "unknown_field", "There is no such parameter: check its name."
     if times > 1:
-        return "repeated", "This parameter may be given once."
+        return "repeated", f"This parameter was sent {times} times: send it once."
     return _CHECKS[name](value)
 
 
 def _check_external_id(value: str) -> Failure | None:
     if len(value) > lines.CHARACTERS:
-        return "too_long", f"Expected at most {lines.CHARACTERS} characters."
+        return "too_long", f"Expected at most {lines.CHARACTERS} characters, got {len(value)}."
     return lines.check_line(value)
 
 
@@ -70,7 +70,7 @@ def _check_limit(value: str) -> Failure | None:
     if not _INTEGER.fullmatch(value):
         return "invalid_type", "Expected an integer."
     if len(value) > _LONGEST_INTEGER or not 1 <= int(value) <= LARGEST_LIMIT:
-        return "out_of_range", f"Expected 1 to {LARGEST_LIMIT}."
+        return "out_of_range", f"Expected an integer from 1 to {LARGEST_LIMIT}."
     return None
 
 

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import FunctionType
 from typing import Annotated, Any, get_args
 
 import msgspec
 
-from service import lines
+from service import json_faults, lines
 from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import Failure, InvalidSubmission, MalformedBody
 from service.calculation_requests import email_addresses, fee_waiver, fields
@@ -31,6 +32,7 @@ _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 
 Check = Callable[[Any], Failure | None]
+_UNKNOWN: Failure = ("unknown_field", "There is no such field: check its name.")
 _NO_NUL: Failure = ("invalid_characters", "NUL characters are not allowed.")
 
 
@@ -46,17 +48,18 @@ def _check_email(value: str) -> Failure | None:
     return None
 
 
-_TOO_DEEP: Failure = ("too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting.")
+_TOO_DEEP: Failure = ("too_deep", "")
 
 
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
-    try:
+    with suppress(RecursionError):  # What is too deep to encode is refused as too deep.
         size = len(msgspec.json.encode(value))  # First: a large value takes long to check.
-    except RecursionError:
-        return _TOO_DEEP
-    if size > META_DATA_BYTES:
-        return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON."
-    return _check_json(value, depth=1)
+        if size > META_DATA_BYTES:
+            return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON, got {size}."
+    failure = _check_json(value, depth=1)
+    if failure is _TOO_DEEP:
+        return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting, got {_levels(value)}."
+    return failure
 
 
 def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
@@ -74,6 +77,17 @@ def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - 
         case int() | float() if not _INT64[0] <= value <= _INT64[-1]:
             return "out_of_range", "Numbers must be within the range of 64-bit integers."
     return None
+
+
+def _levels(value: Any) -> int:  # noqa: ANN401 - any JSON value
+    """Return how many objects and arrays contain one another."""
+    levels = 0
+    level = [value]
+    while level:
+        levels += 1
+        parts = [part for each in level for part in (each.values() if type(each) is dict else each)]
+        level = [part for part in parts if type(part) is dict or type(part) is list]
+    return levels
 
 
 # Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means
@@ -142,13 +156,18 @@ class ParsedBody(msgspec.Struct, frozen=True):
         """Return the request to be stored. Raises InvalidSubmission with every failing field."""
         fault = self.waiver.reason_fault if self.waiver and waiver_applies else None
         if self.errors or fault:
-            raise InvalidSubmission([*self.errors, *([_reason_error(fault)] if fault else [])])
+            raise InvalidSubmission([*self.errors, *([self._reason_error(fault)] if fault else [])])
         stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
         if "" in stored.values():  # Rare, and quicker to detect than to copy value by value.
             stored = {name: None if value == "" else value for name, value in stored.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()
         return NewCalculationRequest(**stored)
+
+    def _reason_error(self, fault: ReasonFault) -> FieldError:
+        name = "calculation_fee_exempt_reason"
+        failure = _REASON_FAILURES.get(fault) or _too_long(REASON_CHARACTERS, self.values[name])
+        return _field_error(name, *failure)
 
     def idempotency(self, key: str | None, *, wait_seconds: float) -> Idempotency | None:
         """Return what identifies a repeat; None without a key. A refused body does not use up its key."""
@@ -192,8 +211,8 @@ def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None
         return msgspec.structs.asdict(_decoder.decode(body)), []
     except msgspec.ValidationError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise MalformedBody from None
+    except json_faults.UNREADABLE as error:
+        raise MalformedBody(json_faults.why_unreadable(body, error)) from None
 
 
 def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
@@ -209,11 +228,11 @@ def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
 def _decode_plain(body: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise MalformedBody from None
+    except json_faults.UNREADABLE as error:
+        raise MalformedBody(json_faults.why_unreadable(body, error)) from None
     if not isinstance(decoded, dict):
-        error = FieldError("invalid_type", "The body must be a JSON object.", None, "")
-        raise InvalidSubmission([error])
+        failing = FieldError("invalid_type", "The body must be a JSON object.", None, "")
+        raise InvalidSubmission([failing])
     return decoded
 
 
@@ -231,9 +250,9 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
         try:
             values[name] = msgspec.convert(_integral(body[name]), field.type)
         except msgspec.ValidationError as error:
-            errors.append(_field_error(name, *_classify(str(error))))
+            errors.append(_field_error(name, *_classify(str(error), body[name])))
     unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_NAMED)
-    errors += [_field_error(name, "unknown_field", "There is no such field.") for name in unknown]
+    errors += [_field_error(name, *_UNKNOWN) for name in unknown]
     return values, errors
 
 
@@ -250,26 +269,25 @@ def _field_error(name: str, code: ErrorCode, message: str) -> FieldError:
     return FieldError(code, message, name, f"/{escaped}")
 
 
-def _classify(problem: str) -> Failure:
+def _classify(problem: str, value: Any) -> Failure:  # noqa: ANN401 - any JSON value
     """Return the error code and sentence for what msgspec reports about one value."""
-    plain = problem.partition(" - at ")[0].replace("`", "")
-    if plain.startswith("Expected str of length"):
-        return "too_long", f"{plain} characters."
-    if plain.startswith(("Expected int <=", "Expected int >=")):
-        return "out_of_range", f"{plain}."
-    if plain.startswith("Invalid enum value"):
+    if problem.startswith("Expected `str` of length <= "):
+        return _too_long(int(problem.rpartition(" ")[2]), value)
+    if problem.startswith(("Expected `int` <=", "Expected `int` >=")):
+        return "out_of_range", f"Expected an integer {problem.removeprefix('Expected `int` ')}."
+    if problem.startswith("Invalid enum value"):
         return "invalid_choice", "Expected SDLT_CALCULATION."
-    return "invalid_type", f"{plain}."
+    expected, _, got = json_faults.in_json_words(problem).removeprefix("Expected ").partition(", got ")
+    return "invalid_type", f"Expected {expected}, got {got}."
+
+
+def _too_long(longest: int, value: str) -> Failure:
+    return "too_long", f"Expected at most {longest} characters, got {len(value)}."
 
 
 _REASON_FAILURES: Mapping[ReasonFault, Failure] = {
     "missing": ("required", "This field is required when calculation_fee_exempt is true."),
-    "not_text": ("invalid_type", "Expected str."),
-    "too_long": ("too_long", f"Expected str of length <= {REASON_CHARACTERS} characters."),
+    "not_text": ("invalid_type", "Expected a string."),
     "blank": lines.BLANK,
     "has_nul": _NO_NUL,
 }
-
-
-def _reason_error(fault: ReasonFault) -> FieldError:
-    return _field_error("calculation_fee_exempt_reason", *_REASON_FAILURES[fault])

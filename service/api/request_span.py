@@ -26,7 +26,6 @@ class TracedRequests:
                 status = int(message["status"])
             await send(message)
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         is_standard = scope["method"] in api_metrics.METHODS
         method, name = (scope["method"],) * 2 if is_standard else ("_OTHER", "HTTP")
         with tracing.span(
@@ -34,7 +33,7 @@ class TracedRequests:
             "server",
             # No `url.path`, which the conventions ask for: a path may hold anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
-            parent=trace_context.traceparent(headers),
+            parent=trace_context.find(scope["headers"]),
         ) as span:
             await self._app(scope, receive, send_noting_status)
             route = scope.get("path_template")

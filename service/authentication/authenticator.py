@@ -22,6 +22,7 @@ WRITE = "request:write"
 READ_ALL = "request:read-all"  # of internal readers: any firm's requests, by uuid
 
 _LARGEST_TOKEN = 8 * 1024
+_NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its signature is missing or wrong."
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
@@ -44,7 +45,11 @@ class InternalReader(msgspec.Struct, frozen=True):
 
 
 class MissingCredentials(Exception):
-    """There is no bearer token in the header, or no header."""
+    """There is no Authorization header."""
+
+
+class NoBearerToken(Exception):
+    """The Authorization header has another scheme, or no token."""
 
 
 class InvalidCredentials(Exception):
@@ -92,8 +97,8 @@ class Authenticator:
     async def verify_access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:
         """Return the caller whose access token, in the *authorization* headers, has *scope*.
 
-        Raises MissingCredentials, RepeatedCredentials, InvalidCredentials, InsufficientScope or
-        SigningKeysUnavailable.
+        Raises MissingCredentials, NoBearerToken, RepeatedCredentials, InvalidCredentials, InsufficientScope
+        or SigningKeysUnavailable.
         """
         caller = await self._verify_no_api_key(authorization)
         if isinstance(caller, InternalReader) or scope not in caller.scopes:
@@ -140,7 +145,9 @@ class Authenticator:
 
     async def _decode(self, token: str) -> Caller | InternalReader:
         if len(token) > _LARGEST_TOKEN:
-            raise InvalidCredentials(f"The access token is too large: more than {_LARGEST_TOKEN} bytes.")
+            raise InvalidCredentials(
+                f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."
+            )
         try:
             header = jwt.get_unverified_header(token)
             _check_header(header)
@@ -158,11 +165,15 @@ class Authenticator:
         except jwt.ExpiredSignatureError:
             raise InvalidCredentials("The access token has expired: request a new one.") from None
         except jwt.InvalidAudienceError:
-            raise InvalidCredentials("The access token is for another audience.") from None
+            raise InvalidCredentials(
+                "The access token is for another audience: request one for this service."
+            ) from None
         except jwt.InvalidIssuerError:
-            raise InvalidCredentials("The access token is from another issuer.") from None
+            raise InvalidCredentials(
+                "The access token is from another issuer than the one that the service trusts."
+            ) from None
         except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
-            raise InvalidCredentials("The access token is not valid.") from None
+            raise InvalidCredentials(_NOT_VALID) from None
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
         scope = claims.get("scope", "")
@@ -173,28 +184,30 @@ class Authenticator:
         scopes = frozenset(scope.split())
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT also accepts "1700000000".
-            raise InvalidCredentials("The access token is not valid.")
+            raise InvalidCredentials(_NOT_VALID)
         expires_at += self._settings.auth_leeway_seconds
         client_id = claims.get("client_id")
         if READ_ALL in scopes and isinstance(client_id, str) and client_id in self._internal_clients:
             return InternalReader(client_id, expires_at)
         conveyancer_id = claims.get(self._settings.auth_tenant_claim)
         if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
-            raise InvalidCredentials("The access token names no client.")
+            raise InvalidCredentials("The access token names no client: its claim for that is missing.")
         return Caller(conveyancer_id, scopes, expires_at)
 
 
 def bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token. Raises MissingCredentials, or RepeatedCredentials if there are two headers.
+    """Return the token. Raises MissingCredentials, NoBearerToken, or RepeatedCredentials for two headers.
 
     Two are refused (RFC 6750, section 3.1) because a gateway may check the other one.
     """
     if len(authorization) > 1:
         raise RepeatedCredentials
-    scheme, _, token = authorization[0].partition(" ") if authorization else ("", "", "")
+    if not authorization:
+        raise MissingCredentials
+    scheme, _, token = authorization[0].partition(" ")
     token = token.strip(" ")  # Not all white space: it includes characters beyond ASCII.
     if scheme.lower() != "bearer" or not token:
-        raise MissingCredentials
+        raise NoBearerToken
     return token
 
 

@@ -97,7 +97,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "traceparent": {
         "in": "header",
-        "description": "W3C Trace Context. Passed on with the events; ignored if malformed.",
+        "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
         "schema": {"type": "string"},
         "example": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     },

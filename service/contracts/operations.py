@@ -7,13 +7,19 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 from msgspec.structs import replace
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
-from service.api.errors import InvalidSubmission, MalformedBody, UnsupportedMediaType
-from service.api.idempotency_key import MalformedIdempotencyKey
+from service.api.errors import (
+    BodyTooLarge,
+    CompressedBody,
+    InvalidSubmission,
+    MalformedBody,
+    MissingContentType,
+    UnsupportedMediaType,
+)
+from service.api.idempotency_key import MalformedIdempotencyKey, RepeatedIdempotencyKey
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import CreateBody, parse
@@ -24,6 +30,7 @@ from service.authentication.authenticator import (
     InsufficientScope,
     InvalidCredentials,
     MissingCredentials,
+    NoBearerToken,
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -46,6 +53,8 @@ _BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
 FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
 SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+MALFORMED_REQUEST = '{"customer_email": "ada@customer.example.com",}'
+LARGE_REQUEST = 300_000  # bytes
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
 RECORD = CalculationRequestView(
     **FULL_REQUEST,
@@ -63,6 +72,7 @@ ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
     "two_tokens": RepeatedCredentials(),
     "no_token": MissingCredentials(),
+    "not_bearer": NoBearerToken(),
     "expired_token": InvalidCredentials("The access token has expired: request a new one."),
     "unforeseen": Exception(),
     "database_unavailable": PostgresUnavailable(),
@@ -105,13 +115,16 @@ def _create() -> Operation:
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
-            "malformed": MalformedBody(),
+            "malformed": _refusal(lambda: parse(MALFORMED_REQUEST.encode())),
             "malformed_key": MalformedIdempotencyKey(),
+            "two_keys": RepeatedIdempotencyKey(),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "too_slow": BodyOverdue(),
-            "too_large": RequestEntityTooLarge(),
+            "too_large": BodyTooLarge(LARGE_REQUEST),
+            "no_content_type": MissingContentType(),
             "not_json": UnsupportedMediaType(),
+            "compressed": CompressedBody(),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older"),
@@ -200,10 +213,10 @@ def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
     return {name: {"operationId": to, "parameters": parameters}}
 
 
-def _refusal(check: Callable[[], object]) -> InvalidSubmission:
+def _refusal(check: Callable[[], object]) -> InvalidSubmission | MalformedBody:
     """Return the refusal that *check* raises."""
     try:
         check()
-    except InvalidSubmission as error:
+    except (InvalidSubmission, MalformedBody) as error:
         return error
     raise ValueError(check)

@@ -1,11 +1,12 @@
 """The events sent and received: their names, types and encoding. CloudEvents 1.0 without personal data."""
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
 from service import lines
+from service.identifiers import parse_uuid
 from service.telemetry import trace_context
 
 SOURCE = "/calculation-requests"
@@ -97,7 +98,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Refuse more than the pattern does: narrowing the pattern would break the contract with senders."""
         if failure := lines.check_filled_line(self.calculation_id):
-            raise ValueError(failure[1])
+            raise ValueError(f"calculation_id: {failure.message}")
 
 
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
@@ -158,13 +159,27 @@ def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> by
     return _encoder.encode(in_envelope(data, time=time, traceparent=traceparent))
 
 
-class _Traced(msgspec.Struct):
-    traceparent: str = ""
+class Topic(msgspec.Struct, frozen=True):
+    """What a message is about: the uuid of its request and its trace, as far as they are well-formed."""
+
+    uuid: str | None = None
+    traceparent: str | None = None
 
 
-def trace_of(body: bytes) -> str | None:
-    """Return the trace context in the body of a CloudEvent; None if it has none or cannot be parsed."""
+class _Outline(msgspec.Struct):
+    traceparent: Any = None
+    subject: Any = None
+    data: Any = None
+    request_uuid: Any = None
+
+
+def topic_of(body: bytes) -> Topic:
+    """Return what a message is about, however malformed it is. Its sender may be another team."""
     try:
-        return trace_context.traceparent({"traceparent": msgspec.json.decode(body, type=_Traced).traceparent})
+        outline = msgspec.json.decode(body, type=_Outline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return Topic()
+    data = outline.data if isinstance(outline.data, dict) else {}
+    named = (data.get("uuid"), data.get("request_uuid"), outline.request_uuid, outline.subject)
+    uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
+    return Topic(uuid, trace_context.accept(outline.traceparent))

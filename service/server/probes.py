@@ -26,7 +26,12 @@ PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 _ALLOW = (b"allow", b"GET, OPTIONS")
 _JSON = (b"content-type", b"application/json")
-_WRONG_METHOD = Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", "Method Not Allowed.", (_ALLOW,))
+_WRONG_METHOD = Refusal(
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    "method_not_allowed",
+    "This path does not have this method: the Allow header lists those that it has.",
+    (_ALLOW,),
+)
 
 _log = structlog.get_logger()
 

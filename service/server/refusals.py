@@ -31,7 +31,7 @@ HEAD_OVERDUE = Refusal(
 HEAD_TOO_LARGE = Refusal(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     "head_too_large",
-    f"The request line and headers must not exceed {LARGEST_HEAD // 1024} KiB.",
+    f"The request line and headers are larger than {LARGEST_HEAD // 1024} KiB: send less.",
 )
 
 

@@ -15,6 +15,7 @@ import structlog
 from structlog.typing import Processor
 
 from service.settings import Settings
+from service.telemetry import trace_context
 
 _LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx")
 
@@ -110,6 +111,14 @@ def describe(error: BaseException) -> dict[str, Any]:
     if error.__cause__ is not None:
         facts["cause"] = describe(error.__cause__)
     return facts
+
+
+def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
+    """Return the fields that every line about a request has, in all processes, as far as they are known."""
+    fields = {} if uuid is None else {"uuid": uuid}
+    if traceparent is not None:
+        fields["trace_id"] = trace_context.trace_id(traceparent)
+    return fields
 
 
 def summarize(error: BaseException) -> str:

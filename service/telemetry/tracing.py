@@ -1,4 +1,6 @@
-"""Traces, exported over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise all of this does nothing.
+"""Traces, exported over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are made.
+
+Even then each request has a trace: events carry it, and log lines its id.
 
 Attributes name kinds of things, such as routes and queues, but no path or query as sent, no address, no
 secret. Hence no `url.path`, although the conventions want it: a path may hold anything.
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from service.settings import Settings
+from service.telemetry import trace_context
 from service.telemetry.spans import Attributes, Kind, Span, Tracer
 
 
@@ -50,6 +53,6 @@ def span(
     return _tracer.span(name, kind, parent=parent, attributes=attributes())
 
 
-def onward(incoming: str | None) -> str | None:
-    """Return the traceparent to pass on: the current span's, or *incoming* if tracing is off."""
-    return (_tracer.traceparent() if _tracer else None) or incoming
+def onward(incoming: str | None) -> str:
+    """Return the traceparent to pass on: the current span's, else *incoming*, else that of a new trace."""
+    return (_tracer.traceparent() if _tracer else None) or incoming or trace_context.begin()

@@ -13,6 +13,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
+from service.telemetry import trace_context
 from tests.benchmarks.stand import Stand
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
@@ -62,7 +63,11 @@ async def create_statement() -> Statement:
 async def store(connection: Connection) -> str:
     """Store a request as the API does, and return its uuid."""
     stored, _ = await storing.insert(
-        connection, NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS, traceparent=None
+        connection,
+        NEW_REQUEST,
+        conveyancer_id=CONVEYANCER,
+        keys=KEYS,
+        traceparent=trace_context.begin(),
     )
     return stored.uuid
 
@@ -79,7 +84,7 @@ def event(uuid: str | None = None) -> bytes:
         external_id="case-1234567",
         sequence=1,
     )
-    return events.encode(data, time=storing.now(), traceparent=None)
+    return events.encode(data, time=storing.now(), traceparent=trace_context.begin())
 
 
 async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:

@@ -13,8 +13,7 @@ import pytest
 
 from service.api import request_body
 from service.api.envelope import ErrorEnvelope
-from service.api.errors import InvalidSubmission, MalformedBody, answer
-from service.app import LARGEST_BODY
+from service.api.errors import LARGEST_BODY, InvalidSubmission, MalformedBody, answer
 from service.contracts import openapi
 from tests.end_to_end.callers import client_of
 from tests.fuzz.conftest import LONG

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from service import json_faults
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.storing import announce, now
@@ -11,8 +12,6 @@ from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from service.telemetry import tracing
-from service.telemetry.trace_context import traceparent
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -22,19 +21,12 @@ class CalculationAlreadyRecorded(Exception):
     """The request has another calculation."""
 
 
-class Result(msgspec.Struct, frozen=True):
-    """A calculation as its team announced it, and the trace it belongs to."""
-
-    calculation: CalculationCreated
-    traceparent: str | None
-
-
-def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
+def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[CalculationCreated]:
     """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(result: Result) -> None:
-        await record_result(result, pool=pool, seconds=seconds)
+    async def handle(result: CalculationCreated, traceparent: str) -> None:
+        await record_result(result, pool=pool, seconds=seconds, traceparent=traceparent)
         relay.wake()
 
     return Consumer(
@@ -47,42 +39,41 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     )
 
 
-def decode(body: bytes) -> Result:
+def decode(body: bytes) -> CalculationCreated:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
     try:
         return _parse(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Malformed from None
+    except json_faults.UNREADABLE as error:
+        raise Malformed.because(error, body) from None
 
 
-def _parse(body: bytes) -> Result:
+def _parse(body: bytes) -> CalculationCreated:
     outer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     if "specversion" not in outer:
-        return Result(msgspec.json.decode(body, type=CalculationCreated), None)
+        return msgspec.json.decode(body, type=CalculationCreated)
     event = msgspec.json.decode(body, type=CloudEvent[CalculationCreated])
     if event.type != CalculationCreated.type:
-        raise Malformed
-    return Result(event.data, traceparent({"traceparent": event.traceparent or ""}))
+        raise Malformed(f"Expected {CalculationCreated.type}", field="type")
+    return event.data
 
 
-async def record_result(result: Result, *, pool: Pool, seconds: float) -> None:
+async def record_result(
+    result: CalculationCreated, *, pool: Pool, seconds: float, traceparent: str | None = None
+) -> None:
     """Record a result once, however often it is delivered, in a transaction of at most *seconds*.
 
     Raises RequestNotFound, and CalculationAlreadyRecorded when the request has a different calculation.
     """
-    request_id = parse_uuid(result.calculation.request_uuid)
+    request_id = parse_uuid(result.request_uuid)
     if request_id is None:
         raise RequestNotFound
-    calculation_id = result.calculation.calculation_id
     async with loans.transaction(pool, seconds=seconds) as connection:
         request = await reading.lock(connection, request_id)
-        if request.calculation_id == calculation_id:
+        if request.calculation_id == result.calculation_id:
             return  # A redelivery: the event was written with the first delivery.
         if request.calculation_id is not None:
             raise CalculationAlreadyRecorded
-        await set_calculation(
-            connection, request, calculation_id, traceparent=tracing.onward(result.traceparent)
-        )
+        await set_calculation(connection, request, result.calculation_id, traceparent=traceparent)
 
 
 async def set_calculation(

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
-from service.outbox.events import trace_of
+from service import json_faults
+from service.outbox import events
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
@@ -50,6 +52,17 @@ _OUTAGES: tuple[type[Exception], ...] = (
 class Malformed(Exception):
     """The message is not what this queue carries."""
 
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+
+    @classmethod
+    def because(cls, error: Exception, body: bytes) -> "Malformed":
+        """Return what one of `json_faults.UNREADABLE` says of *body*, naming the field but no value."""
+        if isinstance(error, msgspec.ValidationError):
+            field, reason = json_faults.locate(error)
+            return cls(reason, field=field)
+        return cls(f"not readable JSON: {json_faults.why_unreadable(body, error)}")
+
 
 class _ChannelLeft(Exception):
     """The consumer is leaving its channel: nothing more may be handled."""
@@ -58,6 +71,7 @@ class _ChannelLeft(Exception):
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
 
+    The handler also gets the traceparent to pass on: the message's, or else that of a new trace.
     *refusals* are the exceptions of the handler that no retry can fix: the message is dead-lettered, with
     the reason in its headers. While Postgres is down, the messages in hand wait for it, and *dependency*,
     which then raises PostgresUnavailable, keeps the queue from being opened.
@@ -69,7 +83,7 @@ class Consumer(Generic[Content]):
         queue: Queue,
         *,
         decode: Callable[[bytes], Content],
-        handle: Callable[[Content], Awaitable[None]],
+        handle: Callable[[Content, str], Awaitable[None]],
         refusals: tuple[type[Exception], ...],
         dependency: Callable[[], Awaitable[None]],
     ) -> None:
@@ -158,6 +172,8 @@ class Consumer(Generic[Content]):
     async def _deliver(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Handle and settle one message, and count the outcome."""
         outcome = "returned"
+        topic = events.topic_of(message.body)
+        incoming = trace_context.accept(message.headers.get("traceparent")) or topic.traceparent
         with (
             bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)),
             metrics.consumer_seconds.labels(self._queue.name).time(),
@@ -165,11 +181,12 @@ class Consumer(Generic[Content]):
                 f"process {self._destination}",
                 "consumer",
                 lambda: self._describe(message),
-                parent=_trace_of(message) if tracing.is_on() else None,
+                parent=incoming,
             ) as span,
+            bound_contextvars(**logs.about(topic.uuid, traceparent := tracing.onward(incoming))),
         ):
             try:
-                outcome = await self._handle_and_settle(dead_letters, message)
+                outcome = await self._handle_and_settle(dead_letters, message, traceparent)
             except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
                 self._give_up_channel(error)
             finally:
@@ -177,7 +194,7 @@ class Consumer(Generic[Content]):
                 metrics.consumer_messages.labels(self._queue.name, outcome).inc()
 
     async def _handle_and_settle(
-        self, dead_letters: AbstractChannel, message: AbstractIncomingMessage
+        self, dead_letters: AbstractChannel, message: AbstractIncomingMessage, traceparent: str
     ) -> str:
         """Handle one message, and settle it by how that ended. Returns the outcome, as the metrics name it.
 
@@ -187,7 +204,7 @@ class Consumer(Generic[Content]):
         try:
             content = self._decode(message.body)
             async with self._handling:
-                await self._handle_through_outages(content)
+                await self._handle_through_outages(content, traceparent)
         except self._refusals as refusal:
             await dead_letter(
                 dead_letters, message, self._queue, refusal, seconds=self._settings.broker_timeout_seconds
@@ -206,7 +223,7 @@ class Consumer(Generic[Content]):
         _log.info("message_handled")
         return "handled"
 
-    async def _handle_through_outages(self, content: Content) -> None:
+    async def _handle_through_outages(self, content: Content, traceparent: str) -> None:
         """Call the handler, again and again while Postgres is down: a requeue would count as a delivery.
 
         Raises _ChannelLeft instead of starting the handler on a channel that is being left.
@@ -214,7 +231,7 @@ class Consumer(Generic[Content]):
         pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
         while not self._leaving.is_set():
             try:
-                return await self._handle(content)
+                return await self._handle(content, traceparent)
             except PostgresUnavailable as error:
                 await pauses.log_and_wait(error, self._leaving)
         raise _ChannelLeft
@@ -241,10 +258,3 @@ class Consumer(Generic[Content]):
 def safe_id(message_id: str | None) -> str | None:
     """Return a message id if it is fit for a log line: other teams choose theirs freely."""
     return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None
-
-
-def _trace_of(message: AbstractIncomingMessage) -> str | None:
-    """Return the trace of a message: from its headers or, for a CloudEvent without them, from its body."""
-    return trace_context.traceparent({"traceparent": str(message.headers.get("traceparent"))}) or trace_of(
-        message.body
-    )

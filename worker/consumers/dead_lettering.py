@@ -25,11 +25,12 @@ async def dead_letter(
     """Publish a copy of a message to the dead letters of *queue*, then acknowledge the message.
 
     In that order, so that a crash in between duplicates the message and never loses it. The reason in the
-    headers is the class of *refusal* and its docstring. *channel* must not share the message's connection:
-    during an alarm RabbitMQ reads nothing from a connection that publishes, acknowledgements included.
+    headers is the class of *refusal*, and its text or else its docstring: neither quotes the message.
+    *channel* must not share the message's connection: during an alarm RabbitMQ reads nothing from a
+    connection that publishes, acknowledgements included.
     """
     reason = type(refusal).__name__
-    headers = {**message.headers, "x-reason": reason, "x-reason-text": refusal.__doc__ or ""}
+    headers = {**message.headers, "x-reason": reason, "x-reason-text": str(refusal) or refusal.__doc__ or ""}
     copy = copy_of(message, headers)
     if len(copy.headers) < len(headers):
         _log.warning("headers_not_copied", number=len(headers) - len(copy.headers))

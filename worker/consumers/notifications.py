@@ -4,13 +4,13 @@ import asyncio
 
 import msgspec
 
+from service import json_faults
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Pool
-from service.telemetry import trace_context, tracing
 from worker.consumers.consumer import Consumer, Malformed
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -27,10 +27,8 @@ def consumer(
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(event: CloudEvent[RequestCreated]) -> None:
+    async def handle(event: CloudEvent[RequestCreated], traceparent: str) -> None:
         # Stored with the e-mail: another process may send it, hours later, and continue the trace.
-        incoming = trace_context.traceparent({"traceparent": event.traceparent or ""})
-        traceparent = tracing.onward(incoming)
         await intend_email(event.data, pool=pool, seconds=seconds, traceparent=traceparent)
         due.set()
 
@@ -48,12 +46,14 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
     """Read a request.created event. Raises Malformed."""
     try:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Malformed from None
+    except json_faults.UNREADABLE as error:
+        raise Malformed.because(error, body) from None
+    if event.type != RequestCreated.type:
+        raise Malformed(f"Expected {RequestCreated.type}", field="type")
     # The ledger identifies an e-mail by its event id, which contains the sequence: any other sequence would
     # send the customer a second e-mail.
-    if event.type != RequestCreated.type or event.data.sequence != 1:
-        raise Malformed
+    if event.data.sequence != 1:
+        raise Malformed("Expected 1", field="data.sequence")
     return event
 
 

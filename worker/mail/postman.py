@@ -14,6 +14,7 @@ from structlog.contextvars import bound_contextvars
 from service.calculation_requests import conveyancers, reading, request_secrets
 from service.calculation_requests.model import CalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.identifiers import uuid_of
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -169,7 +170,8 @@ class Postman:
 
     async def _send(self, email: Email, sending: _Sending) -> Outcome:
         """Make one attempt at an e-mail, and record its outcome."""
-        with bound_contextvars(event_id=email.event_id):
+        story = logs.about(uuid_of(email.request_id), email.traceparent)
+        with bound_contextvars(event_id=email.event_id, **story):
             outcome = await self._attempt(email, sending)
             await self._keep_recording(outcome, email)
             metrics.emails.labels(outcome.label).inc()

@@ -5,10 +5,12 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 from aio_pika.abc import AbstractChannel
 
+from service.identifiers import uuid_of
 from service.outbox.lanes import LANES
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -227,6 +229,11 @@ class Relay:
         await outbox.delete_held(connection, redelivered)
         if outcome.failed:
             await self._charge(connection, [*fresh, *due], outcome)
+        for row in fresh:
+            if row.must_wait:
+                _log.info("event_held", **_story(row))
+        for row in redelivered:
+            _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         return len(delivered) + len(redelivered) + len(to_hold)
 
     async def _charge(self, connection: Connection, rows: Sequence[OutboxRow], outcome: Outcome) -> None:
@@ -242,11 +249,15 @@ class Relay:
         )
         await outbox.park(connection, unencodable, [outcome.unencodable[row.id] for row in unencodable])
         for row in (*refused, *unencodable):
-            _log.warning("event_not_published", event_id=row.event_id, reason=outcome.failed[row.id])
+            _log.warning("event_not_published", reason=outcome.failed[row.id], **_story(row))
 
     @property
     def _statement_seconds(self) -> float:
         return max(self._settings.database_timeout_seconds, 5.0)
+
+
+def _story(row: OutboxRow) -> dict[str, Any]:
+    return {"event_id": row.event_id} | logs.about(uuid_of(row.request_id), row.traceparent)
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:

@@ -139,11 +139,17 @@ async def test_secret_is_not_stored(client: httpx.AsyncClient, database: Connect
     assert response.json()["data"]["secret"] not in stored
 
 
-async def test_malformed_trace_context_is_ignored(client: httpx.AsyncClient, database: Connection) -> None:
-    response = await client.post("/v1/request", json=A_REQUEST, headers={"traceparent": "00-ada@x-1-01"})
+@pytest.mark.parametrize("sent", [{}, {"traceparent": "00-ada@x-1-01"}], ids=["none", "malformed"])
+async def test_without_a_usable_trace_context_the_event_begins_a_trace_that_is_not_sampled(
+    client: httpx.AsyncClient, database: Connection, sent: dict[str, str]
+) -> None:
+    for _ in range(2):
+        response = await client.post("/v1/request", json=A_REQUEST, headers=sent)
+        assert response.status_code == 200
 
-    assert response.status_code == 200
-    assert await database.fetchval("SELECT traceparent FROM outbox") is None
+    begun = [row["traceparent"] for row in await database.fetch("SELECT traceparent FROM outbox")]
+    assert len(set(begun)) == 2
+    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", each) for each in begun)
 
 
 async def test_request_is_not_stored_when_its_event_cannot_be(

@@ -210,8 +210,14 @@ class Provocations:
         url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
         if method == "get":
             query = operations.REFUSED_QUERY if name == "refused_parameters" else ""
-            return await self._client.get(f"{url}?{query}", headers=headers)
+            return await self._send(
+                self._client.build_request("GET", f"{url}?{query}", headers=headers), name
+            )
         match name:
+            case "two_keys":
+                headers |= {"Idempotency-Key": "one", "idempotency-key": "two"}  # httpx sends both
+            case "compressed":
+                headers["Content-Encoding"] = "gzip"
             case "malformed_key":
                 headers["Idempotency-Key"] = "not one token"
             case "key_reused":
@@ -219,17 +225,25 @@ class Provocations:
                 first = await self._client.post(url, json=operations.FULL_REQUEST, headers=headers)
                 assert first.status_code == 200
         content = {
-            "malformed": b'{"customer_email": ',
-            "too_large": b" " * (256 * 1024 + 1),
+            "malformed": operations.MALFORMED_REQUEST.encode(),
+            "too_large": b" " * operations.LARGE_REQUEST,
             "refused_fields": operations.REFUSED_REQUEST.encode(),
         }.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
-        media_type = "text/plain" if name == "not_json" else "application/json"
-        return await self._client.post(url, content=content, headers=headers | {"Content-Type": media_type})
+        if name != "no_content_type":
+            headers["Content-Type"] = "text/plain" if name == "not_json" else "application/json"
+        return await self._send(
+            self._client.build_request("POST", url, content=content, headers=headers), name
+        )
+
+    async def _send(self, request: httpx.Request, name: str) -> httpx.Response:
+        if name == "no_token":
+            del request.headers["Authorization"]
+        return await self._client.send(request)
 
     def _authorization(self, name: str) -> str:
         match name:
-            case "no_token":
-                return ""
+            case "not_bearer":
+                return "Basic YTpi"
             case "expired_token":
                 return f"Bearer {self._issuer.token(exp=1)}"
             case "wrong_secret":

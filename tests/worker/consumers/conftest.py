@@ -38,10 +38,10 @@ class Work:
         """Read a number. Raises Malformed."""
         try:
             return msgspec.json.decode(body, type=int)
-        except msgspec.DecodeError:
-            raise Malformed from None
+        except msgspec.DecodeError as error:
+            raise Malformed.because(error, body) from None
 
-    async def handle(self, number: int) -> None:
+    async def handle(self, number: int, _traceparent: str) -> None:
         """Wait for `going_on`, then record a number or raise `error`."""
         self.started.append(number)
         self._at_once += 1

@@ -1,6 +1,7 @@
 """The consumer of calculation.created sets and announces the calculation of a request once."""
 
 import asyncio
+import re
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -8,13 +9,14 @@ import asyncpg
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated
+from service.outbox.events import CalculationCreated, RequestCalculated, Topic
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -25,19 +27,21 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded, Result, record_result
+from worker.consumers.calculations import CalculationAlreadyRecorded, record_result
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
+GOOD = {"request_uuid": "req_1", "calculation_id": "calc-1"}
 
-def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+
+def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
     """Return the consumer of the calculation teams' results."""
     return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
 
 
 @pytest.fixture
-def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
     """The consumer of the calculation teams' results."""
     return consumer_on(worker_settings, pool)
 
@@ -53,9 +57,14 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
     return msgspec.json.encode({**attributes, **changes, "data": data})
 
 
-def result(request_uuid: str, calculation_id: str = "calc-1") -> Result:
+def bare_data(**data: Any) -> bytes:
+    """Return a result without an envelope, with this data and a uuid."""
+    return msgspec.json.encode({"request_uuid": "req_1"} | data)
+
+
+def result(request_uuid: str, calculation_id: str = "calc-1") -> CalculationCreated:
     """Return a result as `decode` does."""
-    return Result(CalculationCreated(request_uuid, calculation_id), None)
+    return CalculationCreated(request_uuid, calculation_id)
 
 
 async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
@@ -79,7 +88,7 @@ async def dead_reason(channel: AbstractChannel) -> object:
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
 async def test_calculation_is_recorded_and_announced(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -123,23 +132,41 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
     assert row["updated_at"] == row["calculated_at"]
 
 
+@pytest.mark.parametrize("where", ["header", "body"])
 async def test_event_continues_the_trace_of_the_result(
-    pool: Pool, database: Connection, stored_request: CalculationRequest
+    consumer: Consumer[CalculationCreated],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+    where: str,
 ) -> None:
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
-    received = calculations.decode(cloud_event(data, traceparent=TRACEPARENT))
+    sent = {"traceparent": TRACEPARENT}
+    body = cloud_event(data, **(sent if where == "body" else {}))
 
-    await record_result(received, pool=pool, seconds=5.0)
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, body, headers=sent if where == "header" else {})
+        await eventually(lambda: calculation_of(database, stored_request))
 
     (event,) = await calculated_events(database)
     assert event["traceparent"] == TRACEPARENT
     assert msgspec.json.decode(event["payload"])["traceparent"] == TRACEPARENT
 
 
-def test_malformed_traceparent_is_ignored() -> None:
-    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
+async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
+    consumer: Consumer[CalculationCreated],
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
 
-    assert calculations.decode(cloud_event(data, traceparent="00-junk")).traceparent is None
+    async with running(consumer.run):
+        await publish(channel, CALCULATION_RESULTS, cloud_event(data, traceparent="00-junk"))
+        await eventually(lambda: calculation_of(database, stored_request))
+
+    (event,) = await calculated_events(database)
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", event["traceparent"])
 
 
 async def test_calculation_is_not_recorded_when_its_event_cannot_be(
@@ -196,7 +223,7 @@ async def test_of_several_calculations_at_the_same_time_one_is_recorded(
 
 
 async def test_different_calculation_is_dead_lettered(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -212,7 +239,7 @@ async def test_different_calculation_is_dead_lettered(
 
 
 async def test_calculation_of_an_unknown_request_is_dead_lettered(
-    consumer: Consumer[Result], channel: AbstractChannel
+    consumer: Consumer[CalculationCreated], channel: AbstractChannel
 ) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
@@ -266,6 +293,64 @@ def test_body_that_is_not_a_result_is_malformed(body: bytes) -> None:
         calculations.decode(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not readable JSON: it is empty"),
+        (b'{"zqmark": zqmark}', "not readable JSON: invalid character (byte 11)"),
+        (b'["zqmark"]', "Expected an object, got an array"),
+        (b'{"calculation_id": "zqmark"}', "request_uuid: missing"),
+        (bare_data(calculation_id=None), "calculation_id: Expected a string, got null"),
+        (bare_data(calculation_id="zqmark" * 50), "calculation_id: Expected a string of length <= 255"),
+        (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
+        (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
+        (cloud_event({"request_uuid": "zqmark"}), "data.calculation_id: missing"),
+        (cloud_event(GOOD, type="zqmark"), "type: Expected calculation.created"),
+        (cloud_event(GOOD, time="zqmark"), "time: Invalid RFC3339 encoded datetime"),
+        (cloud_event(GOOD, id=None), "id: Expected a string, got null"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_value(
+    body: bytes, reason: str
+) -> None:
+    with pytest.raises(Malformed) as refusal:
+        calculations.decode(body)
+
+    assert str(refusal.value) == reason
+
+
+async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
+    consumer: Consumer[CalculationCreated], channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    body = cloud_event({"request_uuid": stored_request.uuid, "calculation_id": 7}, traceparent=TRACEPARENT)
+
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        async with running(consumer.run):
+            await publish(channel, CALCULATION_RESULTS, body)
+            dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
+            dead = await eventually(lambda: take(dead_letters))
+            await eventually(lambda: "message_dead_lettered" in str(logs))
+
+    assert dead.headers["x-reason-text"] == "data.calculation_id: Expected a string, got an integer"
+    (line,) = [line for line in logs if line["event"] == "message_dead_lettered"]
+    assert (line["uuid"], line["trace_id"]) == (stored_request.uuid, TRACEPARENT.split("-")[1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 5_000,
+        b'{"data": {"uuid": "ada@customer.example.com"}, "traceparent": "ada"}',
+    ],
+)
+def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
+    assert events.topic_of(body) == Topic()
+
+
 def test_unknown_fields_are_ignored() -> None:
     data = {"request_uuid": "req_1", "calculation_id": "calc-1", "tax": 1250}
 
@@ -276,7 +361,7 @@ def test_unknown_fields_are_ignored() -> None:
 def test_longest_calculation_id_is_accepted() -> None:
     data = {"request_uuid": "req_1", "calculation_id": "x" * 255}
 
-    assert calculations.decode(msgspec.json.encode(data)).calculation.calculation_id == "x" * 255
+    assert calculations.decode(msgspec.json.encode(data)).calculation_id == "x" * 255
 
 
 async def test_result_that_arrives_during_an_outage_of_postgres_is_recorded_after_it(
@@ -308,7 +393,7 @@ def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
 
 
 async def test_database_that_refuses_connections_is_an_outage_of_postgres(
-    consumer: Consumer[Result],
+    consumer: Consumer[CalculationCreated],
     postgres_server: str,
     channel: AbstractChannel,
     database: Connection,

@@ -43,7 +43,7 @@ async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(
         "theirs": "kept",
         "number": 7,
         "x-reason": "Malformed",
-        "x-reason-text": "The message is not what this queue carries.",
+        "x-reason-text": "not readable JSON: invalid character (byte 4)",
     }
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests import reading
@@ -331,6 +332,32 @@ async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_at
     assert held["parked_at"] is None
     assert held["waits"]
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_refused_event_and_those_behind_it_are_logged_with_the_uuid_and_the_trace_of_their_request(
+    relay: Relay, publisher: Publisher, database: Connection, channel: AbstractChannel
+) -> None:
+    request = await store(database, traceparent=TRACEPARENT)
+    await unroute(channel)
+
+    with capture_logs() as logs:
+        await relay.relay_due(publisher, NEVER)
+        await announce_next(database, request.id)
+        await relay.relay_due(publisher, NEVER)
+        await route(channel)
+        await make_due(database)
+        await relay.relay_due(publisher, NEVER)
+
+    story = [line for line in logs if "event_id" in line]
+    assert [
+        (line["event"], line["event_id"]) for line in story if line["event"] != "event_not_published"
+    ] == [
+        ("event_held", event_id(request, "request.email_sent", 2)),
+        ("held_event_published", event_id(request)),
+    ]
+    assert story[0]["event"] == "event_not_published"
+    assert {line["uuid"] for line in story} == {request.uuid}
+    assert story[0]["trace_id"] == TRACEPARENT.split("-")[1]
 
 
 async def test_later_events_of_a_request_wait_behind_the_held_one(

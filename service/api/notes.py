@@ -1,0 +1,36 @@
+"""What the parts that serve an HTTP request note for its line in the access log."""
+
+from typing import Any
+
+import msgspec
+
+from service.server.asgi import Scope
+from service.telemetry import logs
+
+
+class Notes(msgspec.Struct):
+    """The trace of an HTTP request, the calculation request that it is about, and why it was refused."""
+
+    traceparent: str
+    uuid: str | None = None
+    error_codes: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of the log line."""
+        fields = logs.about(self.uuid, self.traceparent)
+        if self.error_codes:
+            fields["error_codes"] = self.error_codes
+        return fields
+
+
+def begin(scope: Scope, traceparent: str) -> Notes:
+    """Begin the notes on an HTTP request. `of` then finds them, also in a copy of *scope*."""
+    noted = Notes(traceparent)
+    scope.setdefault("state", {})["notes"] = noted
+    return noted
+
+
+def of(scope: Scope) -> Notes:
+    """Return the notes on an HTTP request."""
+    noted: Notes = scope["state"]["notes"]
+    return noted

@@ -1,0 +1,115 @@
+"""The story of a request, found in the logs of all processes with two greps, as the runbook says."""
+
+import re
+from typing import Any
+
+import httpx
+import msgspec
+from aio_pika.abc import AbstractChannel
+
+from service.identifiers import new_request_id, uuid_of
+from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.harness.examples import A_REQUEST
+from tests.harness.issuer import Issuer
+from tests.harness.processes import Process, started
+from tests.harness.waiting import eventually
+
+REQUEST_ID = "case-17"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the_request(
+    *,
+    api: Process,
+    worker: Process,
+    caller: httpx.AsyncClient,
+    channel: AbstractChannel,
+    subscriber: Subscriber,
+) -> None:
+    async with started(api, worker):
+        sent = {"X-Request-Id": REQUEST_ID}
+        await caller.post("/v1/request", json=A_REQUEST)  # another one
+        record = (await caller.post("/v1/request", json=A_REQUEST, headers=sent)).json()["data"]
+        uuid = record["uuid"]
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+        await publish_calculation(channel, uuid, "calc-1")
+        await eventually(lambda: "request.calculated" in subscriber.types(uuid))
+        await publish_calculation(channel, uuid, "calc-2")
+        await eventually(lambda: "message_dead_lettered" in worker.output)
+        await caller.get(f"/v1/request/{uuid}")
+
+    (served,) = grep(REQUEST_ID, api, worker)
+    assert (served["event"], served["uuid"]) == ("request_served", uuid)
+    story = grep(f"{uuid}|{served['trace_id']}", api, worker)
+    assert {line["uuid"] for line in story} == {uuid}
+    assert sorted(told(line) for line in story) == [
+        "email_handled sent",
+        "message_dead_lettered CalculationAlreadyRecorded",
+        "message_handled calculation-results",
+        "message_handled notifications",
+        "request_served GET 200",
+        "request_served POST 200",
+    ]
+    email_sent = [event for event in subscriber.about(uuid) if event["type"] == "request.email_sent"]
+    by_trace = grep(served["trace_id"], api, worker)
+    assert {line["event"] for line in by_trace} == {"request_served", "message_handled", "email_handled"}
+    assert served["trace_id"] in email_sent[0]["traceparent"]
+    assert REQUEST_ID not in str(subscriber.received)
+
+
+async def test_trace_of_the_caller_leads_to_every_line_about_its_request(
+    *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
+) -> None:
+    async with started(api, worker):
+        sent = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+        uuid = (await caller.post("/v1/request", json=A_REQUEST, headers=sent)).json()["data"]["uuid"]
+        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+
+    story = grep(TRACE_ID, api, worker)
+    assert {line["event"] for line in story} == {"request_served", "message_handled", "email_handled"}
+    assert {line["uuid"] for line in story} == {uuid}
+
+
+async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_is_one(
+    api: Process, caller: httpx.AsyncClient, issuer: Issuer
+) -> None:
+    unknown = uuid_of(new_request_id())
+    unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
+    async with started(api):
+        await caller.post("/v1/request", json={"customer_email": "ada", "notes": 1})
+        await caller.get(f"/v1/request/{unknown}")
+        await caller.get(f"/v1/request/{unknown}", headers=unscoped)
+        await caller.get("/v1/request/zqmark@customer.example.com")
+        await caller.get("/v1/request", params={"limit": 0})
+        await caller.get("/nonsense")
+        await eventually(lambda: "unmatched" in api.output)
+
+    seen = [
+        (line["status"], line.get("uuid"), line["error_codes"])
+        for line in grep("request_served", api)
+        if line["status"] >= 400
+    ]
+    assert seen == [
+        (422, None, ["required", "invalid_type", "invalid_email"]),
+        (404, unknown, ["not_found"]),
+        (403, unknown, ["insufficient_scope"]),
+        (404, None, ["not_found"]),
+        (422, None, ["out_of_range"]),
+        (404, None, ["not_found"]),
+    ]
+    assert all(re.fullmatch("[0-9a-f]{32}", line["trace_id"]) for line in grep("request_served", api))
+    assert "zqmark" not in api.output
+
+
+def grep(pattern: str, *processes: Process) -> list[dict[str, Any]]:
+    """Return the lines of the processes' logs that match, in the order of the processes."""
+    lines = [line for process in processes for line in process.output.splitlines()]
+    return [msgspec.json.decode(line) for line in lines if re.search(pattern, line)]
+
+
+def told(line: dict[str, Any]) -> str:
+    """Return what a line says happened."""
+    details = [line.get(name) for name in ("method", "status", "queue", "outcome", "reason")]
+    if line["event"] == "message_dead_lettered":
+        details.remove(line["queue"])
+    return " ".join([line["event"], *(str(detail) for detail in details if detail is not None)])
