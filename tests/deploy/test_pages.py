@@ -17,7 +17,11 @@ _PAGES = [
     *sorted(CHECKOUT.glob("tests/*/README.md")),
 ]
 # Settings without a default that need not be set, with what the page has in place of one.
-_OPTIONAL = {"OTEL_EXPORTER_OTLP_ENDPOINT": "none", "LISTEN_DATABASE_URL": "DATABASE_URL"}
+_OPTIONAL = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
+    "LISTEN_DATABASE_URL": "DATABASE_URL",
+    "AUTH_TOKEN_URL": "none",
+}
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
