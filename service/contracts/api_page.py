@@ -60,4 +60,7 @@ curl -s {shlex.quote(settings.auth_token_url)} \\
   -u "$CLIENT_ID:$CLIENT_SECRET" \\
   -d grant_type=client_credentials \\
   -d {shlex.quote(f"scope={_SCOPES}")}"""
-    return f"<p>{about}. With its id and secret:</p>{example(command)}"
+    return f"""\
+<p>{about}. With its id and secret:</p>
+{example(command)}
+<p>The <code>access_token</code> of the answer is the <code>$ACCESS_TOKEN</code> above, until it expires.</p>"""

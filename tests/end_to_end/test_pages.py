@@ -99,8 +99,10 @@ async def test_operations_fit_the_screen_and_show_no_names_of_types(
     await tab.evaluate("document.querySelectorAll('[data-name=model]').forEach((tab) => tab.click())")
     await tab.shows("document.querySelector('.json-schema-2020-12')")
     await tab.evaluate(
-        "document.querySelectorAll('.json-schema-2020-12-expand-deep-button').forEach((all) => all.click())"
+        "[...document.querySelectorAll('.json-schema-2020-12-expand-deep-button')]"
+        ".filter((expand) => expand.innerText === 'Expand all').forEach((expand) => expand.click())"
     )
+    await tab.shows("document.body.innerText.includes('Waives the conveyancer')")
     await tab.screenshot(SCREENSHOTS / f"schemas-{screen}.png")
 
     assert await fits(tab)
