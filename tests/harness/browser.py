@@ -42,9 +42,10 @@ _OPTIONS = [
 class Tab:
     """A page in the browser, as large as a screen."""
 
-    def __init__(self, browser: "Browser", session: str) -> None:
+    def __init__(self, browser: "Browser", session: str, *, width: int) -> None:
         self._browser = browser
         self._session = session
+        self.width = width
         self.errors: list[str] = []  # of its console
 
     async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -137,13 +138,15 @@ class Browser:
                     self._answers.pop(message["id"]).set_result(message)
                 elif message.get("sessionId") in self._tabs:
                     self._tabs[message["sessionId"]].note(message["method"], message["params"])
+        for answer in self._answers.values():
+            answer.set_exception(EOFError("Chromium has ended: its folder has its log"))
 
     async def new_tab(self, *, width: int, height: int) -> Tab:
         """Open an empty page of this size, which has nothing stored."""
         context = await self.send("Target.createBrowserContext")
         target = await self.send("Target.createTarget", url="about:blank", **context)
         session = (await self.send("Target.attachToTarget", flatten=True, **target))["sessionId"]
-        tab = self._tabs[session] = Tab(self, session)
+        tab = self._tabs[session] = Tab(self, session, width=width)
         for domain in ("Page", "Runtime", "Log"):
             await tab.send(f"{domain}.enable")
         await tab.send(
@@ -197,6 +200,6 @@ def _command() -> Sequence[str] | LocalStackError:
         root = packages.unpacked("chromium", report=print)
     except LocalStackError as reason:
         return reason
-    # Its script in /usr/bin would start the installed one.
-    library_path = f"LD_LIBRARY_PATH={packages.library_path(root)}"
-    return ["env", library_path, f"FONTCONFIG_PATH={root}/etc/fonts", f"{root}/usr/lib/chromium/chromium"]
+    # Its script in /usr/bin would start the installed one. PulseAudio's library looks for another beside itself.
+    libraries = [packages.library_path(root), *map(str, root.glob("usr/lib/*/pulseaudio"))]
+    return ["env", f"LD_LIBRARY_PATH={':'.join(libraries)}", f"{root}/usr/lib/chromium/chromium"]
