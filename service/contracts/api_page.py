@@ -63,4 +63,5 @@ curl -s {shlex.quote(settings.auth_token_url)} \\
     return f"""\
 <p>{about}. With its id and secret:</p>
 {example(command)}
-<p>The <code>access_token</code> of the answer is the <code>$ACCESS_TOKEN</code> above, until it expires.</p>"""
+<p>The <code>access_token</code> of its answer is the <code>$ACCESS_TOKEN</code> above until it expires.</p>
+"""

@@ -139,7 +139,8 @@ class Browser:
                 elif message.get("sessionId") in self._tabs:
                     self._tabs[message["sessionId"]].note(message["method"], message["params"])
         for answer in self._answers.values():
-            answer.set_exception(EOFError("Chromium has ended: its folder has its log"))
+            if not answer.done():
+                answer.set_exception(EOFError("Chromium has ended: its folder has its log"))
 
     async def new_tab(self, *, width: int, height: int) -> Tab:
         """Open an empty page of this size, which has nothing stored."""
@@ -200,6 +201,6 @@ def _command() -> Sequence[str] | LocalStackError:
         root = packages.unpacked("chromium", report=print)
     except LocalStackError as reason:
         return reason
-    # Its script in /usr/bin would start the installed one. PulseAudio's library looks for another beside itself.
+    # Not by its script in /usr/bin, which would start the installed one.
     libraries = [packages.library_path(root), *map(str, root.glob("usr/lib/*/pulseaudio"))]
     return ["env", f"LD_LIBRARY_PATH={':'.join(libraries)}", f"{root}/usr/lib/chromium/chromium"]
