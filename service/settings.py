@@ -20,6 +20,9 @@ _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
+# Shown to callers, and its origin is part of a header: no user or password, and a plain host.
+PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
+
 
 class InvalidSetting(Exception):
     """An environment variable is missing or has an invalid value."""
@@ -56,6 +59,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_issuer: NonBlank
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
+    auth_token_url: PublicUrl | None = None
     auth_tenant_claim: NonBlank = "client_id"
     auth_internal_clients: str = ""  # client ids, with commas between them
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0

@@ -92,14 +92,13 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "header",
         "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
         "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        "schema": {"type": "string"},
-        "example": "case-17",
+        # Not `example`: Swagger UI would send that with every call.
+        "schema": {"type": "string", "examples": ["case-17"]},
     },
     "traceparent": {
         "in": "header",
         "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
-        "schema": {"type": "string"},
-        "example": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
     },
 }
 
@@ -133,8 +132,10 @@ HEADERS: dict[str, dict[str, Any]] = {
     },
 }
 
-_SECURITY_SCHEMES = {
-    "access_token": {
+_ACCESS_TOKEN = "access_token"  # noqa: S105 - the name of a security scheme
+_CLIENT_CREDENTIALS = "client_credentials"
+_SECURITY_SCHEMES: dict[str, Any] = {
+    _ACCESS_TOKEN: {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "JWT",
@@ -157,6 +158,7 @@ _SECURITY_SCHEMES = {
         "description": "An API key, issued by the operators of the service.",
     },
 }
+_SCOPES = {WRITE: "Create requests.", READ: "Read requests."}
 
 # What the types cannot say. A keyword applies only to values of its own type, so this is any JSON value.
 _JSON_VALUE = {
@@ -181,8 +183,8 @@ _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHO
 
 
 @cache
-def document() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document."""
+def document(token_url: str | None = None) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
     every = operations()
     return {
         "openapi": "3.1.0",
@@ -192,22 +194,41 @@ def document() -> dict[str, Any]:
             {"name": "requests", "description": "Requests for calculations."},
             {"name": "questionnaire", "description": "The questions that customers answer."},
         ],
-        "paths": _paths(every),
+        "paths": _paths(every, has_token_url=token_url is not None),
         "components": {
             "schemas": _schemas(every),
             "parameters": {name: {"name": name} | parameter for name, parameter in PARAMETERS.items()},
-            "securitySchemes": _SECURITY_SCHEMES,
+            "securitySchemes": _SECURITY_SCHEMES | (_client_credentials(token_url) if token_url else {}),
         },
     }
 
 
-def _paths(every: list[Operation]) -> dict[str, Any]:
+def _client_credentials(token_url: str) -> dict[str, Any]:
+    """Describe access tokens from *token_url*. They are those of the other scheme, got in another way."""
+    return {
+        _CLIENT_CREDENTIALS: {
+            "type": "oauth2",
+            "description": "An access token, requested with the id and the secret of a client of the issuer.",
+            "flows": {"clientCredentials": {"tokenUrl": token_url, "scopes": _SCOPES}},
+        }
+    }
+
+
+def _paths(every: list[Operation], *, has_token_url: bool) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in every:
         for path in operation.handler.paths:
             item = paths.setdefault(re.sub(r":\w+}", "}", path), {})
-            item |= {method.lower(): _describe(operation) for method in operation.handler.http_methods}
+            described = _describe(operation)
+            if has_token_url:
+                described["security"] = _with_client_credentials(operation.security)
+            item |= {method.lower(): described for method in operation.handler.http_methods}
     return paths
+
+
+def _with_client_credentials(security: list[dict[str, list[str]]]) -> list[dict[str, list[str]]]:
+    added = [{_CLIENT_CREDENTIALS: each[_ACCESS_TOKEN]} for each in security if _ACCESS_TOKEN in each]
+    return [*security, *added]
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
@@ -292,6 +313,7 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
         # Docstrings cite the interface for developers; readers of the document do not have it.
         text = inspect.cleandoc(schema["description"])
         schema["description"] = re.sub(r" \(interface, .*?\)", "", text)
+        schema.pop("title", None)  # The name of a class, which Swagger UI would show.
     _name_events(schemas)
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
@@ -306,6 +328,7 @@ def _name_events(schemas: dict[str, Any]) -> None:
     schemas.update(asyncapi.sent_schemas())
     names = {event.type: asyncapi.schema_name(event) for event in events.SENT}
     for name in names.values():
+        schemas[name].pop("title", None)
         del schemas[name]["properties"]["traceparent"]
     references = {event_type: _reference("schemas", name)["$ref"] for event_type, name in names.items()}
     schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {

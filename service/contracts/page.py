@@ -1,73 +1,86 @@
-"""The OpenAPI document over HTTP, and Swagger UI to read it, which loads nothing from elsewhere.
+"""The documents over HTTP, and pages to read them, which load nothing from elsewhere."""
 
-Swagger UI comes from `openapi-ui-bundles` (5.17, no dependencies): packages with newer versions depend on
-Django or FastAPI.
-"""
-
-import base64
-import hashlib
-from importlib import resources
+from collections.abc import Mapping
+from functools import cache
+from urllib.parse import urlsplit
 
 import msgspec
 from litestar import MediaType, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
-from litestar.response import File
 
-from service.contracts import openapi
+from service.api.handlers import ApiRequest
+from service.contracts import api_page, assets, asyncapi, events_page, openapi
+from service.contracts.assets import Content
+from service.settings import ServiceSettings
+
+_FOR_A_YEAR = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
-@get("/schema/openapi.json", sync_to_thread=False)
-def openapi_document() -> Response[bytes]:
+@get("/schema", sync_to_thread=True)
+def show_api(request: ApiRequest[None]) -> Response[bytes]:
+    """Return the page of the HTTP API."""
+    settings = request.resources.settings
+    return _api_page(settings).answer(request, _policy(settings.auth_token_url))
+
+
+@get("/schema/events", sync_to_thread=True)
+def show_events(request: ApiRequest[None]) -> Response[bytes]:
+    """Return the page of the events."""
+    return _events_page().answer(request, _policy())
+
+
+@get("/schema/openapi.json", sync_to_thread=True)
+def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
     """Return the OpenAPI document."""
-    return Response(msgspec.json.encode(openapi.document()), media_type=MediaType.JSON)
+    return _openapi_document(request.resources.settings.auth_token_url).answer(request)
 
 
-_ASSETS = {
-    "swagger-ui.css": "text/css",
-    "swagger-ui-bundle.js": "text/javascript",
-    "favicon-32x32.png": "image/png",
-}
-# validatorUrl: otherwise the page would send the document to a validator on the internet.
-_START = 'SwaggerUIBundle({url: "/schema/openapi.json", dom_id: "#page", validatorUrl: null})'
-_PAGE = f"""<!DOCTYPE html>
-<html lang="en">
-  <head>
-    <meta charset="utf-8">
-    <title>Calculation requests</title>
-    <link rel="icon" href="/schema/favicon-32x32.png">
-    <link rel="stylesheet" href="/schema/swagger-ui.css">
-  </head>
-  <body>
-    <div id="page"></div>
-    <script src="/schema/swagger-ui-bundle.js"></script>
-    <script>{_START}</script>
-  </body>
-</html>
-"""
-_START_HASH = base64.b64encode(hashlib.sha256(_START.encode()).digest()).decode()
-# The policy keeps the browser from contacting any other server.
-_PAGE_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; script-src 'self' 'sha256-{_START_HASH}'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+@get("/schema/asyncapi.json", sync_to_thread=True)
+def asyncapi_document(request: ApiRequest[None]) -> Response[bytes]:
+    """Return the AsyncAPI document."""
+    return _asyncapi_document().answer(request)
 
 
-@get("/schema", sync_to_thread=False)
-def openapi_page() -> Response[str]:
-    """Return the page."""
-    return Response(_PAGE, media_type=MediaType.HTML, headers=_PAGE_HEADERS)
-
-
-@get("/schema/{asset:str}", sync_to_thread=False)
-def openapi_asset(asset: FromPath[str]) -> File:
-    """Return a file of Swagger UI."""
-    if asset not in _ASSETS:
+@get("/schema/{asset:str}", sync_to_thread=True)
+def asset(request: ApiRequest[None], asset: FromPath[str]) -> Response[bytes]:
+    """Return a file that a page loads."""
+    if asset not in assets.named():
         raise NotFoundException
-    folder = resources.files("openapi_ui_bundles.swagger_ui") / "vendor"
-    return File(str(folder / asset), media_type=_ASSETS[asset], content_disposition_type="inline")
+    return assets.named()[asset].answer(request, _FOR_A_YEAR)
 
 
-handlers = [openapi_document, openapi_page, openapi_asset]
+handlers = [show_api, show_events, openapi_document, asyncapi_document, asset]
+
+
+@cache
+def _api_page(settings: ServiceSettings) -> Content:
+    return Content.of(api_page.render(settings).encode(), MediaType.HTML)
+
+
+@cache
+def _events_page() -> Content:
+    return Content.of(events_page.render().encode(), MediaType.HTML)
+
+
+@cache
+def _openapi_document(token_url: str | None) -> Content:
+    return Content.of(msgspec.json.encode(openapi.document(token_url)), MediaType.JSON)
+
+
+@cache
+def _asyncapi_document() -> Content:
+    return Content.of(msgspec.json.encode(asyncapi.document()), MediaType.JSON)
+
+
+def _policy(token_url: str | None = None) -> Mapping[str, str]:
+    """Return the header that keeps the browser from contacting any server but this and the issuer's."""
+    callable_servers = "'self'"
+    if token_url is not None:
+        issuer = urlsplit(token_url)
+        callable_servers += f" {issuer.scheme}://{issuer.netloc}"
+    return {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        f"img-src 'self' data:; connect-src {callable_servers}; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    }

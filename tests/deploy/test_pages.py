@@ -19,6 +19,7 @@ _PAGES = [
 # Settings without a default that need not be set, with what the page has in place of one.
 _OPTIONAL = {
     "AUTH_INTERNAL_CLIENTS": "none",
+    "AUTH_TOKEN_URL": "none",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
     "LISTEN_DATABASE_URL": "DATABASE_URL",
 }

@@ -44,6 +44,9 @@ def test_missing_variable_is_named(name: str) -> None:
         ("APP_URL", "app.example.com"),
         ("APP_URL", "https://app.example.com/?x=1"),
         ("AUTH_JWKS_URL", "http://issuer.test/jwks"),
+        ("AUTH_TOKEN_URL", "http://issuer.test/token"),
+        ("AUTH_TOKEN_URL", "https://me:hunter2@issuer.test/token"),
+        ("AUTH_TOKEN_URL", "https://issuer.test;script-src/token"),
         ("DATABASE_TIMEOUT_SECONDS", "-1"),
     ],
 )

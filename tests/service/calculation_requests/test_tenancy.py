@@ -70,7 +70,9 @@ CALLS: dict[tuple[str, str], Call] = {
 THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
+    ("GET", "/schema/asyncapi.json"),
     ("GET", "/schema"),
+    ("GET", "/schema/events"),
     ("GET", "/schema/{asset:str}"),
 }
 # The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.

@@ -1,10 +1,7 @@
-"""The OpenAPI document, and the page that shows it."""
+"""The OpenAPI document."""
 
 import re
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 import httpx
 import jsonschema_rs
@@ -58,6 +55,27 @@ async def test_document_is_printed_without_any_setting(client: httpx.AsyncClient
 
 def test_document_is_valid() -> None:
     validate(DOCUMENT)
+
+
+async def test_document_has_the_token_url_where_it_is_known(
+    service_settings: ServiceSettings,
+) -> None:
+    token_url = "https://issuer.test/token"
+    settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
+    async with api_client(settings, None) as caller:
+        document = (await caller.get("/schema/openapi.json")).json()
+
+    validate(document)
+    schemes = document["components"]["securitySchemes"]
+    (flow,) = [scheme["flows"] for scheme in schemes.values() if scheme["type"] == "oauth2"]
+    scopes = {"request:write": "Create requests.", "request:read": "Read requests."}
+    assert flow == {"clientCredentials": {"tokenUrl": token_url, "scopes": scopes}}
+    without = operation_of("/v1/request", "post")["security"]
+    assert without == [{"access_token": ["request:write"]}]
+    assert document["paths"]["/v1/request"]["post"]["security"] == [
+        *without,
+        {"client_credentials": ["request:write"]},
+    ]
 
 
 def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u() -> None:
@@ -305,37 +323,3 @@ async def test_failures_of_the_service_are_answered_as_documented(
         if name in OF_THE_SERVICE:
             assert answers[name].status_code == int(status)
             assert answers[name].json() | {"meta": None} == value | {"meta": None}
-
-
-class References(HTMLParser):
-    """Collects the files that a page loads."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, _: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Note the URL of an element's file."""
-        self.loaded += [value for name, value in attributes if name in {"src", "href"} and value]
-
-
-async def test_page_loads_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
-    page = await client.get("/schema", headers={"Authorization": ""})
-
-    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-    assert "//" not in page.text
-    loaded = References(page.text).loaded
-    assert {Path(urlsplit(url).path).suffix for url in loaded} == {".css", ".js", ".png"}
-    for url in [*loaded, "/schema/openapi.json"]:
-        asset = await client.get(urljoin(str(page.url), url), headers={"Authorization": ""})
-        assert asset.status_code == 200
-        assert len(asset.content) > 500
-        if url.endswith(".css"):
-            assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
-
-
-@pytest.mark.parametrize("name", ["index.html", "nothing.js", "..%2f__init__.py"])
-async def test_other_files_of_the_package_are_not_served(client: httpx.AsyncClient, name: str) -> None:
-    assert (await client.get(f"/schema/{name}")).status_code == 404

@@ -1,0 +1,16 @@
+// Starts Swagger UI, and writes the address of this server into the examples.
+"use strict";
+
+for (const shown of document.querySelectorAll(".origin")) {
+  shown.textContent = location.origin;
+}
+
+SwaggerUIBundle({
+  url: "/schema/openapi.json",
+  dom_id: "#operations",
+  deepLinking: true,
+  // Otherwise the page would send the document to a validator on the internet.
+  validatorUrl: null,
+  // No list of schemas: each operation shows its own.
+  defaultModelsExpandDepth: -1,
+});

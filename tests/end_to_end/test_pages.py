@@ -1,0 +1,265 @@
+"""The pages at /schema in a browser: on a phone and on a desk they can be read, and calls tried out."""
+
+import asyncio
+import json
+import os
+import shutil
+from asyncio.subprocess import PIPE
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from deploy.local.machine.folders import LOCAL
+from service.app import create_app
+from service.contracts import openapi
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.harness import browser
+from tests.harness.browser import Browser, Tab
+from tests.harness.certificates import Authority
+from tests.harness.in_process import serve
+from tests.harness.issuer import Issuer
+
+pytestmark = pytest.mark.long
+
+SCREENSHOTS = LOCAL / "screenshots"
+SCREENS = {"phone": (390, 844), "desk": (1280, 800)}
+DOCUMENT: dict[str, Any] = msgspec.to_builtins(openapi.document())
+OPERATIONS = [
+    (operation["tags"][0], operation["operationId"])
+    for item in DOCUMENT["paths"].values()
+    for operation in item.values()
+]
+ALL_LISTED = f"document.querySelectorAll('.opblock').length === {len(OPERATIONS)}"
+CREATE = "#operations-requests-create_request"
+
+
+@pytest.fixture(scope="module")
+async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    """A browser."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    async with browser.running(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture(params=SCREENS)
+def screen(request: pytest.FixtureRequest) -> str:
+    """A screen's name."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def tab(chromium: Browser, screen: str) -> Tab:
+    """An empty page as wide as the screen."""
+    width, height = SCREENS[screen]
+    return await chromium.new_tab(width=width, height=height)
+
+
+@pytest.fixture
+async def base_url(service_settings: ServiceSettings) -> AsyncIterator[str]:
+    """The URL of an API."""
+    async with serve(create_app(service_settings)) as url:
+        yield url
+
+
+async def fits(tab: Tab) -> bool:
+    """Whether nothing is wider than the screen."""
+    return bool(await tab.evaluate(f"document.documentElement.scrollWidth <= {tab.width}"))
+
+
+async def test_page_of_the_api_fits_the_screen(tab: Tab, base_url: str, screen: str) -> None:
+    await tab.open(f"{base_url}/schema")
+    await tab.shows(ALL_LISTED)
+
+    assert await fits(tab)
+    await tab.screenshot(SCREENSHOTS / f"api-{screen}.png")
+    assert tab.errors == []
+
+
+async def test_operations_fit_the_screen_and_show_no_names_of_types(
+    tab: Tab, base_url: str, screen: str
+) -> None:
+    await tab.open(f"{base_url}/schema")
+    await tab.shows(ALL_LISTED)
+    for tag, operation in OPERATIONS:
+        await tab.click(f"#operations-{tag}-{operation} .opblock-summary-control")
+        await tab.shows(f"document.querySelector('#operations-{tag}-{operation} .responses-table')")
+    await tab.screenshot(SCREENSHOTS / f"operations-{screen}.png")
+    assert await fits(tab)
+
+    # Every schema, with the objects in it.
+    await tab.evaluate("document.querySelectorAll('[data-name=model]').forEach((tab) => tab.click())")
+    await tab.shows("document.querySelector('.json-schema-2020-12')")
+    await tab.evaluate(
+        "[...document.querySelectorAll('.json-schema-2020-12-expand-deep-button')]"
+        ".filter((expand) => expand.innerText === 'Expand all').forEach((expand) => expand.click())"
+    )
+    await tab.shows("document.body.innerText.includes('Waives the conveyancer')")
+    await tab.screenshot(SCREENSHOTS / f"schemas-{screen}.png")
+
+    assert await fits(tab)
+    shown = await tab.evaluate("document.body.innerText")
+    assert "customer_email" in shown
+    # The first three are words that the page has for other reasons; the last one names what contains itself.
+    names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question", "JsonValue"}
+    assert [name for name in names if name in shown] == []
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize(("tag", "operation"), OPERATIONS)
+async def test_deep_link_opens_its_operation(tab: Tab, base_url: str, tag: str, operation: str) -> None:
+    await tab.open(f"{base_url}/schema#/{tag}/{operation}")
+
+    opened = f"document.querySelector('#operations-{tag}-{operation}.is-open')"
+    await tab.shows(opened)
+    assert await tab.evaluate("document.querySelectorAll('.opblock.is-open').length") == 1
+    await tab.shows(f"{opened}.getBoundingClientRect().top < innerHeight / 2")  # Swagger UI scrolls to it.
+
+
+async def authorize(tab: Tab, token: str) -> None:
+    """Paste a token into the page."""
+    await tab.click(".auth-wrapper .authorize")
+    await tab.fill(".auth-container input[type=text]", token)
+    await tab.click(".auth-container button.authorize")
+    await tab.click(".auth-container .btn-done")
+
+
+async def try_out_create(tab: Tab) -> Any:
+    """Create a request with the body that the page suggests, and return the answer that it shows."""
+    await tab.click(f"{CREATE} .opblock-summary-control")
+    await tab.click(f"{CREATE} .try-out__btn")
+    await tab.click(f"{CREATE} .execute")
+    answer = f"document.querySelector('{CREATE} .live-responses-table .response')"
+    await tab.shows(answer)
+    assert await tab.evaluate(f"{answer}.querySelector('.response-col_status').innerText") == "200"
+    return json.loads(await tab.evaluate(f"{answer}.querySelector('.highlight-code code').innerText"))
+
+
+async def test_calls_can_be_tried_out(
+    tab: Tab, base_url: str, screen: str, issuer: Issuer, database: Connection
+) -> None:
+    await tab.open(f"{base_url}/schema")
+    await authorize(tab, issuer.token())
+    answer = await try_out_create(tab)
+    await tab.screenshot(SCREENSHOTS / f"tried-out-{screen}.png")
+
+    assert await fits(tab)
+    assert tab.errors == []
+    stored = await database.fetchrow("SELECT * FROM calculation_request")
+    assert stored is not None
+    assert stored["customer_email"] == answer["data"]["customer_email"]
+    # No header was sent that its reader did not enter.
+    sent = await tab.evaluate(f"document.querySelector('{CREATE} .curl-command').innerText")
+    headers = {line.partition(":")[0].strip(" '") for line in sent.split("-H")[1:]}
+    assert headers == {"accept", "Authorization", "Content-Type"}
+    assert stored["idempotency_key"] is None
+
+
+class TokenEndpoint:
+    """A server that answers every request with a token, and keeps the requests."""
+
+    def __init__(self, token: str) -> None:
+        self.received: list[tuple[str, str]] = []  # heads and bodies of the POSTs
+        self._answer = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 600})
+
+    @asynccontextmanager
+    async def up(self, authority: Authority) -> AsyncIterator[str]:
+        """Serve until the block is left; yields the URL."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=authority.server_context())
+        async with server:
+            yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lengths = [line for line in head.lower().splitlines() if line.startswith("content-length:")]
+        body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
+        if head.startswith("POST"):
+            self.received.append((head, body.decode()))
+        lines = [
+            "HTTP/1.1 200 OK",
+            "Content-Type: application/json",
+            f"Content-Length: {len(self._answer)}",
+            "Connection: close",
+            "Access-Control-Allow-Origin: *",
+            "Access-Control-Allow-Headers: Authorization, Content-Type, X-Requested-With",
+        ]
+        writer.write("\r\n".join([*lines, "", self._answer]).encode())
+        await writer.drain()
+        writer.close()
+
+
+async def shell(commands: str, **variables: str) -> str:
+    """Run commands as they are pasted into a terminal, and return what they print."""
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-euc", commands), env={**os.environ, **variables}, stdout=PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    return output.decode()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+async def test_commands_of_the_page_get_a_token_and_store_a_request(
+    tab: Tab, issuer: Issuer, authority: Authority, service_settings: ServiceSettings, database: Connection
+) -> None:
+    endpoint = TokenEndpoint(issuer.token())
+    async with endpoint.up(authority) as token_url:
+        settings = replace(service_settings, auth_token_url=token_url)
+        async with serve(create_app(settings)) as base_url:
+            await tab.open(f"{base_url}/schema")
+            await tab.shows(ALL_LISTED)
+            create, get_token = await tab.evaluate(
+                "[...document.querySelectorAll('main pre')].map((shown) => shown.innerText)"
+            )
+
+            answered = await shell(
+                get_token, CLIENT_ID="firm", CLIENT_SECRET="s3cret", CURL_CA_BUNDLE=str(authority.file)
+            )
+            created = await shell(create, ACCESS_TOKEN=json.loads(answered)["access_token"])
+
+    ((head, body),) = endpoint.received
+    assert f"Authorization: Basic {b64encode(b'firm:s3cret').decode()}" in head
+    assert parse_qs(body) == {
+        "grant_type": ["client_credentials"],
+        "scope": ["request:write request:read"],
+    }
+    assert json.loads(created)["status"]["code"] == 200
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
+
+
+async def test_page_gets_a_token_where_it_knows_the_token_url(
+    tab: Tab, issuer: Issuer, authority: Authority, service_settings: ServiceSettings, database: Connection
+) -> None:
+    endpoint = TokenEndpoint(issuer.token())
+    async with endpoint.up(authority) as token_url:
+        settings = replace(service_settings, auth_token_url=token_url)
+        async with serve(create_app(settings)) as base_url:
+            await tab.open(f"{base_url}/schema")
+            await tab.click(".auth-wrapper .authorize")
+            await tab.fill("[data-name=clientId]", "firm")
+            await tab.fill("[data-name=clientSecret]", "s3cret")
+            await tab.click(".scopes a", "select all")
+            await tab.click(".auth-container:has([data-name=clientId]) button.authorize")
+            await tab.shows("document.querySelector('.modal-ux').innerText.includes('Authorized')")
+            await tab.click(".auth-container .btn-done")
+            await try_out_create(tab)
+
+    assert len(endpoint.received) == 1
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
+    assert tab.errors == []
+
+
+async def test_page_of_the_events_fits_the_screen(tab: Tab, base_url: str, screen: str) -> None:
+    await tab.open(f"{base_url}/schema/events#request.calculated")
+
+    await tab.shows("document.getElementById('request.calculated').getBoundingClientRect().top < innerHeight")
+    assert await fits(tab)
+    await tab.screenshot(SCREENSHOTS / f"events-{screen}.png")
+    assert tab.errors == []

@@ -1,0 +1,171 @@
+"""The pages that show the documents, and the files that they load."""
+
+import re
+from hashlib import sha256
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+import msgspec
+import pytest
+
+from service.contracts import asyncapi
+from service.settings import ServiceSettings
+from tests.harness.in_process import api_client
+
+PAGES = ["/schema", "/schema/events"]
+ASYNCAPI = msgspec.to_builtins(asyncapi.document())
+MESSAGES = ASYNCAPI["components"]["messages"]
+
+
+class References(HTMLParser):
+    """Collects the files that a page loads, and what it links to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        """Note the URL of an element's file."""
+        urls = [value for name, value in attributes if name in {"src", "href"} and value]
+        (self.linked if tag == "a" else self.loaded).extend(urls)
+
+
+async def loaded_by(client: httpx.AsyncClient, path: str) -> list[str]:
+    """Return the files that a page loads."""
+    return References((await client.get(path)).text).loaded
+
+
+@pytest.mark.parametrize(
+    ("path", "suffixes"),
+    [("/schema", {".css", ".js", ".png"}), ("/schema/events", {".css", ".png"})],
+)
+async def test_page_loads_nothing_from_elsewhere(
+    shared_client: httpx.AsyncClient, path: str, suffixes: set[str]
+) -> None:
+    page = await shared_client.get(path, headers={"Authorization": ""})
+
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "connect-src 'self';" in page.headers["Content-Security-Policy"]
+    loaded = References(page.text).loaded
+    assert {Path(urlsplit(url).path).suffix for url in loaded} == suffixes
+    for url in loaded:
+        assert url.startswith("/schema/")
+        asset = await shared_client.get(url, headers={"Authorization": ""})
+        assert asset.status_code == 200
+        if url.endswith(".css"):
+            assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_links_of_a_page_lead_somewhere(shared_client: httpx.AsyncClient, path: str) -> None:
+    page = await shared_client.get(path)
+
+    linked = References(page.text).linked
+    assert {"/schema", "/schema/events", "/schema/openapi.json", "/schema/asyncapi.json"} <= {*linked}
+    for link in linked:
+        target, _, anchor = link.partition("#")
+        found = await shared_client.get(urljoin(path, target))
+        assert found.status_code == 200
+        assert not anchor or f'id="{anchor}"' in found.text
+
+
+async def test_file_has_a_name_of_its_own_for_each_content_and_is_kept(
+    shared_client: httpx.AsyncClient,
+) -> None:
+    for url in await loaded_by(shared_client, "/schema"):
+        asset = await shared_client.get(url)
+
+        assert sha256(asset.content).hexdigest()[:16] in url
+        assert asset.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, GZIP;q=0.5, br", "gzip"),
+        ("br, gzip ; q=1.0", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip;q=0.000, identity", None),
+        ("identity", None),
+        ("br, xgzip", None),
+        ("", None),
+    ],
+)
+async def test_answer_is_compressed_where_the_caller_accepts_it(
+    shared_client: httpx.AsyncClient, accepted: str, encoding: str | None
+) -> None:
+    loaded = await loaded_by(shared_client, "/schema")
+    for url in [*loaded, *PAGES, "/schema/openapi.json", "/schema/asyncapi.json"]:
+        plain = await shared_client.get(url, headers={"Accept-Encoding": "identity"})
+        answer = await shared_client.get(url, headers={"Accept-Encoding": accepted})
+
+        assert answer.headers.get("Content-Encoding") == encoding
+        assert answer.headers["Vary"] == "Accept-Encoding"
+        assert answer.content == plain.content
+        if encoding and len(plain.content) > 10_000:
+            assert int(answer.headers["Content-Length"]) < len(plain.content) / 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["swagger-ui.css", "page.0123456789abcdef.css", "index.html", "nothing.js", "..%2f__init__.py"],
+)
+async def test_other_files_are_not_served(shared_client: httpx.AsyncClient, name: str) -> None:
+    assert (await shared_client.get(f"/schema/{name}")).status_code == 404
+
+
+async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings: ServiceSettings) -> None:
+    settings = msgspec.structs.replace(
+        service_settings, auth_issuer="https://<issuer>", auth_audience="a&b", auth_tenant_claim="firm"
+    )
+    async with api_client(settings, None) as caller:
+        page = (await caller.get("/schema")).text
+
+    for named in ("https://<issuer>", "a&b", "firm", "request:write", "request:read"):
+        assert f"<code>{named.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</code>" in page
+    assert "grant_type" not in page
+
+
+async def test_page_asks_for_a_token_where_the_token_url_is_known(service_settings: ServiceSettings) -> None:
+    token_url = "https://issuer.test:8443/token?a=1&b=2"
+    settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
+    async with api_client(settings, None) as caller:
+        page = await caller.get("/schema")
+
+    assert f"curl -s '{token_url}'" in unescape(page.text)
+    assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]
+
+
+async def test_asyncapi_document_is_served(shared_client: httpx.AsyncClient) -> None:
+    served = await shared_client.get("/schema/asyncapi.json", headers={"Authorization": ""})
+
+    assert served.headers["Content-Type"] == "application/json"
+    assert served.json() == ASYNCAPI
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_page_of_the_events_shows_each_message_with_its_fields_and_example(
+    shared_client: httpx.AsyncClient, name: str
+) -> None:
+    page = (await shared_client.get("/schema/events")).text
+
+    shown = unescape(page.partition(f'<h3 id="{name}">')[2].partition("<h3")[0])
+    (example,) = MESSAGES[name]["examples"]
+    data = example["payload"].get("data", {})
+    for field in [*example["payload"], *(f"data.{each}" for each in data), *example.get("headers", {})]:
+        assert f"<code>{field}</code>" in shown
+    assert msgspec.json.decode(shown.partition("<pre>")[2].partition("</pre>")[0]) == example["payload"]
+
+
+async def test_page_of_the_events_shows_each_channel(shared_client: httpx.AsyncClient) -> None:
+    page = (await shared_client.get("/schema/events")).text
+
+    for channel in ASYNCAPI["channels"].values():
+        assert f"<code>{channel['address']}</code>" in page.partition("Messages")[0]
