@@ -158,7 +158,11 @@ _SECURITY_SCHEMES: dict[str, Any] = {
         "description": "An API key, issued by the operators of the service.",
     },
 }
-_SCOPES = {WRITE: "Create requests.", READ: "Read requests."}
+_SCOPES = {
+    WRITE: "Create requests.",
+    READ: "Read requests.",
+    READ_ALL: "Read the requests of every firm: for internal readers.",
+}
 
 # What the types cannot say. A keyword applies only to values of its own type, so this is any JSON value.
 _JSON_VALUE = {
