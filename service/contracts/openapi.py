@@ -317,8 +317,11 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
         # Docstrings cite the interface for developers; readers of the document do not have it.
         text = inspect.cleandoc(schema["description"])
         schema["description"] = re.sub(r" \(interface, .*?\)", "", text)
-        schema.pop("title", None)  # The name of a class, which Swagger UI would show.
     _name_events(schemas)
+    for schema in schemas.values():
+        schema.pop("title", None)  # The name of a class, which Swagger UI would show.
+    for event in events.SENT:  # Among alternatives, it would show the name of the component instead.
+        schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
     body["properties"]["meta_data"] |= _META_DATA
@@ -327,17 +330,17 @@ def _schemas(every: list[Operation]) -> dict[str, Any]:
 
 
 def _name_events(schemas: dict[str, Any]) -> None:
-    """List the types of events, which the type of the payload cannot: they differ in their values alone."""
+    """List the types of events, which the type of the payload cannot: they differ in their values alone.
+
+    The constant `type` distinguishes them. A `discriminator` would show readers of the page our names.
+    """
     del schemas[asyncapi.schema_name(RequestEvent)], schemas[RequestEvent.__name__]
     schemas.update(asyncapi.sent_schemas())
-    names = {event.type: asyncapi.schema_name(event) for event in events.SENT}
-    for name in names.values():
-        schemas[name].pop("title", None)
+    names = [asyncapi.schema_name(event) for event in events.SENT]
+    for name in names:
         del schemas[name]["properties"]["traceparent"]
-    references = {event_type: _reference("schemas", name)["$ref"] for event_type, name in names.items()}
     schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
-        "oneOf": [{"$ref": reference} for reference in references.values()],
-        "discriminator": {"propertyName": "type", "mapping": references},
+        "oneOf": [_reference("schemas", name) for name in names]
     }
 
 
