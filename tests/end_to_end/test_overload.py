@@ -22,6 +22,7 @@ STATEMENT_SECONDS = 0.2  # So long that even a busy machine can send twice the l
 CONNECTIONS = 2
 CAPACITY = CONNECTIONS / STATEMENT_SECONDS  # requests a second, at best
 LOAD_SECONDS = 5.0
+TIMEOUT_SECONDS = 1.0  # A caller waits half of it for a connection.
 LONGEST_WAIT_SECONDS = 2.5  # The service refuses after 0.5 s at most; the rest is for a busy machine.
 
 
@@ -85,7 +86,10 @@ async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
         """
     )
     settings = msgspec.structs.replace(
-        service_settings, database_pool_size=CONNECTIONS, database_queue_size=queue_size
+        service_settings,
+        database_timeout_seconds=TIMEOUT_SECONDS,
+        database_pool_size=CONNECTIONS,
+        database_queue_size=queue_size,
     )
     api = api_process(settings, tmp_path)
     async with started(api), client_of(api, issuer.token()) as client:
