@@ -14,16 +14,15 @@ from typing import Any
 import msgspec
 from litestar import MediaType
 
-from service import lines
-from service.api import idempotency_key, list_query
 from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
-from service.api.request_body import FILLED_TEXT, LINE, CreateBody
+from service.api.request_body import FILLED_TEXT, CreateBody
 from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.fields import REASON_CHARACTERS
 from service.contracts import asyncapi
-from service.contracts.operations import ANY_FAILURE, RECORD, Operation, operations
+from service.contracts.headers import HEADERS, PARAMETERS
+from service.contracts.operations import ANY_FAILURE, Operation, operations
 from service.outbox import events
 from service.outbox.events import RequestEvent
 
@@ -46,91 +45,6 @@ arrive in time, the answer is 408 `request_timeout`. Each path that has GET also
 without the body. OPTIONS gets 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore fields that you do not know."""
-
-_UUID_PATTERN = "^req_[0-6][0-9A-Za-z]{21}$"
-PARAMETERS: dict[str, dict[str, Any]] = {
-    "uuid": {
-        "in": "path",
-        "required": True,
-        "description": "The `uuid` of the request, as create returned it.",
-        "schema": {"type": "string"},
-        "example": RECORD.uuid,
-    },
-    "external_id": {
-        "in": "query",
-        "description": "Only requests with this identifier in the caller's own system.",
-        "schema": {"type": "string", "maxLength": lines.CHARACTERS, **LINE},
-    },
-    "limit": {
-        "in": "query",
-        "description": "The maximum number of requests on a page.",
-        "schema": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": list_query.LARGEST_LIMIT,
-            "default": list_query.DEFAULT_LIMIT,
-        },
-    },
-    "cursor": {
-        "in": "query",
-        "description": "The `next_cursor` of the previous page. Leave it out for the first page.",
-        "schema": {"type": "string", "pattern": _UUID_PATTERN},
-    },
-    "Idempotency-Key": {
-        "in": "header",
-        "description": "Makes it safe to send a request again: the same key with the same body returns the "
-        "same request. Up to 255 characters, for example a UUID; in double quotes, spaces and more "
-        "punctuation are allowed.",
-        "schema": {"type": "string", "pattern": idempotency_key.PATTERN},
-    },
-    "If-None-Match": {
-        "in": "header",
-        "description": "The `ETag` of the questions that the caller already has.",
-        "schema": {"type": "string"},
-    },
-    "X-Request-Id": {
-        "in": "header",
-        "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
-        "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        # Not `example`: Swagger UI would send that with every call.
-        "schema": {"type": "string", "examples": ["case-17"]},
-    },
-    "traceparent": {
-        "in": "header",
-        "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
-        "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
-    },
-}
-
-HEADERS: dict[str, dict[str, Any]] = {
-    "X-Request-Id": {
-        "description": "The caller's, or a new one. Quote it when you report a problem.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
-        "example": "case-17",
-    },
-    "WWW-Authenticate": {
-        "description": "What is wrong with the token (RFC 6750, section 3).",
-        "schema": {"type": "string", "pattern": "^Bearer "},
-        "example": 'Bearer realm="calculation-requests"',
-    },
-    idempotency_key.REPLAYED: {
-        "description": "Present if this request was stored earlier, with the same `Idempotency-Key`.",
-        "schema": {"type": "string", "const": "true"},
-    },
-    "ETag": {
-        "description": "Changes when the questions change.",
-        "schema": {"type": "string", "pattern": '^W/"'},
-    },
-    "Cache-Control": {
-        "description": "The caller may cache the answer, and must revalidate it each time.",
-        "schema": {"type": "string"},
-    },
-    "Retry-After": {
-        "description": "Seconds to wait before the next attempt.",
-        "schema": {"type": "integer", "minimum": 1},
-        "example": 1,
-    },
-}
 
 _ACCESS_TOKEN = "access_token"  # noqa: S105 - the name of a security scheme
 _CLIENT_CREDENTIALS = "client_credentials"

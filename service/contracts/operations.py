@@ -89,8 +89,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     example: msgspec.Struct  # the payload; its type is that of the answer
     other_examples: Mapping[str, msgspec.Struct] = {}  # by name
     failures: Mapping[str, Exception]  # by the name of their example, beside ANY_FAILURE
-    parameters: tuple[str, ...] = ()  # names in openapi.PARAMETERS
-    headers: Mapping[str, bool] = {}  # names in openapi.HEADERS, of a success; True for those always sent
+    parameters: tuple[str, ...] = ()  # names in headers.PARAMETERS
+    headers: Mapping[str, bool] = {}  # names in headers.HEADERS, of a success; True for those always sent
     bare: tuple[HTTPStatus, ...] = ()  # statuses that are answered without a body
     body: type[msgspec.Struct] | None = None
     body_examples: Mapping[str, Any] = {}
