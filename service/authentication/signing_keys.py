@@ -15,6 +15,7 @@ import msgspec
 import structlog
 from jwt.algorithms import AllowedPublicKeys
 
+from service import json_faults
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics
 
@@ -191,7 +192,7 @@ def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
     """Return the usable signing keys of a JWK set by id. Raises UnusableDocument if there is none."""
     try:
         entries = msgspec.json.decode(document, type=JwkSet).keys
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except json_faults.UNREADABLE:
         raise UnusableDocument from None
     usable = [key for entry in entries if (key := _read_jwk(entry)) is not None]
     if not usable:

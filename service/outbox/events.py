@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from service import lines
+from service import json_faults, lines
 from service.identifiers import parse_uuid
 from service.telemetry import trace_context
 
@@ -177,7 +177,7 @@ def topic_of(body: bytes) -> Topic:
     """Return what a message is about, however malformed it is. Its sender may be another team."""
     try:
         outline = msgspec.json.decode(body, type=_Outline)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except json_faults.UNREADABLE:
         return Topic()
     data = outline.data if isinstance(outline.data, dict) else {}
     named = (data.get("uuid"), data.get("request_uuid"), outline.request_uuid, outline.subject)
