@@ -7,11 +7,7 @@ import msgspec
 from litestar import Request
 
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.authenticator import (
-    Authenticator,
-    bearer_token,
-    is_jwt,
-)
+from service.authentication.authenticator import Authenticator, bearer_token, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import Pool
 
@@ -47,10 +43,8 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     """
 
     async def admit(request: AnyRequest) -> None:
-        admission: Admission = request.app.state.resources.admission
-        admission.shed_load()
-        request.scope["user"] = await admission.authenticator.verify_access_token(
-            request.headers.getall("authorization", []), scope=scope
+        request.scope["user"] = await _authenticator(request).verify_access_token(
+            _token(request), scope=scope
         )
 
     return admit
@@ -58,11 +52,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    admission: Admission = request.app.state.resources.admission
-    admission.shed_load()
-    request.scope["user"] = await admission.authenticator.verify_reader(
-        request.headers.getall("authorization", [])
-    )
+    request.scope["user"] = await _authenticator(request).verify_reader(_token(request))
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -70,12 +60,10 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
 
     What is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong one.
     """
-    admission: Admission = request.app.state.resources.admission
-    admission.shed_load()
-    authorization = request.headers.getall("authorization", [])
-    token = bearer_token(authorization)
+    authenticator = _authenticator(request)
+    token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        request.scope["user"] = await admission.authenticator.verify_reader(authorization)
+        request.scope["user"] = await authenticator.verify_reader(token)
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:
@@ -88,4 +76,16 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
     Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
     """
     admission: Admission = request.app.state.resources.admission
-    await admission.authenticator.verify_api_key_or_token(request.headers.getall("authorization", []))
+    await admission.authenticator.verify_api_key_or_token(_token(request))
+
+
+def _authenticator(request: AnyRequest) -> Authenticator:
+    """Return the authenticator, unless the request is refused before its caller is known: see `shed_load`."""
+    admission: Admission = request.app.state.resources.admission
+    admission.shed_load()
+    return admission.authenticator
+
+
+def _token(request: AnyRequest) -> str:
+    """Return the Bearer token, whatever kind it is. Raises as `bearer_token` does."""
+    return bearer_token(request.headers.getall("authorization", []))

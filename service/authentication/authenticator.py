@@ -94,30 +94,28 @@ class Authenticator:
             maxsize=settings.auth_remembered_tokens, ttu=_cached_until, timer=clock
         )
 
-    async def verify_access_token(self, authorization: Sequence[str], *, scope: str) -> Caller:
-        """Return the caller whose access token, in the *authorization* headers, has *scope*.
+    async def verify_access_token(self, token: str, *, scope: str) -> Caller:
+        """Return the caller whose access token has *scope*.
 
-        Raises MissingCredentials, NoBearerToken, RepeatedCredentials, InvalidCredentials, InsufficientScope
-        or SigningKeysUnavailable.
+        Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable.
         """
-        caller = await self._verify_no_api_key(authorization)
+        caller = await self._verify_no_api_key(token)
         if isinstance(caller, InternalReader) or scope not in caller.scopes:
             raise InsufficientScope(scope, is_internal=isinstance(caller, InternalReader))
         return caller
 
-    async def verify_reader(self, authorization: Sequence[str]) -> Caller | InternalReader:
+    async def verify_reader(self, token: str) -> Caller | InternalReader:
         """Return the caller whose access token has READ, or the internal reader. Raises as above."""
-        caller = await self._verify_no_api_key(authorization)
+        caller = await self._verify_no_api_key(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)
         return caller
 
-    async def verify_api_key_or_token(self, authorization: Sequence[str]) -> None:
+    async def verify_api_key_or_token(self, token: str) -> None:
         """Accept any valid API key or access token.
 
         Raises as `verify_access_token` does, and PostgresUnavailable: API keys are looked up in Postgres.
         """
-        token = bearer_token(authorization)
         if not api_keys.looks_like_api_key(token):
             await self._verify(token)
             return
@@ -128,8 +126,7 @@ class Authenticator:
             raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
         self._api_key_uses.note(prefix)
 
-    async def _verify_no_api_key(self, authorization: Sequence[str]) -> Caller | InternalReader:
-        token = bearer_token(authorization)
+    async def _verify_no_api_key(self, token: str) -> Caller | InternalReader:
         if api_keys.looks_like_api_key(token):
             raise InvalidCredentials("This endpoint takes no API key: send an access token.")
         return await self._verify(token)

@@ -50,7 +50,7 @@ async def authenticator(
 
 
 async def verify(authenticator: Authenticator, token: str) -> None:
-    await authenticator.verify_access_token([f"Bearer {token}"], scope=READ)
+    await authenticator.verify_access_token(token, scope=READ)
 
 
 async def test_token_is_trusted_for_five_minutes_after_its_key_is_withdrawn_and_no_longer(
