@@ -166,15 +166,17 @@ class TokenEndpoint:
     """A server that answers every request with a token, and keeps the requests."""
 
     def __init__(self, token: str) -> None:
+        self.url = ""
         self.received: list[tuple[str, str]] = []  # heads and bodies of the POSTs
         self._answer = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 600})
 
     @asynccontextmanager
-    async def up(self, authority: Authority) -> AsyncIterator[str]:
-        """Serve until the block is left; yields the URL."""
+    async def up(self, authority: Authority) -> AsyncIterator[None]:
+        """Serve until the block is left."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=authority.server_context())
         async with server:
-            yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
+            self.url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
+            yield
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -195,6 +197,23 @@ class TokenEndpoint:
         writer.close()
 
 
+@pytest.fixture
+async def token_endpoint(issuer: Issuer, authority: Authority) -> AsyncIterator[TokenEndpoint]:
+    """A token endpoint of the issuer."""
+    endpoint = TokenEndpoint(issuer.token())
+    async with endpoint.up(authority):
+        yield endpoint
+
+
+@pytest.fixture
+async def base_url_with_tokens(
+    service_settings: ServiceSettings, token_endpoint: TokenEndpoint
+) -> AsyncIterator[str]:
+    """The URL of an API that knows the token endpoint."""
+    async with serve(create_app(replace(service_settings, auth_token_url=token_endpoint.url))) as url:
+        yield url
+
+
 async def shell(commands: str, **variables: str) -> str:
     """Run commands as they are pasted into a terminal, and return what they print."""
     process = await asyncio.create_subprocess_exec(
@@ -207,24 +226,24 @@ async def shell(commands: str, **variables: str) -> str:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_commands_of_the_page_get_a_token_and_store_a_request(
-    tab: Tab, issuer: Issuer, authority: Authority, service_settings: ServiceSettings, database: Connection
+    tab: Tab,
+    base_url_with_tokens: str,
+    token_endpoint: TokenEndpoint,
+    authority: Authority,
+    database: Connection,
 ) -> None:
-    endpoint = TokenEndpoint(issuer.token())
-    async with endpoint.up(authority) as token_url:
-        settings = replace(service_settings, auth_token_url=token_url)
-        async with serve(create_app(settings)) as base_url:
-            await tab.open(f"{base_url}/schema")
-            await tab.shows(ALL_LISTED)
-            create, get_token = await tab.evaluate(
-                "[...document.querySelectorAll('main pre')].map((shown) => shown.innerText)"
-            )
+    await tab.open(f"{base_url_with_tokens}/schema")
+    await tab.shows(ALL_LISTED)
+    create, get_token = await tab.evaluate(
+        "[...document.querySelectorAll('main pre')].map((shown) => shown.innerText)"
+    )
 
-            answered = await shell(
-                get_token, CLIENT_ID="firm", CLIENT_SECRET="s3cret", CURL_CA_BUNDLE=str(authority.file)
-            )
-            created = await shell(create, ACCESS_TOKEN=json.loads(answered)["access_token"])
+    answered = await shell(
+        get_token, CLIENT_ID="firm", CLIENT_SECRET="s3cret", CURL_CA_BUNDLE=str(authority.file)
+    )
+    created = await shell(create, ACCESS_TOKEN=json.loads(answered)["access_token"])
 
-    ((head, body),) = endpoint.received
+    ((head, body),) = token_endpoint.received
     assert f"Authorization: Basic {b64encode(b'firm:s3cret').decode()}" in head
     assert parse_qs(body) == {
         "grant_type": ["client_credentials"],
@@ -235,23 +254,19 @@ async def test_commands_of_the_page_get_a_token_and_store_a_request(
 
 
 async def test_page_gets_a_token_where_it_knows_the_token_url(
-    tab: Tab, issuer: Issuer, authority: Authority, service_settings: ServiceSettings, database: Connection
+    tab: Tab, base_url_with_tokens: str, token_endpoint: TokenEndpoint, database: Connection
 ) -> None:
-    endpoint = TokenEndpoint(issuer.token())
-    async with endpoint.up(authority) as token_url:
-        settings = replace(service_settings, auth_token_url=token_url)
-        async with serve(create_app(settings)) as base_url:
-            await tab.open(f"{base_url}/schema")
-            await tab.click(".auth-wrapper .authorize")
-            await tab.fill("[data-name=clientId]", "firm")
-            await tab.fill("[data-name=clientSecret]", "s3cret")
-            await tab.click(".scopes a", "select all")
-            await tab.click(".auth-container:has([data-name=clientId]) button.authorize")
-            await tab.shows("document.querySelector('.modal-ux').innerText.includes('Authorized')")
-            await tab.click(".auth-container .btn-done")
-            await try_out_create(tab)
+    await tab.open(f"{base_url_with_tokens}/schema")
+    await tab.click(".auth-wrapper .authorize")
+    await tab.fill("[data-name=clientId]", "firm")
+    await tab.fill("[data-name=clientSecret]", "s3cret")
+    await tab.click(".scopes a", "select all")
+    await tab.click(".auth-container:has([data-name=clientId]) button.authorize")
+    await tab.shows("document.querySelector('.modal-ux').innerText.includes('Authorized')")
+    await tab.click(".auth-container .btn-done")
+    await try_out_create(tab)
 
-    assert len(endpoint.received) == 1
+    assert len(token_endpoint.received) == 1
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
     assert tab.errors == []
 

@@ -16,7 +16,7 @@ from tests.harness.in_process import worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, publish, take_all
-from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
+from tests.worker.operating.steps import calculate, refuse_email, send_another_email
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -88,13 +88,9 @@ async def test_every_email_of_a_request_has_its_event(
     mail_server: MailServer,
     stored_request: CalculationRequest,
 ) -> None:
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
+    await refuse_email(database, postman, mail_server, stored_request)
     await calculate(database, stored_request)
-    mail_server.rcpt_reply = "250 OK"
-    await intend_another(database, stored_request)
-    await attempt_emails(database, postman)
+    await send_another_email(database, postman, mail_server, stored_request)
 
     shown = await events_of(client, stored_request.uuid)
 

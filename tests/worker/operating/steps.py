@@ -4,6 +4,7 @@ from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from worker.consumers import calculations
 from worker.mail import ledger
@@ -24,6 +25,24 @@ async def attempt_emails(database: Connection, postman: Postman) -> None:
     """Attempt to send every e-mail once."""
     async with running(postman.run):
         await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM email"))
+
+
+async def refuse_email(
+    database: Connection, postman: Postman, mail_server: MailServer, request: CalculationRequest
+) -> None:
+    """Attempt the e-mail of a request, which the mail server refuses for good."""
+    mail_server.rcpt_reply = "550 5.1.1 no such user"
+    await intend(database, request)
+    await attempt_emails(database, postman)
+
+
+async def send_another_email(
+    database: Connection, postman: Postman, mail_server: MailServer, request: CalculationRequest
+) -> None:
+    """Send another e-mail of a request, which the mail server accepts."""
+    mail_server.rcpt_reply = "250 OK"
+    await intend_another(database, request)
+    await attempt_emails(database, postman)
 
 
 async def calculate(database: Connection, request: CalculationRequest) -> None:

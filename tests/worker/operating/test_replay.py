@@ -20,7 +20,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
-from tests.worker.operating.steps import attempt_emails, calculate, intend_another
+from tests.worker.operating.steps import calculate, refuse_email, send_another_email
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.consumers import calculations
@@ -110,12 +110,10 @@ async def test_every_email_of_a_request_is_replayed(
     deliver: Deliver,
     mail_server: MailServer,
 ) -> None:
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
     request = await store(database)
-    await finish(database, request, postman)
-    mail_server.rcpt_reply = "250 OK"
-    await intend_another(database, request)
-    await attempt_emails(database, postman)
+    await refuse_email(database, postman, mail_server, request)
+    await calculate(database, request)
+    await send_another_email(database, postman, mail_server, request)
     before = await deliver()
 
     await command(worker_settings, "outbox", "replay", *ALWAYS)
@@ -149,8 +147,7 @@ async def test_refused_email_is_replayed_with_its_code(
     deliver: Deliver,
     mail_server: MailServer,
 ) -> None:
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await finish(database, await store(database), postman)
+    await refuse_email(database, postman, mail_server, await store(database))
     before = await deliver()
 
     await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")

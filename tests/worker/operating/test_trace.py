@@ -6,7 +6,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events
-from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
+from tests.worker.operating.steps import attempt_emails, calculate, intend, refuse_email, send_another_email
 from tests.worker.operating.test_commands import command
 from worker.mail.postman import Postman
 from worker.operating.trace import Trace
@@ -113,9 +113,7 @@ async def test_refused_email_is_shown_as_failed(
     mail_server: MailServer,
     stored_request: CalculationRequest,
 ) -> None:
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
+    await refuse_email(database, postman, mail_server, stored_request)
 
     trace = await trace_of(worker_settings, stored_request)
 
@@ -130,12 +128,8 @@ async def test_every_email_is_shown_and_the_last_decides(
     mail_server: MailServer,
     stored_request: CalculationRequest,
 ) -> None:
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
-    mail_server.rcpt_reply = "250 OK"
-    await intend_another(database, stored_request)
-    await attempt_emails(database, postman)
+    await refuse_email(database, postman, mail_server, stored_request)
+    await send_another_email(database, postman, mail_server, stored_request)
 
     trace = await trace_of(worker_settings, stored_request)
 
