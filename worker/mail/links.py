@@ -13,6 +13,8 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 # The last pattern also matches St.John, but not J.Smith.
 _MORE_LINKS = re.compile(r"://|\\\\|\w\w\.[^\W\d_]{2}")
 
+_IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # one of these; most names have none
+
 _DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two
 _FILLERS = "\N{HANGUL CHOSEONG FILLER}\N{HANGUL JUNGSEONG FILLER}"
 _AROUND_WORDS = re.compile(r"[^\w.-]|_|(?<!\w)[.-]+|[.-]+(?!\w)")
@@ -25,6 +27,8 @@ def has_link(text: str) -> bool:
     any punctuation. So the text is tested in each of these forms.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DOTS)
+    if not _IN_EVERY_LINK.search(text + plain):
+        return False
     joined, parted = (_replace_invisible(plain, replacement) for replacement in ("", " "))
     forms = {text, plain, joined, parted, *(_AROUND_WORDS.sub(" ", form) for form in (joined, parted))}
     return any(_MORE_LINKS.search(form) or _linkifier.test(form) for form in forms)

@@ -2,19 +2,16 @@
 
 import html
 from datetime import datetime
-from email.headerregistry import Address
-from email.message import EmailMessage
-from email.policy import SMTP as SMTP_POLICY
 from email.utils import format_datetime, getaddresses
+from functools import lru_cache
 
 import email_validator
 import msgspec
 
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
+from worker.mail import mime
 from worker.mail.links import has_link
-
-_LONGEST_LINE = 998  # RFC 5322, section 2.1.1
 
 # Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Python's email drops the
 # quotes of a name when it folds the header, so a name must not need any (RFC 5322, section 3.2.3). Folding
@@ -64,6 +61,7 @@ def recipient_of(request: CalculationRequest) -> str:
     return _in_ascii(request.customer_email)
 
 
+@lru_cache(maxsize=1024)  # A firm's addresses come again and again, a customer's twice.
 def _in_ascii(address: str) -> str:
     """Return an address with its domain in ASCII (IDNA)."""
     valid = email_validator.validate_email(
@@ -74,27 +72,24 @@ def _in_ascii(address: str) -> str:
 
 def compose(
     request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
-) -> EmailMessage:
-    """Return the e-mail that contains the customer's link. The same rows always make the same e-mail.
+) -> bytes:
+    """Return the source of the e-mail that contains the customer's link. Equal rows make equal e-mails.
 
     Subject and first sentence name *firm*, the registered conveyancer: a caller must not be able to write in
     the name of another firm. The caller's own words appear beside it.
     """
     words = _Words.of(request)
     firm = " ".join(firm.split())
-    message = EmailMessage(policy=SMTP_POLICY)
-    message["Message-ID"] = f"<{event_id}@{sender.domain}>"
-    message["Date"] = format_datetime(date)
-    message["From"] = _mailbox(sender.display_name, sender.address)
-    message["To"] = _mailbox(words.customer, recipient_of(request))
-    message["Reply-To"] = _mailbox(words.sender, _in_ascii(request.sender_email))
-    message["Subject"] = _literal(f"Your Stamp Duty Land Tax calculation for {firm}")
-    message["Auto-Submitted"] = "auto-generated"
-    text = _text(words, firm, request_url)
-    page = _html(words, firm, request_url)
-    message.set_content(text, cte=_transfer_encoding(text))
-    message.add_alternative(page, subtype="html", cte=_transfer_encoding(page))
-    return message
+    fields = {
+        "Message-ID": f"<{event_id}@{sender.domain}>",
+        "Date": format_datetime(date),
+        "From": mime.mailbox("From", sender.display_name, sender.address),
+        "To": mime.mailbox("To", _in_header(words.customer), recipient_of(request)),
+        "Reply-To": mime.mailbox("Reply-To", _in_header(words.sender), _in_ascii(request.sender_email)),
+        "Subject": mime.words("Subject", _literal(f"Your Stamp Duty Land Tax calculation for {firm}")),
+        "Auto-Submitted": "auto-generated",
+    }
+    return mime.multipart(fields, text=_text(words, firm, request_url), html=_html(words, firm, request_url))
 
 
 def with_plain_words(request: CalculationRequest) -> CalculationRequest:
@@ -139,21 +134,15 @@ class _Words(msgspec.Struct, frozen=True):
         return [f"{name}: {value}" for name, value in lines.items() if value]
 
 
-def _mailbox(name: str, address: str) -> Address:
-    """Return a mailbox whose name cannot add an address, a link or a header, whatever the caller wrote."""
+def _in_header(name: str) -> str:
+    """Return a name that cannot add an address, a link or a header, whatever the caller wrote."""
     plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())[:_LONGEST_NAME].rstrip()
-    return Address("" if has_link(plain) else plain, addr_spec=address)
+    return "" if has_link(plain) else plain
 
 
 def _literal(text: str) -> str:
     """Keep Python's email from decoding an encoded word (RFC 2047) in a text: it may hide a line break."""
     return text.replace("=?", "= ?")
-
-
-def _transfer_encoding(content: str) -> str:
-    """Send ASCII unencoded, so that the link is not broken in the source of the e-mail either."""
-    is_plain = content.isascii() and max(map(len, content.splitlines())) <= _LONGEST_LINE
-    return "7bit" if is_plain else "quoted-printable"
 
 
 def _text(words: _Words, firm: str, request_url: str) -> str:

@@ -222,11 +222,11 @@ class Postman:
             sender=self._sender,
         )
         try:
-            content = compose(request).as_bytes()
+            content = compose(request)
             return Envelope(self._sender.address, message.recipient_of(request)), content
         except Exception as error:
             # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
-            compose(message.with_plain_words(request)).as_bytes()
+            compose(message.with_plain_words(request))
             raise EmailNotComposable from error
 
     async def _keep_recording(self, outcome: Outcome, email: Email) -> None:

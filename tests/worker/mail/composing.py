@@ -54,7 +54,7 @@ A_STORED_REQUEST = msgspec.convert(
 )
 
 
-def compose(firm: str = "Acme", **fields: Any) -> EmailMessage:
+def compose(firm: str = "Acme", **fields: Any) -> bytes:
     """Return the e-mail of a request with these fields, from the conveyancer *firm*."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
     return mail_message.compose(
@@ -62,14 +62,14 @@ def compose(firm: str = "Acme", **fields: Any) -> EmailMessage:
     )
 
 
-def compose_all_of(text: str) -> EmailMessage:
+def compose_all_of(text: str) -> bytes:
     """Return the e-mail of a request in which every text is *text*."""
     return compose(**dict.fromkeys(WORDS, text))
 
 
-def received(message: EmailMessage) -> EmailMessage:
+def received(source: bytes) -> EmailMessage:
     """Return an e-mail as a mail program parses it."""
-    read = message_from_bytes(message.as_bytes(), policy=default)
+    read = message_from_bytes(source, policy=default)
     assert isinstance(read, EmailMessage)
     return read
 
@@ -88,3 +88,8 @@ def address(message: EmailMessage, header: str) -> tuple[str, str]:
     assert isinstance(value, AddressHeader)
     (mailbox,) = value.addresses
     return mailbox.display_name, mailbox.addr_spec
+
+
+def squeezed(text: str) -> str:
+    """Return *text* without spaces: folding a header may add some."""
+    return "".join(text.split())

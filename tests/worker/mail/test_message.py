@@ -14,6 +14,7 @@ from tests.worker.mail.composing import (
     compose,
     compose_all_of,
     received,
+    squeezed,
 )
 from worker.mail import message as mail_message
 
@@ -42,7 +43,7 @@ def test_link_is_on_a_line_of_its_own(first_name: str) -> None:
 
 
 def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii() -> None:
-    assert f"\r\n{URL}\r\n".encode() in compose().as_bytes()
+    assert f"\r\n{URL}\r\n".encode() in compose()
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,6 @@ def test_any_name_remains_one_mailbox(first_name: str, last_name: str) -> None:
 def letters(text: str) -> str:
     """Return the letters and digits of *text*: a header may only lose those at the end of a long name."""
     return "".join(character for character in text if character.isalnum())
-
-
-def squeezed(text: str) -> str:
-    """Return *text* without spaces: folding a header may add some."""
-    return "".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -141,7 +137,7 @@ def test_no_line_exceeds_the_limit_of_mail() -> None:
     for text in ("x" * 255, "é" * 255):
         message = compose_all_of(text)
 
-        assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+        assert max(len(line) for line in message.split(b"\r\n")) <= 998
 
 
 def test_customer_with_an_international_domain_is_addressed_in_ascii() -> None:
@@ -174,7 +170,7 @@ def test_no_line_exceeds_the_limit_of_mail_when_every_character_is_escaped() -> 
 
     message = compose_all_of(text)
 
-    assert max(len(line) for line in message.as_bytes().split(b"\r\n")) <= 998
+    assert max(len(line) for line in message.split(b"\r\n")) <= 998
     assert text in body(received(message), "plain")
 
 
@@ -182,4 +178,4 @@ def test_sender_with_an_international_domain_is_addressed_in_ascii() -> None:
     message = compose(sender_email="grace@bücher.example.com")
 
     assert address(received(message), "Reply-To")[1] == "grace@xn--bcher-kva.example.com"
-    assert message.as_bytes().isascii()
+    assert message.isascii()
