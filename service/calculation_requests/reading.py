@@ -1,6 +1,7 @@
 """The statements that read calculation requests."""
 
 import hmac
+from collections.abc import Collection
 from uuid import UUID
 
 import msgspec
@@ -204,6 +205,15 @@ async def read(connection: Connection, request_id: UUID) -> CalculationRequest:
     return CalculationRequest(*row)
 
 
+async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, CalculationRequest]:
+    """Return those of these requests that exist, and lock their rows as `lock` does.
+
+    In the order of their ids: transactions that lock the same rows do not deadlock.
+    """
+    rows = await connection.fetch(_LOCK_ALL, request_ids)
+    return {request.id: request for request in (CalculationRequest(*row) for row in rows)}
+
+
 async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
     """Return a request of any conveyancer, and lock its row until the transaction ends.
 
@@ -223,6 +233,15 @@ _READ = with_columns(
     """
 )
 _LOCK = f"{_READ} FOR NO KEY UPDATE"
+_LOCK_ALL = with_columns(
+    """
+    SELECT {columns}
+      FROM calculation_request
+     WHERE id = ANY($1)
+     ORDER BY id
+       FOR NO KEY UPDATE
+    """
+)
 
 
 async def sample_secret_keys(connection: Connection) -> dict[str, int]:

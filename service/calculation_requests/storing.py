@@ -1,8 +1,10 @@
 """The statements that write calculation requests, each with the event that announces the change."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -175,29 +177,41 @@ def _new(new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing
     )
 
 
-async def announce(
-    connection: Connection,
-    request: CalculationRequest,
-    event: events.RequestEvent,
-    *,
-    time: datetime | None = None,
-    traceparent: str | None = None,
-) -> None:
-    """Write the next event of a locked request to the outbox, and record its sequence."""
+class Announcement(msgspec.Struct, frozen=True):
+    """The next event of a locked request, and when it happened."""
+
+    request_id: UUID
+    event: events.RequestEvent
+    time: datetime
+    traceparent: str | None = None
+
+
+async def announce(connection: Connection, announcements: Sequence[Announcement]) -> None:
+    """Write events of locked requests to the outbox, and record the last sequence of each request."""
     await connection.execute(
         """
-        WITH counted AS (
+        WITH announced AS (
+            SELECT *
+              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[])
+                   AS event (lane, request_id, type, sequence, traceparent, payload)
+        ), counted AS (
             UPDATE calculation_request
-               SET sequence = $2
-             WHERE id = $1
+               SET sequence = last.sequence
+              FROM (SELECT request_id, max(sequence) AS sequence
+                      FROM announced
+                     GROUP BY request_id) AS last
+             WHERE id = last.request_id
         )
         INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-        VALUES ($3, $1, $4, $2, $5, $6)
+        SELECT lane, request_id, type, sequence, traceparent, payload
+          FROM announced
+         ORDER BY sequence
         """,
-        request.id,
-        event.sequence,
-        lanes.lane_of(request.id),
-        event.type,
-        traceparent,
-        events.encode(event, time=time or now(), traceparent=traceparent),
+        *zip(*map(_outbox_row, announcements), strict=True),
     )
+
+
+def _outbox_row(announcement: Announcement) -> tuple[Any, ...]:
+    request_id, event, time, traceparent = msgspec.structs.astuple(announcement)
+    payload = events.encode(event, time=time, traceparent=traceparent)
+    return lanes.lane_of(request_id), request_id, event.type, event.sequence, traceparent, payload

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from service import __main__ as service
 from service.api import idempotency_key
+from service.calculation_requests import reading
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -84,7 +85,11 @@ def forget_claims() -> None:
             process_id,
             limit,
         )
-        return [Email(**row) for row in rows]
+        requests = [await reading.read(connection, row["request_id"]) for row in rows]
+        return [
+            Email(request, "Acme", row["event_id"], row["created_at"], row["attempts"], None)
+            for row, request in zip(rows, requests, strict=True)
+        ]
 
     ledger.claim = claim
 

@@ -67,7 +67,7 @@ async def announce_next(connection: Connection, request_id: UUID) -> None:
     async with connection.transaction():
         request = await reading.lock(connection, request_id)
         event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
-        await storing.announce(connection, request, event)
+        await storing.announce(connection, [storing.Announcement(request.id, event, storing.now())])
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

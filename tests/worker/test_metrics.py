@@ -22,6 +22,7 @@ from worker.consumers import notifications
 from worker.gauges import Gauges
 from worker.mail import ledger
 from worker.mail.backlog import email_gauges, read_pending
+from worker.mail.ledger import Intent
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.reconciliation.loop import Discrepancies
@@ -223,7 +224,7 @@ async def test_emails_are_counted_by_outcome(
     outcome: str,
 ) -> None:
     mail_server.rcpt_reply = answer
-    await ledger.add(database, "an-event", stored_request.id)
+    await ledger.add(database, [Intent("an-event", stored_request.id)])
     with rises("emails_total", outcome=outcome):
         counted = value("emails_total", outcome=outcome)
         async with running(postman.run):

@@ -1,18 +1,22 @@
 """Consumes calculation.created: sets calculation_id and announces request.calculated."""
 
+from collections.abc import Sequence
+from uuid import UUID
+
 import msgspec
 
 from service import json_faults
 from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
-from service.calculation_requests.storing import announce, now
+from service.calculation_requests.storing import Announcement, announce, now
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from worker.consumers.consumer import Consumer, Malformed
+from worker.batches import Outcomes
+from worker.consumers.consumer import Consumer, Delivered, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -25,9 +29,11 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(result: CalculationCreated, traceparent: str) -> None:
-        await record_result(result, pool=pool, seconds=seconds, traceparent=traceparent)
+    async def handle(results: Sequence[Delivered[CalculationCreated]]) -> Outcomes:
+        async with loans.transaction(pool, seconds=seconds) as connection:
+            outcomes = await record_results(connection, results)
         relay.wake()
+        return outcomes
 
     return Consumer(
         settings,
@@ -57,45 +63,55 @@ def _parse(body: bytes) -> CalculationCreated:
     return event.data
 
 
-async def record_result(
-    result: CalculationCreated, *, pool: Pool, seconds: float, traceparent: str | None = None
-) -> None:
-    """Record a result once, however often it is delivered, in a transaction of at most *seconds*.
+async def record_results(
+    connection: Connection, results: Sequence[Delivered[CalculationCreated]]
+) -> Outcomes:
+    """Record each result once, however often it is delivered, in the caller's transaction.
 
-    Raises RequestNotFound, and CalculationAlreadyRecorded when the request has a different calculation.
+    The outcome is RequestNotFound, or CalculationAlreadyRecorded when the request has another calculation.
     """
-    request_id = parse_uuid(result.request_uuid)
-    if request_id is None:
-        raise RequestNotFound
-    async with loans.transaction(pool, seconds=seconds) as connection:
-        request = await reading.lock(connection, request_id)
-        if request.calculation_id == result.calculation_id:
-            return  # A redelivery: the event was written with the first delivery.
-        if request.calculation_id is not None:
-            raise CalculationAlreadyRecorded
-        await set_calculation(connection, request, result.calculation_id, traceparent=traceparent)
+    ids = [parse_uuid(result.content.request_uuid) for result in results]
+    requests = await reading.lock_all(connection, {request_id for request_id in ids if request_id})
+    outcomes: list[Exception | None] = []
+    new: dict[UUID, Delivered[CalculationCreated]] = {}
+    for request_id, result in zip(ids, results, strict=True):
+        request = requests.get(request_id) if request_id else None
+        if request is None:
+            outcomes.append(RequestNotFound())
+            continue
+        # A redelivery has the id that is recorded; its event was written with the first delivery.
+        recorded = request.calculation_id or new.setdefault(request.id, result).content.calculation_id
+        is_same = recorded == result.content.calculation_id
+        outcomes.append(None if is_same else CalculationAlreadyRecorded())
+    if new:
+        await set_calculations(connection, [(requests[each], result) for each, result in new.items()])
+    return outcomes
 
 
-async def set_calculation(
-    connection: Connection, request: CalculationRequest, calculation_id: str, *, traceparent: str | None
+async def set_calculations(
+    connection: Connection, results: Sequence[tuple[CalculationRequest, Delivered[CalculationCreated]]]
 ) -> None:
-    """Set the calculation of a locked request and announce it, in the caller's transaction."""
+    """Set the calculations of locked requests and announce them, in the caller's transaction."""
     calculated_at = now()
-    event = events.RequestCalculated(
-        **request.event_payload(sequence=request.sequence + 1), calculation_id=calculation_id
-    )
+    announcements = []
+    for request, (content, traceparent) in results:
+        event = events.RequestCalculated(
+            **request.event_payload(sequence=request.sequence + 1), calculation_id=content.calculation_id
+        )
+        announcements.append(Announcement(request.id, event, calculated_at, traceparent))
     await connection.execute(
         """
         UPDATE calculation_request
-           SET calculation_id = $2,
-               calculation_sequence = $3,
+           SET calculation_id = new.calculation_id,
+               calculation_sequence = new.sequence,
                calculated_at = $4,
                updated_at = $4
-         WHERE id = $1
+          FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS new (id, calculation_id, sequence)
+         WHERE calculation_request.id = new.id
         """,
-        request.id,
-        calculation_id,
-        event.sequence,
+        [each.request_id for each in announcements],
+        [result.content.calculation_id for _, result in results],
+        [each.event.sequence for each in announcements],
         calculated_at,
     )
-    await announce(connection, request, event, time=calculated_at, traceparent=traceparent)
+    await announce(connection, announcements)

@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -15,10 +15,12 @@ from service import json_faults
 from service.outbox import events
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
+from service.server.background import in_background
 from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
 from service.telemetry.spans import Attributes
 from worker import metrics
+from worker.batches import Batches, Outcomes
 from worker.consumers.dead_lettering import dead_letter
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import (
@@ -34,6 +36,14 @@ from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most, wait_for_first
 
 Content = TypeVar("Content")
+
+
+class Delivered(NamedTuple, Generic[Content]):
+    """The content of a message, and the traceparent to pass on: its own, or that of a new trace."""
+
+    content: Content
+    traceparent: str | None
+
 
 _RETRY_SECONDS = 1.0  # before a message whose handler failed is requeued
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -71,10 +81,10 @@ class _ChannelLeft(Exception):
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
 
-    The handler also gets the traceparent to pass on: the message's, or else that of a new trace.
-    *refusals* are the exceptions of the handler that no retry can fix: the message is dead-lettered, with
-    the reason in its headers. While Postgres is down, the messages in hand wait for it, and *dependency*,
-    which then raises PostgresUnavailable, keeps the queue from being opened.
+    The handler gets messages in batches, and returns an outcome for each: see `Batches`. *refusals* are the
+    outcomes that no retry can change: the message is dead-lettered, with the reason in its headers. While
+    Postgres is down, the messages in hand wait for it, and *dependency*, which then raises
+    PostgresUnavailable, keeps the queue from being opened.
     """
 
     def __init__(
@@ -83,7 +93,7 @@ class Consumer(Generic[Content]):
         queue: Queue,
         *,
         decode: Callable[[bytes], Content],
-        handle: Callable[[Content, str], Awaitable[None]],
+        handle: Callable[[Sequence[Delivered[Content]]], Awaitable[Outcomes]],
         refusals: tuple[type[Exception], ...],
         dependency: Callable[[], Awaitable[None]],
     ) -> None:
@@ -92,12 +102,9 @@ class Consumer(Generic[Content]):
         # The name of a consumer's destination in OpenTelemetry's conventions for RabbitMQ.
         self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._decode = decode
-        self._handle = handle
+        self._batches = Batches(handle)
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
-        # More handlers than connections would wait in the pool's queue, whose bound and deadline make a long
-        # wait look like an outage of Postgres.
-        self._handling = asyncio.Semaphore(settings.database_pool_size)
         self._deliveries: set[asyncio.Task[None]] = set()
         self._leaving = asyncio.Event()  # Nothing more may be handled on the present channel.
         self._consuming = False
@@ -121,6 +128,7 @@ class Consumer(Generic[Content]):
                 await self._dependency()
                 # Dead letters have a connection of their own: see `dead_letter`.
                 async with (
+                    in_background(name, self._batches.run),
                     open_role(self._settings, name=name, needs=needs) as channel,
                     open_channel(self._settings, name=self._queue.dead_letters) as dead_letters,
                 ):
@@ -202,9 +210,8 @@ class Consumer(Generic[Content]):
         channel returns the message to the queue.
         """
         try:
-            content = self._decode(message.body)
-            async with self._handling:
-                await self._handle_through_outages(content, traceparent)
+            delivered = Delivered(self._decode(message.body), traceparent)
+            await self._handle_through_outages(delivered)
         except self._refusals as refusal:
             await dead_letter(
                 dead_letters, message, self._queue, refusal, seconds=self._settings.broker_timeout_seconds
@@ -223,15 +230,15 @@ class Consumer(Generic[Content]):
         _log.info("message_handled")
         return "handled"
 
-    async def _handle_through_outages(self, content: Content, traceparent: str) -> None:
-        """Call the handler, again and again while Postgres is down: a requeue would count as a delivery.
+    async def _handle_through_outages(self, delivered: Delivered[Content]) -> None:
+        """Have a message handled, again while Postgres is down: a requeue would count as a delivery.
 
-        Raises _ChannelLeft instead of starting the handler on a channel that is being left.
+        Raises _ChannelLeft instead of having it handled on a channel that is being left.
         """
         pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
         while not self._leaving.is_set():
             try:
-                return await self._handle(content, traceparent)
+                return await self._batches.done(delivered)
             except PostgresUnavailable as error:
                 await pauses.log_and_wait(error, self._leaving)
         raise _ChannelLeft

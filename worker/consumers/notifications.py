@@ -1,6 +1,7 @@
 """Consumes request.created: records in the ledger that the customer is to get an e-mail."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,16 +11,16 @@ from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
-from service.postgres.pool import Pool
-from worker.consumers.consumer import Consumer, Malformed
+from service.postgres.pool import Connection, Pool
+from worker.batches import Outcomes
+from worker.consumers.consumer import Consumer, Delivered, Malformed
 from worker.mail import ledger
+from worker.mail.ledger import Intent
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-def consumer(
-    settings: WorkerSettings, pool: Pool, due: asyncio.Event
-) -> Consumer[CloudEvent[RequestCreated]]:
+def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[RequestCreated]:
     """Return the consumer that records which e-mails to send, and then sets *due*.
 
     Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
@@ -27,10 +28,11 @@ def consumer(
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(event: CloudEvent[RequestCreated], traceparent: str) -> None:
-        # Stored with the e-mail: another process may send it, hours later, and continue the trace.
-        await intend_email(event.data, pool=pool, seconds=seconds, traceparent=traceparent)
+    async def handle(created: Sequence[Delivered[RequestCreated]]) -> Outcomes:
+        async with loans.connection(pool, seconds=seconds) as connection:
+            outcomes = await intend_emails(connection, created)
         due.set()
+        return outcomes
 
     return Consumer(
         settings,
@@ -42,7 +44,7 @@ def consumer(
     )
 
 
-def decode(body: bytes) -> CloudEvent[RequestCreated]:
+def decode(body: bytes) -> RequestCreated:
     """Read a request.created event. Raises Malformed."""
     try:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
@@ -54,20 +56,20 @@ def decode(body: bytes) -> CloudEvent[RequestCreated]:
     # send the customer a second e-mail.
     if event.data.sequence != 1:
         raise Malformed("Expected 1", field="data.sequence")
-    return event
+    return event.data
 
 
-async def intend_email(
-    event: RequestCreated, *, pool: Pool, seconds: float, traceparent: str | None = None
-) -> None:
-    """Record that one e-mail is to be sent for an event, however often the event is delivered.
+async def intend_emails(connection: Connection, created: Sequence[Delivered[RequestCreated]]) -> Outcomes:
+    """Record that one e-mail is to be sent for each event, however often it is delivered.
 
-    Raises RequestNotFound.
+    The outcome is RequestNotFound when there is no such request.
     """
-    request_id = parse_uuid(event.uuid)
-    if request_id is None:
-        raise RequestNotFound
-    event_id = events.event_id(event.uuid, event.type, event.sequence)
-    async with loans.connection(pool, seconds=seconds) as connection:
-        if not await ledger.add(connection, event_id, request_id, traceparent=traceparent):
-            raise RequestNotFound
+    ids = [parse_uuid(each.content.uuid) for each in created]
+    # The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
+    intents = [
+        Intent(events.event_id(event.uuid, event.type, event.sequence), request_id, traceparent)
+        for request_id, (event, traceparent) in zip(ids, created, strict=True)
+        if request_id
+    ]
+    known = await ledger.add(connection, intents)
+    return [None if request_id in known else RequestNotFound() for request_id in ids]

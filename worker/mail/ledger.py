@@ -6,6 +6,8 @@ from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests.columns import with_columns
+from service.calculation_requests.model import CalculationRequest
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
 
@@ -13,39 +15,49 @@ from service.postgres.pool import Connection
 class Email(msgspec.Struct, frozen=True):
     """A due e-mail, claimed by this process."""
 
+    request: CalculationRequest
+    firm: str  # the registered name of the request's conveyancer
     event_id: str
-    request_id: UUID
     created_at: datetime
     attempts: int
+    traceparent: str | None
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """An e-mail that is to be sent for an event."""
+
+    event_id: str
+    request_id: UUID
     traceparent: str | None = None
 
 
-async def add(
-    connection: Connection, event_id: str, request_id: UUID, *, traceparent: str | None = None
-) -> bool:
-    """Record that an e-mail is to be sent. False when there is no such request.
+async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
+    """Record that e-mails are to be sent. Returns the ids of the requests that exist.
 
     Repeating an event changes nothing.
     """
-    known: bool = await connection.fetchval(
+    rows = await connection.fetch(
         """
-        WITH request AS (
-            SELECT id
-              FROM calculation_request
-             WHERE id = $2
+        WITH known AS (
+            SELECT intent.*
+              FROM unnest($1::text[], $2::uuid[], $3::text[]) AS intent (event_id, request_id, traceparent)
+              JOIN calculation_request AS request
+                ON request.id = intent.request_id
         ), intended AS (
             INSERT INTO email (event_id, request_id, traceparent)
-            SELECT $1, id, $3
-              FROM request
+            SELECT event_id, request_id, traceparent
+              FROM known
+             ORDER BY event_id -- or two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
         )
-        SELECT EXISTS (SELECT FROM request)
+        SELECT request_id
+          FROM known
         """,
-        event_id,
-        request_id,
-        traceparent,
+        [each.event_id for each in intents],
+        [each.request_id for each in intents],
+        [each.traceparent for each in intents],
     )
-    return known
+    return {row["request_id"] for row in rows}
 
 
 async def claim(
@@ -58,14 +70,19 @@ async def claim(
     crash, failover or restart of Postgres, expired claims are left alone for another *seconds*: their process
     may be alive, with the mail server's reply in hand.
     """
-    rows = await connection.fetch(
-        """
-        WITH recovered AS (
-            INSERT INTO postgres_up (since)
-            SELECT now()
-             WHERE NOT EXISTS (SELECT FROM postgres_up)
-            ON CONFLICT DO NOTHING
-        )
+    rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
+    return [Email(CalculationRequest(*row[:-5]), *row[-5:]) for row in rows]
+
+
+# Reads the requests one by one, by their primary key: a generic plan expects many e-mails of any limit.
+_CLAIM = with_columns(
+    """
+    WITH recovered AS (
+        INSERT INTO postgres_up (since)
+        SELECT now()
+         WHERE NOT EXISTS (SELECT FROM postgres_up)
+        ON CONFLICT DO NOTHING
+    ), claimed AS (
         UPDATE email
            SET attempts = attempts + (claimed_by IS NOT NULL)::integer,
                claimed_by = $1,
@@ -82,13 +99,14 @@ async def claim(
                              LIMIT $2
                                FOR UPDATE SKIP LOCKED)
         RETURNING event_id, request_id, created_at, attempts, traceparent
-        """,
-        process_id,
-        limit,
-        seconds,
-        under_way,
     )
-    return [Email(**row) for row in rows]
+    SELECT {request_columns}, firm.name, claimed.event_id, claimed.created_at, claimed.attempts,
+           claimed.traceparent
+      FROM claimed
+     CROSS JOIN LATERAL (SELECT * FROM calculation_request WHERE id = claimed.request_id LIMIT 1) AS request
+     CROSS JOIN LATERAL (SELECT name FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS firm
+    """
+)
 
 
 async def renew(
@@ -99,9 +117,12 @@ async def renew(
         """
         UPDATE email
            SET next_attempt_at = now() + make_interval(secs => $3)
-         WHERE event_id = ANY($2)
-           AND claimed_by = $1
-           AND state = 'pending'
+         WHERE event_id IN (SELECT event_id
+                              FROM email
+                             WHERE event_id = ANY($2)
+                               AND claimed_by = $1
+                               AND state = 'pending'
+                               FOR UPDATE SKIP LOCKED) -- those being settled: waiting for them could deadlock
         RETURNING event_id
         """,
         process_id,
@@ -111,43 +132,58 @@ async def renew(
     return {row["event_id"] for row in rows}
 
 
-async def settle(
-    connection: Connection,
-    event_id: str,
-    event: RequestEmailSent | RequestEmailFailed,
-    *,
-    server_reply: str,
-    settled_at: datetime,
-) -> bool:
-    """Record that an e-mail was sent or has failed, as its event says. False when that was recorded before.
+class Settlement(msgspec.Struct, frozen=True):
+    """The end of an e-mail: the event that announces it, and the mail server's reply."""
 
-    The claim is not checked: the mail server's reply holds even if another process has taken the e-mail over.
+    event_id: str
+    event: RequestEmailSent | RequestEmailFailed
+    server_reply: str
+
+
+async def lock_pending(connection: Connection, event_ids: Sequence[str]) -> set[str]:
+    """Return those of these e-mails that have not ended, and lock their rows until the transaction ends."""
+    rows = await connection.fetch(
+        """
+        SELECT event_id
+          FROM email
+         WHERE event_id = ANY($1)
+           AND state = 'pending'
+         ORDER BY event_id
+           FOR UPDATE
+        """,
+        event_ids,
+    )
+    return {row["event_id"] for row in rows}
+
+
+async def settle(connection: Connection, settlements: Sequence[Settlement], *, settled_at: datetime) -> None:
+    """Record that pending e-mails were sent or have failed, as their events say.
+
+    The claims are not checked: a mail server's reply holds even if another process has taken the e-mail over.
     """
-    failure = event if isinstance(event, RequestEmailFailed) else None
-    settled = await connection.fetchval(
+    failures = [each.event if isinstance(each.event, RequestEmailFailed) else None for each in settlements]
+    await connection.execute(
         """
         UPDATE email
-           SET state = $2,
-               server_reply = $3,
+           SET state = CASE WHEN settled.reason IS NULL THEN 'sent' ELSE 'failed' END,
+               server_reply = settled.server_reply,
                attempts = attempts + 1,
                claimed_by = NULL,
-               settled_at = $4,
-               event_sequence = $5,
-               smtp_code = $6,
-               reason = $7
-         WHERE event_id = $1
-           AND state = 'pending'
-        RETURNING event_id
+               settled_at = $6,
+               event_sequence = settled.sequence,
+               smtp_code = settled.smtp_code,
+               reason = settled.reason
+          FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[])
+               AS settled (event_id, server_reply, sequence, smtp_code, reason)
+         WHERE email.event_id = settled.event_id
         """,
-        event_id,
-        "failed" if failure else "sent",
-        server_reply,
+        [each.event_id for each in settlements],
+        [each.server_reply for each in settlements],
+        [each.event.sequence for each in settlements],
+        [failure and failure.smtp_code for failure in failures],
+        [failure and failure.reason for failure in failures],
         settled_at,
-        event.sequence,
-        failure and failure.smtp_code,
-        failure and failure.reason,
     )
-    return settled is not None
 
 
 async def postpone(
@@ -182,9 +218,12 @@ async def release(connection: Connection, process_id: UUID, event_ids: Sequence[
         UPDATE email
            SET claimed_by = NULL,
                next_attempt_at = now()
-         WHERE event_id = ANY($2)
-           AND claimed_by = $1
-           AND state = 'pending'
+         WHERE event_id IN (SELECT event_id
+                              FROM email
+                             WHERE event_id = ANY($2)
+                               AND claimed_by = $1
+                               AND state = 'pending'
+                               FOR UPDATE SKIP LOCKED)
         """,
         process_id,
         event_ids,

@@ -1,6 +1,6 @@
 """The outcomes that an attempt at an e-mail can have, and how each is recorded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 from uuid import UUID
@@ -8,10 +8,13 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading, storing
+from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests.storing import Announcement
 from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
+from worker.batches import Outcomes
 from worker.mail import ledger
-from worker.mail.ledger import Email
+from worker.mail.ledger import Email, Settlement
 from worker.mail.smtp import NO_REPLY, EmailRefused
 from worker.settings import WorkerSettings
 
@@ -36,6 +39,10 @@ class Sent(Outcome, frozen=True):
 
     reply: str
 
+    def event(self, request: CalculationRequest, *, sequence: int) -> RequestEmailSent:
+        """Return the event that announces it."""
+        return RequestEmailSent(**request.event_payload(sequence=sequence))
+
 
 class Failed(Outcome, frozen=True):
     """The e-mail ended unsent."""
@@ -45,6 +52,12 @@ class Failed(Outcome, frozen=True):
     reason: Reason
     reply: str
     smtp_code: int = NO_REPLY
+
+    def event(self, request: CalculationRequest, *, sequence: int) -> RequestEmailFailed:
+        """Return the event that announces it."""
+        return RequestEmailFailed(
+            **request.event_payload(sequence=sequence), reason=self.reason, smtp_code=self.smtp_code
+        )
 
 
 class RefusedForNow(Outcome, frozen=True):
@@ -92,34 +105,43 @@ def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings)
     return RefusedForNow(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
 
 
-async def record(connection: Connection, outcome: Outcome, email: Email, *, process_id: UUID) -> None:
-    """Record an outcome in the ledger. The end of an e-mail is announced in the same transaction."""
-    match outcome:
-        case Sent() | Failed():
-            await _settle(connection, outcome, email)
-        case RefusedForNow() | InternalError():
-            await ledger.postpone(
-                connection,
-                process_id,
-                email.event_id,
-                server_reply=outcome.reply,
-                seconds=outcome.retry_seconds,
-            )
-        case NotAttempted():
-            await ledger.release(connection, process_id, [email.event_id])
+async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
+    """Record the ends of e-mails and announce them, in the caller's transaction.
 
-
-async def _settle(connection: Connection, outcome: Sent | Failed, email: Email) -> None:
-    """Record the end of an e-mail and announce it, unless it was recorded before."""
-    request = await reading.lock(connection, email.request_id)
-    facts = request.event_payload(sequence=request.sequence + 1)
-    event = (
-        RequestEmailSent(**facts)
-        if isinstance(outcome, Sent)
-        else RequestEmailFailed(**facts, reason=outcome.reason, smtp_code=outcome.smtp_code)
-    )
+    Those that were recorded before are left alone.
+    """
+    requests = await reading.lock_all(connection, {email.request.id for email, _ in ends})
+    pending = await ledger.lock_pending(connection, [email.event_id for email, _ in ends])
+    sequences = {request_id: request.sequence for request_id, request in requests.items()}
     settled_at = storing.now()
-    if await ledger.settle(
-        connection, email.event_id, event, server_reply=outcome.reply, settled_at=settled_at
-    ):
-        await storing.announce(connection, request, event, time=settled_at, traceparent=email.traceparent)
+    settlements, announcements = [], []
+    for email, outcome in ends:
+        if email.event_id in pending:
+            sequences[email.request.id] += 1
+            event = outcome.event(requests[email.request.id], sequence=sequences[email.request.id])
+            settlements.append(Settlement(email.event_id, event, outcome.reply))
+            announcements.append(Announcement(email.request.id, event, settled_at, email.traceparent))
+    if settlements:
+        await ledger.settle(connection, settlements, settled_at=settled_at)
+        await storing.announce(connection, announcements)
+    return [None] * len(ends)
+
+
+async def put_off(
+    connection: Connection,
+    outcome: RefusedForNow | InternalError | NotAttempted,
+    email: Email,
+    *,
+    process_id: UUID,
+) -> None:
+    """Record that an e-mail is due again, later or at once."""
+    if isinstance(outcome, NotAttempted):
+        await ledger.release(connection, process_id, [email.event_id])
+    else:
+        await ledger.postpone(
+            connection,
+            process_id,
+            email.event_id,
+            server_reply=outcome.reply,
+            seconds=outcome.retry_seconds,
+        )

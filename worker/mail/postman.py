@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -11,10 +12,8 @@ from uuid import UUID, uuid4
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests import conveyancers, reading, request_secrets
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests import request_secrets
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
-from service.identifiers import uuid_of
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -23,10 +22,11 @@ from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
 from worker import metrics
+from worker.batches import Batches, Outcomes
 from worker.mail import ledger, message, outcomes
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
-from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, Sent
+from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent
 from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -83,11 +83,15 @@ class Postman:
         self._under_way: dict[str, _Sending] = {}  # by event id
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
+        self._ends = Batches(self._settle)
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
-        async with in_background("email_claims", self._renew_claims):
+        async with (
+            in_background("email_claims", self._renew_claims),
+            in_background("email_settlements", self._ends.run),
+        ):
             try:
                 while not stop.is_set():
                     await self._start_or_wait(stop)
@@ -170,7 +174,7 @@ class Postman:
 
     async def _send(self, email: Email, sending: _Sending) -> Outcome:
         """Make one attempt at an e-mail, and record its outcome."""
-        story = logs.about(uuid_of(email.request_id), email.traceparent)
+        story = logs.about(email.request.uuid, email.traceparent)
         with bound_contextvars(event_id=email.event_id, **story):
             outcome = await self._attempt(email, sending)
             await self._keep_recording(outcome, email)
@@ -204,29 +208,26 @@ class Postman:
 
     async def _hand_over(self, email: Email, sending: _Sending) -> str:
         """Return the mail server's reply on acceptance."""
-        async with loans.connection(self._pool, seconds=self._seconds) as connection:
-            request = await reading.read(connection, email.request_id)
-            firm = await conveyancers.name_of(connection, request.conveyancer_id)
-        envelope, content = self._compose(email, request, firm)
+        envelope, content = self._compose(email)
         with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
             return await self._mailer.send(envelope, content, before_content=sending.begin_content)
 
-    def _compose(self, email: Email, request: CalculationRequest, firm: str) -> tuple[Envelope, bytes]:
+    def _compose(self, email: Email) -> tuple[Envelope, bytes]:
         """Return the envelope and the content. Raises EmailNotComposable when the request is at fault."""
         compose = partial(
             message.compose,
-            firm=firm,
-            request_url=request.request_url(self._keys, self._settings.app_url),
+            firm=email.firm,
+            request_url=email.request.request_url(self._keys, self._settings.app_url),
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,
         )
         try:
-            content = compose(request)
-            return Envelope(self._sender.address, message.recipient_of(request)), content
+            content = compose(email.request)
+            return Envelope(self._sender.address, message.recipient_of(email.request)), content
         except Exception as error:
             # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
-            compose(message.with_plain_words(request))
+            compose(message.with_plain_words(email.request))
             raise EmailNotComposable from error
 
     async def _keep_recording(self, outcome: Outcome, email: Email) -> None:
@@ -235,16 +236,28 @@ class Postman:
         never = asyncio.Event()
         while True:
             try:
-                async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-                    await outcomes.record(connection, outcome, email, process_id=self._process_id)
+                await self._record(outcome, email)
             except PostgresUnavailable as error:
                 await pauses.log_and_wait(error, never)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
                 await pauses.log_and_wait(error, never)
             else:
-                self._relay.wake()
                 return
+
+    async def _record(self, outcome: Outcome, email: Email) -> None:
+        match outcome:
+            case Sent() | Failed():
+                await self._ends.done((email, outcome))
+            case RefusedForNow() | InternalError() | NotAttempted():
+                async with loans.connection(self._pool, seconds=self._seconds) as connection:
+                    await outcomes.put_off(connection, outcome, email, process_id=self._process_id)
+
+    async def _settle(self, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
+        async with loans.transaction(self._pool, seconds=self._seconds) as connection:
+            recorded = await outcomes.settle(connection, ends)
+        self._relay.wake()
+        return recorded
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""

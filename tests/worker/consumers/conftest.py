@@ -1,7 +1,7 @@
 """A consumer whose handler the test controls."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
-from worker.consumers.consumer import Consumer, Malformed
+from worker.batches import Outcomes
+from worker.consumers.consumer import Consumer, Delivered, Malformed
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 from worker.settings import WorkerSettings
 
@@ -28,8 +29,6 @@ class Work:
         self.done: list[int] = []
         self.error: Exception | None = None
         self.dependency_error: Exception | None = None
-        self.most_at_once = 0
-        self._at_once = 0
         self.going_on = asyncio.Event()
         self.going_on.set()
 
@@ -41,18 +40,15 @@ class Work:
         except msgspec.DecodeError as error:
             raise Malformed.because(error, body) from None
 
-    async def handle(self, number: int, _traceparent: str) -> None:
-        """Wait for `going_on`, then record a number or raise `error`."""
-        self.started.append(number)
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
-            await self.going_on.wait()
-        finally:
-            self._at_once -= 1
+    async def handle(self, numbers: Sequence[Delivered[int]]) -> Outcomes:
+        """Wait for `going_on`, then record numbers or raise `error`."""
+        batch = [number for number, _ in numbers]
+        self.started += batch
+        await self.going_on.wait()
         if self.error is not None:
             raise self.error
-        self.done.append(number)
+        self.done += batch
+        return [None] * len(batch)
 
     async def check(self) -> None:
         """Raise `dependency_error`, if it is set."""

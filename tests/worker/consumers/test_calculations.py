@@ -26,8 +26,9 @@ from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
+from tests.worker.deliveries import record_result
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded, record_result
+from worker.consumers.calculations import CalculationAlreadyRecorded
 from worker.consumers.consumer import Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -109,7 +110,7 @@ async def test_calculation_is_recorded_and_announced(
 async def test_event_carries_the_calculation_and_the_next_sequence_number(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool)
 
     (event,) = await calculated_events(database)
     row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")
@@ -175,7 +176,7 @@ async def test_calculation_is_not_recorded_when_its_event_cannot_be(
     await database.execute("ALTER TABLE outbox ADD CHECK (type <> 'request.calculated')")
 
     with pytest.raises(asyncpg.CheckViolationError):
-        await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid), pool=pool)
 
     assert await calculation_of(database, stored_request) is None
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 1
@@ -186,7 +187,7 @@ async def test_same_calculation_again_changes_nothing(
 ) -> None:
     async with asyncio.TaskGroup() as deliveries:
         for _ in range(5):
-            deliveries.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=5.0))
+            deliveries.create_task(record_result(result(stored_request.uuid), pool=pool))
 
     assert len(await calculated_events(database)) == 1
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
@@ -195,10 +196,10 @@ async def test_same_calculation_again_changes_nothing(
 async def test_different_calculation_is_refused_and_changes_nothing(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    await record_result(result(stored_request.uuid), pool=pool, seconds=5.0)
+    await record_result(result(stored_request.uuid), pool=pool)
 
     with pytest.raises(CalculationAlreadyRecorded):
-        await record_result(result(stored_request.uuid, "calc-2"), pool=pool, seconds=5.0)
+        await record_result(result(stored_request.uuid, "calc-2"), pool=pool)
 
     assert await calculation_of(database, stored_request) == "calc-1"
     assert len(await calculated_events(database)) == 1
@@ -208,10 +209,7 @@ async def test_of_several_calculations_at_the_same_time_one_is_recorded(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
     outcomes = await asyncio.gather(
-        *(
-            record_result(result(stored_request.uuid, f"calc-{number}"), pool=pool, seconds=5.0)
-            for number in range(5)
-        ),
+        *(record_result(result(stored_request.uuid, f"calc-{number}"), pool=pool) for number in range(5)),
         return_exceptions=True,
     )
 
@@ -253,7 +251,7 @@ async def test_calculation_of_an_unknown_request_is_dead_lettered(
 async def test_malformed_uuid_is_an_unknown_request(pool: Pool) -> None:
     for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
         with pytest.raises(RequestNotFound):
-            await record_result(result(request_uuid), pool=pool, seconds=5.0)
+            await record_result(result(request_uuid), pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +424,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
 ) -> None:
     async with database.transaction():
         await reading.lock(database, stored_request.id)
-        recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool, seconds=10.0))
+        recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool))
         await eventually(lambda: has_waiting_statement(database))
     await recording
 

@@ -50,23 +50,6 @@ async def test_message_is_handled_once_and_leaves_the_queue(
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
-async def test_no_more_messages_are_handled_at_once_than_the_pool_has_connections(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
-) -> None:
-    consumer = consumer_with(consumer_prefetch=50, database_pool_size=3)
-    work.going_on.clear()
-    for number in range(10):
-        await publish(channel, NOTIFICATIONS, str(number).encode())
-
-    async with running(consumer.run):
-        await eventually(lambda: has_no_messages(channel, NOTIFICATIONS.name))
-        await eventually(lambda: len(work.started) == 3)
-        work.going_on.set()
-        await eventually(lambda: len(work.done) == 10)
-
-    assert work.most_at_once == 3
-
-
 async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_delivery_limit(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, impatient_queue: Queue
 ) -> None:

@@ -16,13 +16,13 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, created_event, publish, take
+from tests.worker.deliveries import intend_email
 from tests.worker.mail.conftest import (
     all_are,
     states,
 )
 from worker.consumers import notifications
 from worker.consumers.consumer import Malformed
-from worker.consumers.notifications import intend_email
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
@@ -71,7 +71,7 @@ async def test_uuid_of_no_request_is_refused(pool: Pool, stored_request: Calcula
         event = msgspec.structs.replace(created_event(stored_request), uuid=uuid)
 
         with pytest.raises(RequestNotFound):
-            await intend_email(event, pool=pool, seconds=5.0)
+            await intend_email(event, pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_request_created_that_is_not_the_first_event_of_its_request_is_mal
     body = events.encode(event, time=stored_request.created_at, traceparent=None)
 
     with pytest.raises(Malformed):
-        await intend_email(notifications.decode(body).data, pool=pool, seconds=5.0)
+        await intend_email(notifications.decode(body), pool=pool)
 
     assert await states(database) == {}
 
@@ -129,9 +129,9 @@ async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(
     event = created_event(stored_request)
 
     async with running(postman.run):
-        await intend_email(event, pool=pool, seconds=5.0)
+        await intend_email(event, pool=pool)
         await eventually(lambda: all_are(database, "sent"))
-        await intend_email(event, pool=pool, seconds=5.0)
+        await intend_email(event, pool=pool)
         assert await postman.start_due() == 0
 
     assert [mail.recipients for mail in mail_server.accepted] == [[stored_request.customer_email]]
@@ -148,7 +148,7 @@ async def test_customer_is_emailed_once_when_the_event_is_delivered_several_time
 
     async with running(postman.run), asyncio.TaskGroup() as deliveries:
         for _ in range(8):
-            deliveries.create_task(intend_email(event, pool=pool, seconds=5.0))
+            deliveries.create_task(intend_email(event, pool=pool))
         await eventually(lambda: all_are(database, "sent"))
 
     assert len(mail_server.accepted) == 1

@@ -9,7 +9,7 @@ from service.postgres.pool import Connection, Pool
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import created_event, store
-from worker.consumers.notifications import intend_email
+from tests.worker.deliveries import intend_email
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ async def intended(
     database: Connection, pool: Pool, stored_request: CalculationRequest
 ) -> CalculationRequest:
     """A request whose e-mail is due and whose request.created has left the outbox."""
-    await intend_email(created_event(stored_request), pool=pool, seconds=5.0)
+    await intend_email(created_event(stored_request), pool=pool)
     await database.execute("DELETE FROM outbox")
     return stored_request
 
@@ -40,7 +40,7 @@ async def intend_emails(database: Connection, pool: Pool, number: int) -> list[C
     """Store *number* requests and record that each is to get its e-mail."""
     requests = [await store(database) for _ in range(number)]
     for request in requests:
-        await intend_email(created_event(request), pool=pool, seconds=5.0)
+        await intend_email(created_event(request), pool=pool)
     return requests
 
 

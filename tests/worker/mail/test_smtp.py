@@ -59,7 +59,7 @@ async def hasty_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]
 async def send(with_mailer: Mailer) -> str:
     """Send an e-mail. Returns the reply."""
     envelope = Envelope(SENDER.address, "ada@customer.example.com")
-    return await with_mailer.send(envelope, compose().as_bytes(), before_content=lambda: None)
+    return await with_mailer.send(envelope, compose(), before_content=lambda: None)
 
 
 async def test_reply_of_the_mail_server_is_returned(

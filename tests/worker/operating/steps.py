@@ -1,24 +1,24 @@
 """The steps of a request after it was stored: its e-mail and its calculation."""
 
-from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
-from worker.consumers import calculations
+from tests.worker import deliveries
 from worker.mail import ledger
+from worker.mail.ledger import Intent
 from worker.mail.postman import Postman
 
 
 async def intend(database: Connection, request: CalculationRequest) -> None:
     """Enter the e-mail of a request in the ledger."""
-    await ledger.add(database, f"{request.uuid}.request.created.1", request.id)
+    await ledger.add(database, [Intent(f"{request.uuid}.request.created.1", request.id)])
 
 
 async def intend_another(database: Connection, request: CalculationRequest) -> None:
     """Enter another e-mail of a request in the ledger, under the id of another event."""
-    await ledger.add(database, f"{request.uuid}.another", request.id)
+    await ledger.add(database, [Intent(f"{request.uuid}.another", request.id)])
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:
@@ -47,6 +47,4 @@ async def send_another_email(
 
 async def calculate(database: Connection, request: CalculationRequest) -> None:
     """Record a calculation, as its consumer does."""
-    async with database.transaction():
-        locked = await reading.lock(database, request.id)
-        await calculations.set_calculation(database, locked, "C-1", traceparent=None)
+    await deliveries.calculate(database, request.uuid, "C-1")

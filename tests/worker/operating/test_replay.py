@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.outbox.events import EVENT_TYPES
@@ -19,12 +18,11 @@ from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
+from tests.worker import deliveries
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
-from tests.worker.operating.steps import calculate, refuse_email, send_another_email
+from tests.worker.operating.steps import calculate, intend, refuse_email, send_another_email
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
-from worker.consumers import calculations
-from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.operating import replay
 from worker.operating.replay import Limits, OutboxNotDraining, Selection, Tally
@@ -59,7 +57,7 @@ async def other_connection(database_url: str) -> AsyncIterator[Connection]:
 
 async def finish(database: Connection, request: CalculationRequest, postman: Postman) -> None:
     """Attempt the e-mail of a request until it is sent or refused, then record its calculation."""
-    await ledger.add(database, f"{request.uuid}.request.created.1", request.id)
+    await intend(database, request)
     async with running(postman.run):
         await eventually(
             lambda: database.fetchval("SELECT settled_at FROM email WHERE request_id = $1", request.id)
@@ -247,9 +245,7 @@ async def test_event_of_an_older_request_is_found_by_its_own_time(
 ) -> None:
     await database.execute("DELETE FROM outbox")
     moved = await move(database, stored_request, datetime(2025, 1, 1, tzinfo=UTC))
-    async with database.transaction():
-        request = await reading.lock(database, moved)
-        await calculations.set_calculation(database, request, "C-1", traceparent=None)
+    await deliveries.calculate(database, uuid_of(moved), "C-1")
     await deliver()
 
     await command(worker_settings, "outbox", "replay", "--from", "2026-01-01")

@@ -15,7 +15,6 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
-from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events
 from service.outbox.lanes import LANES, lane_of, notify
@@ -41,7 +40,7 @@ from tests.worker.conftest import (
     take_all,
     take_ids,
 )
-from worker.consumers import calculations
+from tests.worker.deliveries import calculate
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.lanes import lock_lanes
@@ -679,9 +678,7 @@ async def test_event_without_a_queue_counts_as_delivered_unless_it_must_be_route
     relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await relay.relay_due(publisher, NEVER)
-    async with database.transaction():
-        request = await reading.lock(database, stored_request.id)
-        await calculations.set_calculation(database, request, "calc-1", traceparent=None)
+    await calculate(database, stored_request.uuid, "calc-1")
 
     await relay.relay_due(publisher, NEVER)
 

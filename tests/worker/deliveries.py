@@ -1,0 +1,38 @@
+"""One message, handled as its consumer handles a batch."""
+
+from service.outbox.events import CalculationCreated, RequestCreated
+from service.postgres import loans
+from service.postgres.pool import Connection, Pool
+from worker.batches import Outcomes
+from worker.consumers import calculations, notifications
+from worker.consumers.consumer import Delivered
+
+
+async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
+    """Record that an e-mail is to be sent. Raises as its outcome says."""
+    async with loans.connection(pool, seconds=5.0) as connection:
+        outcomes = await notifications.intend_emails(connection, [Delivered(event, None)])
+    _check(outcomes)
+
+
+async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
+    """Record a calculation. Raises as its outcome says."""
+    async with loans.transaction(pool, seconds=10.0) as connection:
+        outcomes = await _record(connection, result)
+    _check(outcomes)
+
+
+async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:
+    """Record a calculation over this connection."""
+    async with connection.transaction():
+        _check(await _record(connection, CalculationCreated(uuid, calculation_id)))
+
+
+async def _record(connection: Connection, result: CalculationCreated) -> Outcomes:
+    return await calculations.record_results(connection, [Delivered(result, None)])
+
+
+def _check(outcomes: Outcomes) -> None:
+    (error,) = outcomes
+    if error is not None:
+        raise error
