@@ -34,9 +34,9 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     reconcile_seconds: Annotated[float, msgspec.Meta(ge=60, le=86_400)] = 300.0
     reconcile_window_seconds: Annotated[float, msgspec.Meta(ge=7200, le=30 * 86_400)] = 86_400.0
 
-    consumer_prefetch: Count = 20
+    consumer_prefetch: Count = 256
 
-    email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     email_poll_seconds: Seconds = 2.0
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
     email_retry_seconds: Seconds = 30.0

@@ -137,6 +137,7 @@ class Stand:
         smtp_url: str = "smtp://127.0.0.1:9",
         ready: bool = True,
         checkout: Path = CHECKOUT,
+        **settings: str,
     ) -> AsyncIterator[Process]:
         """Run one worker process of *checkout*."""
         port = free_port()
@@ -148,6 +149,7 @@ class Stand:
             "SMTP_URL": smtp_url,
             "MAIL_FROM": "calculations@service.example.com",
             "HEALTH_PORT": str(port),
+            **settings,
         }
         command = python("worker", *roles)
         async with self._running("worker", command, environment, port, checkout) as worker:

@@ -15,7 +15,8 @@ from service.postgres.pool import Connection
 from worker.batches import Outcomes
 from worker.mail import ledger
 from worker.mail.ledger import Email, Settlement
-from worker.mail.smtp import NO_REPLY, EmailRefused
+from worker.mail.session import NO_REPLY
+from worker.mail.smtp import EmailRefused
 from worker.settings import WorkerSettings
 
 

@@ -3,19 +3,17 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
 import msgspec
-from aiosmtplib import SMTPDataError, SMTPException, SMTPRecipientRefused
+from aiosmtplib import SMTPException
 
 from service.telemetry.spans import Attributes
+from worker.mail.session import Reply, Session
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-_SERVICE_NOT_AVAILABLE = 421
-NO_REPLY = 0  # in place of the reply code that the mail server did not send
 _LONGEST_REPLY = 1000
 
 
@@ -72,7 +70,7 @@ class Mailer:
         self._password = unquote(url.password) if url.password else None
         self._timeout_seconds = settings.smtp_timeout_seconds
         self._answer_seconds = settings.smtp_answer_seconds
-        self._idle: list[aiosmtplib.SMTP] = []
+        self._idle: list[Session] = []
 
     def describe(self) -> Attributes:
         """Return the span attributes of the mail server."""
@@ -91,88 +89,70 @@ class Mailer:
         e-mail is sent once more, over a new connection. If the server accepts the connection and ends the
         session at this recipient again, the e-mail is at fault.
         """
-        connection = await self._reuse() or await self._open()
+        session = self._reuse() or await self._open()
         try:
-            return await self._send_over(connection, envelope, content, before_content)
+            return await self._send_over(session, envelope, content, before_content)
         except _SessionEnded:
-            connection = await self._open()
+            session = await self._open()
         try:
-            return await self._send_over(connection, envelope, content, before_content)
+            return await self._send_over(session, envelope, content, before_content)
         except _SessionEnded as error:
-            raise error.verdict from error.__cause__
+            raise error.verdict from None
 
     async def _send_over(
-        self,
-        connection: aiosmtplib.SMTP,
-        envelope: Envelope,
-        content: bytes,
-        before_content: Callable[[], None],
+        self, session: Session, envelope: Envelope, content: bytes, before_content: Callable[[], None]
     ) -> str:
-        """Send over a connection. Keep it if the mail server accepted or refused the e-mail."""
-        kept = False
+        """Send over a session. Keep it if the mail server accepted or refused the e-mail."""
         try:
-            await self._address(connection, envelope)
+            await self._address(session, envelope)
             before_content()
-            reply = await self._send_content(connection, content)
-            kept = True
-        except EmailRefused:
-            kept = True
-            raise
+            reply = await session.finish(content, seconds=self._answer_seconds)
+            if not reply.is_acceptance:
+                # Without a reply it is unknown whether it was accepted: an attempt is charged.
+                raise _refusal(reply, without_reply="no reply to the content; it may have been accepted")
+            return _storable(reply.text)
         finally:
-            if kept and connection.is_connected:
-                self._idle.append(connection)
+            if session.is_usable:
+                self._idle.append(session)
             else:
-                connection.close()
-        return _storable(reply)
+                session.close()
 
-    async def _address(self, connection: aiosmtplib.SMTP, envelope: Envelope) -> None:
-        """Send MAIL and RCPT. The sender is the same for every e-mail, so its refusal is an outage."""
-        try:
-            await connection.mail(envelope.sender)
-        except (SMTPException, OSError) as error:
-            raise _SessionEnded(MailServerUnavailable()) from error
-        try:
-            await connection.rcpt(envelope.recipient)
-        except (SMTPException, OSError) as error:
-            refusal = _refusal(error, without_reply="the mail server ended the session at the recipient")
-            if isinstance(error, SMTPRecipientRefused) and error.code != _SERVICE_NOT_AVAILABLE:
-                raise refusal from None
-            raise _SessionEnded(refusal) from error
-
-    async def _send_content(self, connection: aiosmtplib.SMTP, content: bytes) -> str:
-        """Send the content. Without a reply it is unknown whether it was accepted: an attempt is charged."""
-        try:
-            response = await connection.data(content, timeout=self._answer_seconds)
-        except (SMTPException, OSError) as error:
-            if not isinstance(error, SMTPDataError):
-                connection.close()
-            without_reply = "no reply to the content; it may have been accepted"
-            raise _refusal(error, without_reply=without_reply) from None
-        return response.message
+    async def _address(self, session: Session, envelope: Envelope) -> None:
+        """Send MAIL, RCPT and DATA. The sender is the same for every e-mail, so its refusal is an outage."""
+        replies = await session.begin(envelope.sender, envelope.recipient, seconds=self._timeout_seconds)
+        last = replies[-1]
+        if last.is_acceptance:
+            return
+        match len(replies):
+            case 1:
+                raise _SessionEnded(MailServerUnavailable())
+            case 2:
+                refusal = _refusal(last, without_reply="the mail server ended the session at the recipient")
+                raise _SessionEnded(refusal) if last.ends_session else refusal
+            case _:
+                raise _refusal(last, without_reply="the mail server ended the session before the content")
 
     async def close(self) -> None:
         """Close every idle connection with QUIT."""
         while self._idle:
-            with suppress(SMTPException, OSError):
-                await self._idle.pop().quit(timeout=1.0)
+            await self._idle.pop().quit()
 
-    async def _open(self) -> aiosmtplib.SMTP:
-        """Return a new connection. Raises MailServerUnavailable."""
+    async def _open(self) -> Session:
+        """Return a session over a new connection. Raises MailServerUnavailable."""
         try:
-            return await self.connect()
+            connection = await self.connect()
+            await connection.rset()  # after EHLO, which connecting alone may not have sent
+            return Session(connection)
         except (SMTPException, OSError, ValueError) as error:
             raise MailServerUnavailable from error
 
-    async def _reuse(self) -> aiosmtplib.SMTP | None:
-        """Return an idle connection that still replies, or None."""
+    def _reuse(self) -> Session | None:
+        """Return an idle session, or None. If the mail server has ended it, it fails at once."""
         while self._idle:
-            connection = self._idle.pop()
-            try:
-                await connection.rset(timeout=5.0)
-            except (SMTPException, OSError):
-                connection.close()
-            else:
-                return connection
+            session = self._idle.pop()
+            if session.is_usable:
+                return session
+            session.close()
         return None
 
     async def connect(self) -> aiosmtplib.SMTP:
@@ -193,10 +173,9 @@ class Mailer:
         return connection
 
 
-def _refusal(error: Exception, *, without_reply: str) -> EmailRefused:
-    if isinstance(error, SMTPRecipientRefused | SMTPDataError):
-        return EmailRefused(error.code, _storable(f"{error.code} {error.message}"))
-    return EmailRefused(NO_REPLY, without_reply)
+def _refusal(reply: Reply, *, without_reply: str) -> EmailRefused:
+    text = _storable(f"{reply.code} {reply.text}") if reply.code else without_reply
+    return EmailRefused(reply.code, text)
 
 
 def _storable(reply: str) -> str:

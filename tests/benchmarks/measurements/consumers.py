@@ -20,8 +20,8 @@ from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
-_MESSAGES_A_SECOND = 500  # put into the queue for each second of a measurement
-_EMAILS_A_SECOND = 200  # likewise
+_MESSAGES_A_SECOND = 8_000  # put into the queue for each second of a measurement
+_EMAILS_A_SECOND = 2_000  # likewise
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 
@@ -54,7 +54,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
             bodies = [subjects.event(uuid) for uuid in uuids]
             await _fill(stand, topology.NOTIFICATIONS, bodies)
-            worker = stand.worker(url, "notifications", smtp_url=sink.url, ready=False)
+            worker = stand.worker(url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY="32")
             return await _rate(stand, worker, accepted, len(bodies))
 
     measured = {"calculations recorded": calculations, "e-mails accepted": notifications}

@@ -16,7 +16,9 @@ from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import Server
 from service.postgres import schema
 from service.postgres.pool import Connection
+from tests.harness.examples import CONVEYANCER
 from tests.harness.waiting import eventually
+from tests.worker.conftest import store
 from worker.mail import ledger
 
 
@@ -31,11 +33,14 @@ async def prepare(url: str) -> None:
     """Store one e-mail with an expired claim, and make Postgres look as if it had been up for a day."""
     connection = await asyncpg.connect(url)
     await schema.apply(connection)
+    await connection.execute("INSERT INTO conveyancer VALUES ($1, 'Acme', false)", CONVEYANCER)
+    request = await store(connection)
     await connection.execute(
         """
         INSERT INTO email (event_id, request_id, claimed_by, next_attempt_at)
-        VALUES ('an-event', gen_random_uuid(), gen_random_uuid(), now() - interval '1 second')
-        """
+        VALUES ('an-event', $1, gen_random_uuid(), now() - interval '1 second')
+        """,
+        request.id,
     )
     await connection.execute("UPDATE postgres_up SET since = now() - interval '1 day'")
     await connection.close()

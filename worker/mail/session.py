@@ -1,0 +1,122 @@
+"""SMTP sessions: one e-mail after the other over one connection, with pipelined commands (RFC 5321, RFC 2920).
+
+aiosmtplib connects, encrypts and logs in. It waits for each reply before it sends the next command.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import aiosmtplib
+
+NO_REPLY = 0  # in place of the code of a reply that the mail server did not send, or not in the form of SMTP
+_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
+_REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
+_MOST_LINES = 100  # of one reply
+_LONGEST_LINE = 8 * 1024
+
+
+class Reply(NamedTuple):
+    """A mail server's reply to one command."""
+
+    code: int
+    text: str = ""
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the command was carried out."""
+        return NO_REPLY < self.code < 400
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether no further command would be carried out."""
+        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
+
+
+class Session:
+    """A session that is used for one e-mail at a time. If an error is raised, it is not usable any more."""
+
+    def __init__(self, connection: aiosmtplib.SMTP) -> None:
+        """Take over the connection, after EHLO. Nothing else may read from it any more."""
+        transport = connection.transport
+        if not isinstance(transport, asyncio.Transport):
+            raise ConnectionResetError
+        loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._reader = asyncio.StreamReader(limit=_LONGEST_LINE, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        self._pipelines = connection.supports_extension("pipelining")
+        self._between_emails = True
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another e-mail may be sent."""
+        return self._between_emails and not self._writer.is_closing()
+
+    async def begin(self, sender: str, recipient: str, *, seconds: float) -> list[Reply]:
+        """Send MAIL, RCPT and DATA, each to be answered within *seconds*.
+
+        Returns the replies, up to the first that is no acceptance. After three acceptances the mail server
+        waits for the content.
+        """
+        self._between_emails = False
+        commands = (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
+        replies = await self._send_all(commands, seconds=seconds)
+        accepted = [reply.is_acceptance for reply in replies]
+        if all(accepted):
+            return replies
+        waits_for_content = len(replies) == len(commands) and accepted[-1]
+        if not waits_for_content and not any(reply.ends_session for reply in replies):
+            (reset,) = await self._send_all(["RSET"], seconds=seconds)
+            self._between_emails = reset.is_acceptance
+        return replies[: accepted.index(False) + 1]
+
+    async def finish(self, content: bytes, *, seconds: float) -> Reply:
+        """Send the content, whose lines end with CRLF, after `begin`. Returns the reply."""
+        stuffed = re.sub(rb"(?m)^\.", b"..", content)
+        self._writer.write(stuffed + b".\r\n")
+        reply = await self._read_reply(seconds=seconds)
+        self._between_emails = not reply.ends_session
+        return reply
+
+    async def quit(self) -> None:
+        """End the session in an orderly way, within a second."""
+        await self._send_all(["QUIT"], seconds=1.0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    async def _send_all(self, commands: Sequence[str], *, seconds: float) -> list[Reply]:
+        """Send commands: all at once, or each after an acceptance of the one before. Returns the replies."""
+        lines = [f"{command}\r\n".encode("ascii") for command in commands]
+        replies: list[Reply] = []
+        for number, line in enumerate(lines):
+            if not self._pipelines:
+                self._writer.write(line)
+            elif number == 0:
+                self._writer.write(b"".join(lines))
+            replies.append(reply := await self._read_reply(seconds=seconds))
+            if reply.code == NO_REPLY or not (self._pipelines or reply.is_acceptance):
+                break
+        return replies
+
+    async def _read_reply(self, *, seconds: float) -> Reply:
+        texts = []
+        with suppress(OSError, TimeoutError, ValueError):  # ValueError: a line is too long
+            async with asyncio.timeout(seconds):
+                while len(texts) < _MOST_LINES:
+                    line = _REPLY_LINE.fullmatch(await self._reader.readline())
+                    if line is None:
+                        break
+                    texts.append((line[3] or b"").strip().decode("utf-8", "surrogateescape"))
+                    if line[2] != b"-":
+                        return Reply(int(line[1]), "\n".join(texts))
+        self._writer.close()
+        return Reply(NO_REPLY)
