@@ -1,4 +1,4 @@
-"""SMTP sessions: one e-mail after the other over one connection, with pipelined commands (RFC 5321, RFC 2920).
+"""SMTP sessions: e-mails one after the other over a connection, with pipelining (RFC 5321, RFC 2920).
 
 aiosmtplib connects, encrypts and logs in. It waits for each reply before it sends the next command.
 """
@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import aiosmtplib
 
@@ -40,9 +40,9 @@ class Session:
 
     def __init__(self, connection: aiosmtplib.SMTP) -> None:
         """Take over the connection, after EHLO. Nothing else may read from it any more."""
-        transport = connection.transport
-        if not isinstance(transport, asyncio.Transport):
+        if connection.transport is None:
             raise ConnectionResetError
+        transport = cast("asyncio.Transport", connection.transport)
         loop = asyncio.get_running_loop()
         self._connection = connection
         self._reader = asyncio.StreamReader(limit=_LONGEST_LINE, loop=loop)
@@ -108,7 +108,7 @@ class Session:
         return replies
 
     async def _read_reply(self, *, seconds: float) -> Reply:
-        texts = []
+        texts: list[str] = []
         with suppress(OSError, TimeoutError, ValueError):  # ValueError: a line is too long
             async with asyncio.timeout(seconds):
                 while len(texts) < _MOST_LINES:
