@@ -118,7 +118,8 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MalformedIdempotencyKey: ErrorKind(
         HTTPStatus.BAD_REQUEST,
         "invalid_idempotency_key",
-        "The Idempotency-Key must be 1 to 255 letters, digits or punctuation; quote it if it has spaces.",
+        "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; or, "
+        "in double quotes, printable ASCII without double quotes and backslashes.",
     ),
     IdempotencyKeyTooLong: ErrorKind(HTTPStatus.BAD_REQUEST, "invalid_idempotency_key", None),
     RepeatedIdempotencyKey: ErrorKind(

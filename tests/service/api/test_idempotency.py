@@ -1,6 +1,7 @@
 """Idempotency-Key of POST /v1/request: a repeat with the same key and body returns the first request."""
 
 import asyncio
+import string
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -320,6 +321,25 @@ async def test_malformed_key_is_refused(
     assert response.json()["data"] is None
     assert response.json()["errors"][0]["code"] == "invalid_idempotency_key"
     assert await stored(shared_database) == (0, 0)
+
+
+@pytest.mark.parametrize("key", ["ab==", "a@b", "order(7)", "{6F9619FF}", "two words", "a,b"])
+async def test_refusal_of_a_key_without_quotes_says_to_quote_it(
+    shared_client: httpx.AsyncClient, key: str
+) -> None:
+    response = await post(shared_client, key)
+
+    assert response.status_code == 400
+    assert "in double quotes" in response.json()["errors"][0]["message"]
+    assert parse_key([f'"{key}"']) == key
+
+
+def test_key_as_the_refusal_describes_it_is_accepted() -> None:
+    bare = string.ascii_letters + string.digits + "-_"
+    quoted = "".join(map(chr, range(0x20, 0x7F))).replace('"', "").replace("\\", "")
+
+    assert parse_key([bare]) == bare
+    assert parse_key([f'"{quoted}"']) == quoted
 
 
 def test_whitespace_around_a_key_is_stripped() -> None:
