@@ -136,15 +136,15 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MissingCredentials: ErrorKind(
         HTTPStatus.UNAUTHORIZED,
         "unauthenticated",
-        "The Authorization header is missing: send `Authorization: Bearer …` with an access token, or for "
-        "the questionnaire with an API key.",
+        "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
+        "request's secret also reads that request, and an API key the questionnaire.",
         challenge="",  # Without credentials RFC 6750 wants no error code.
     ),
     NoBearerToken: ErrorKind(
         HTTPStatus.UNAUTHORIZED,
         "unauthenticated",
-        "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access token, "
-        "or for the questionnaire with an API key.",
+        "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access token; "
+        "a request's secret also reads that request, and an API key the questionnaire.",
         challenge="",
     ),
     InvalidCredentials: ErrorKind(

@@ -249,6 +249,7 @@ async def test_secret_is_not_taken_from_the_query_string(
 
     for response in (without_header, as_basic):
         assert response.status_code == 401
+        assert "a request's secret" in response.json()["errors"][0]["message"]
         assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
     assert_refused(with_wrong_one)
 
