@@ -167,7 +167,7 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     RequestNotFound: ErrorKind(
         HTTPStatus.NOT_FOUND,
         "not_found",
-        "You have no request with this uuid: check it, and that the token is your firm's.",
+        "There is no request with this uuid that this token may read.",
     ),
     MalformedFraming: ErrorKind(
         HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."
