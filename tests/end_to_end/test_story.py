@@ -42,7 +42,7 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     assert (served["event"], served["uuid"]) == ("request_served", uuid)
     story = grep(f"{uuid}|{served['trace_id']}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
-    assert sorted(told(line) for line in story) == [
+    assert sorted(described(line) for line in story) == [
         "email_handled sent",
         "message_dead_lettered CalculationAlreadyRecorded",
         "message_handled calculation-results",
@@ -107,8 +107,8 @@ def grep(pattern: str, *processes: Process) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in lines if re.search(pattern, line)]
 
 
-def told(line: dict[str, Any]) -> str:
-    """Return what a line says happened."""
+def described(line: dict[str, Any]) -> str:
+    """Describe the event of a log line."""
     details = [line.get(name) for name in ("method", "status", "queue", "outcome", "reason")]
     if line["event"] == "message_dead_lettered":
         details.remove(line["queue"])

@@ -49,7 +49,7 @@ async def ask(
 
 
 def assert_refused(response: httpx.Response) -> None:
-    """Check that this is the one answer to whatever does not open a request."""
+    """Check that this is the one answer to every token that does not open a request."""
     expected = answer(WrongSecret())
     body = response.json()
     assert response.status_code == 401
