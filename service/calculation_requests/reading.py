@@ -110,7 +110,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# The only statement behind an access token that is not limited to one conveyancer.
+# One of the two statements behind an access token that are not limited to one conveyancer. The other is that
+# of `event_history.read_internally`.
 _READ_INTERNALLY = with_columns(
     """
     SELECT {request_columns}
