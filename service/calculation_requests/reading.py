@@ -1,6 +1,7 @@
 """The statements that read calculation requests."""
 
 import hmac
+from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
@@ -214,6 +215,25 @@ async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
     if row is None:
         raise RequestNotFound
     return CalculationRequest(*row)
+
+
+async def lock_all(connection: Connection, request_ids: Sequence[UUID]) -> None:
+    """Lock the rows of these requests, all different, until the transaction ends, in the order of their ids.
+
+    In that order two transactions cannot deadlock. Only for the worker. Raises RequestNotFound.
+    """
+    locked = await connection.fetch(
+        """
+        SELECT id
+          FROM calculation_request
+         WHERE id = ANY($1)
+         ORDER BY id
+           FOR NO KEY UPDATE
+        """,
+        request_ids,
+    )
+    if len(locked) < len(request_ids):
+        raise RequestNotFound
 
 
 _READ = with_columns(

@@ -79,6 +79,7 @@ THE_SAME_FOR_EVERY_CALLER = {
 FOR_EVERY_CONVEYANCER = {
     "reading.read",
     "reading.lock",
+    "reading.lock_all",
     "reading.sample_secret_keys",
     "storing.announce",
     "event_history.read",
