@@ -21,6 +21,8 @@ from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType,
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import event_history, reading, request_secrets
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
@@ -98,14 +100,22 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
-    stored, is_repeat = await resources.storage.store(
-        body.validated,
-        waiver=body.waiver,
-        idempotency=body.idempotency(key, wait_seconds=wait_seconds),
-        conveyancer_id=request.user.conveyancer_id,
-        traceparent=noted.traceparent,
-    )
-    noted.uuid = stored.uuid
+    try:
+        stored, is_repeat = await resources.storage.store(
+            body.validated,
+            waiver=body.waiver,
+            idempotency=body.idempotency(key, wait_seconds=wait_seconds),
+            conveyancer_id=request.user.conveyancer_id,
+            traceparent=noted.traceparent,
+            on_uuid=noted.note_uuid,
+        )
+    except IdempotencyKeyReused as error:
+        noted.note_uuid(error.uuid)
+        raise
+    except (IdempotencyKeyInFlight, UnknownConveyancer):
+        noted.note_uuid(None)  # Nothing is stored under the new uuid.
+        raise
+    noted.note_uuid(stored.uuid)
     if not is_repeat:
         resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []

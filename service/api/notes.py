@@ -15,6 +15,10 @@ class Notes(msgspec.Struct):
     uuid: str | None = None
     error_codes: tuple[str, ...] = ()
 
+    def note_uuid(self, uuid: str | None) -> None:
+        """Note which calculation request this is about."""
+        self.uuid = uuid
+
     def describe(self) -> dict[str, Any]:
         """Return the fields of the log line."""
         fields = logs.about(self.uuid, self.traceparent)

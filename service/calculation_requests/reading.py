@@ -12,6 +12,7 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 
@@ -40,7 +41,7 @@ async def find_by_idempotency_key(
     if row["id"] is None:
         raise IdempotencyKeyInFlight
     if row["idempotency_sha256"] != idempotency.sha256:
-        raise IdempotencyKeyReused
+        raise IdempotencyKeyReused(uuid_of(row["id"]))
     return await find(connection, row["id"], conveyancer_id=conveyancer_id)
 
 

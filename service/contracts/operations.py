@@ -126,7 +126,7 @@ def _create() -> Operation:
             "not_json": UnsupportedMediaType(),
             "compressed": CompressedBody(),
             "key_in_flight": IdempotencyKeyInFlight(),
-            "key_reused": IdempotencyKeyReused(),
+            "key_reused": IdempotencyKeyReused(RECORD.uuid),
             "secret_key_missing": SecretKeyMissing("older"),
             "refused_fields": _refusal(
                 lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
