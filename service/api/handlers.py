@@ -71,14 +71,14 @@ class Resources(msgspec.Struct, frozen=True):
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
         shown: list[RetrievedCalculationRequest] = []
-        missing = set()
+        missing: dict[str, SecretKeyMissing] = {}
         for stored in found:
             try:
                 shown.append(self.view(stored))
             except SecretKeyMissing as error:
-                missing.add(error.key_id)
+                missing[error.key_id] = error
                 shown.append(stored.view_without_secret())
-        request_secrets.note_missing(missing)
+        request_secrets.note_missing(missing.values())
         return shown
 
 

@@ -87,7 +87,7 @@ async def find_by_secret(
     try:
         expected = stored.secret(keys)
     except SecretKeyMissing as error:
-        request_secrets.note_missing([error.key_id])
+        request_secrets.note_missing([error])
         raise WrongSecret from None
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from service.identifiers import uuid_of
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
@@ -23,9 +24,10 @@ _log = structlog.get_logger()
 class SecretKeyMissing(Exception):
     """The secret of this request is unavailable: its key is missing. Try again later."""
 
-    def __init__(self, key_id: str) -> None:
-        super().__init__(key_id)
+    def __init__(self, key_id: str, uuid: str) -> None:
+        super().__init__(key_id, uuid)
         self.key_id = key_id
+        self.uuid = uuid
 
 
 class WrongSecret(Exception):
@@ -58,7 +60,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         Raises SecretKeyMissing when the ring does not have the key that the request was made with.
         """
         if key_id not in self.keys:
-            raise SecretKeyMissing(key_id)
+            raise SecretKeyMissing(key_id, uuid_of(request_id))
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -68,11 +70,11 @@ def looks_like_secret(text: str) -> bool:
     return _SECRET.fullmatch(text) is not None
 
 
-def note_missing(key_ids: Iterable[str]) -> None:
-    """Log and count the keys that a unit of work lacked."""
-    for key_id in key_ids:
+def note_missing(missing: Iterable[SecretKeyMissing]) -> None:
+    """Log and count the keys that a unit of work lacked, each with a request that needs it."""
+    for error in missing:
         metrics.secret_keys_missing.inc()
-        _log.error("secret_key_missing", key_id=key_id)
+        _log.error("secret_key_missing", key_id=error.key_id, uuid=error.uuid)
 
 
 def new_salt() -> bytes:

@@ -193,7 +193,7 @@ class Postman:
         except (MailServerUnavailable, PostgresUnavailable) as error:
             return NotAttempted(error)
         except SecretKeyMissing as error:
-            request_secrets.note_missing([error.key_id])
+            request_secrets.note_missing([error])
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
         else:
