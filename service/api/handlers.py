@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -36,6 +37,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
+from service.telemetry import logs
 
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
@@ -177,20 +179,33 @@ async def _find(
     find: Callable[..., Awaitable[Found]],
     read_internally: Callable[[Connection, UUID], Awaitable[Found]],
 ) -> Found:
-    """Return what is stored of a request that the reader may read, and log the read of an internal one.
+    """Return what is stored of a request that the reader may read, and log each attempt of an internal one.
 
     Raises RequestNotFound and UnknownConveyancer.
     """
     reader: Caller | InternalReader = request.user
+    if isinstance(reader, Caller):
+        own = partial(find, conveyancer_id=reader.conveyancer_id)
+        return await _run_on(request.resources, uuid, own)
+    is_found = False
+    try:
+        found = await _run_on(request.resources, uuid, read_internally)
+        is_found = True
+        return found
+    finally:
+        about = logs.about(notes.uuid_in_path(request.scope), None)
+        _log.info("request_read_internally", client_id=reader.client_id, found=is_found, **about)
+
+
+async def _run_on(
+    resources: Resources, uuid: str, read: Callable[[Connection, UUID], Awaitable[Found]]
+) -> Found:
+    """Run a read of one request on a connection of its own."""
     request_id = parse_uuid(uuid)
     if request_id is None:
         raise RequestNotFound
-    async with request.resources.connection() as connection:
-        if isinstance(reader, Caller):
-            return await find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-        found = await read_internally(connection, request_id)
-    _log.info("request_read_internally", client_id=reader.client_id, uuid=uuid)
-    return found
+    async with resources.connection() as connection:
+        return await read(connection, request_id)
 
 
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
