@@ -23,7 +23,6 @@ from service.authentication.authenticator import (
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
-from service.calculation_requests import request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import RequestNotFound
@@ -243,7 +242,7 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **noted.describe(), **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
-        request_secrets.note_missing([error])
+        request.app.state.resources.secret_keys.report_missing(error)
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", **noted.describe(), error=logs.summarize(error))

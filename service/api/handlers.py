@@ -21,7 +21,7 @@ from service.api.envelope import Answer
 from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
-from service.calculation_requests import event_history, reading, request_secrets
+from service.calculation_requests import event_history, reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
@@ -73,14 +73,12 @@ class Resources(msgspec.Struct, frozen=True):
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
         shown: list[RetrievedCalculationRequest] = []
-        missing: dict[str, SecretKeyMissing] = {}
         for stored in found:
             try:
                 shown.append(self.view(stored))
             except SecretKeyMissing as error:
-                missing[error.key_id] = error
+                self.secret_keys.report_missing(error)
                 shown.append(stored.view_without_secret())
-        request_secrets.note_missing(missing.values())
         return shown
 
 

@@ -80,19 +80,24 @@ async def find_by_secret(
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
     if row is None:
-        # An unknown request takes as long as a wrong secret: the time must not show which uuids exist.
-        keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret
     stored = CalculationRequest(*row)
     try:
         expected = stored.secret(keys)
     except SecretKeyMissing as error:
-        request_secrets.note_missing([error])
+        keys.report_missing(error)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret from None
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
     return stored
+
+
+def _derive_in_vain(request_id: UUID, keys: SecretKeyRing) -> None:
+    """Take as long as a wrong secret does: the time must not show which uuids exist."""
+    keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
 
 
 _FIND_BY_SECRET = with_columns(

@@ -4,7 +4,7 @@ import base64
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+import time
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ from service.telemetry import metrics
 SALT_BYTES = 16
 _KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+_MOST_REPORTED = 100  # keys that are remembered as reported
 
 _log = structlog.get_logger()
 
@@ -39,6 +40,8 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     current_id: str
     keys: dict[str, bytes]
+    report_seconds: float = 60.0  # between two reports of a missing key
+    reported: dict[str, float] = {}  # the missing keys, and when each may be reported again
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
@@ -64,17 +67,24 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
+    def report_missing(self, missing: SecretKeyMissing) -> None:
+        """Log and count a missing key, with a request that needs it. Each key is reported once in a while.
+
+        Otherwise anyone who knows a uuid could fill the log, without a token.
+        """
+        now = time.monotonic()
+        if now < self.reported.get(missing.key_id, now):
+            return
+        if len(self.reported) >= _MOST_REPORTED:
+            self.reported.clear()
+        self.reported[missing.key_id] = now + self.report_seconds
+        metrics.secret_keys_missing.inc()
+        _log.error("secret_key_missing", key_id=missing.key_id, uuid=missing.uuid)
+
 
 def looks_like_secret(text: str) -> bool:
     """Whether *text* has the form of a secret, which no access token and no API key has."""
     return _SECRET.fullmatch(text) is not None
-
-
-def note_missing(missing: Iterable[SecretKeyMissing]) -> None:
-    """Log and count the keys that a unit of work lacked, each with a request that needs it."""
-    for error in missing:
-        metrics.secret_keys_missing.inc()
-        _log.error("secret_key_missing", key_id=error.key_id, uuid=error.uuid)
 
 
 def new_salt() -> bytes:
