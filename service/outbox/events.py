@@ -167,6 +167,7 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 class _Outline(msgspec.Struct):
+    specversion: Any = None  # only CloudEvents have it
     traceparent: Any = None
     subject: Any = None
     data: Any = None
@@ -180,6 +181,8 @@ def topic_of(body: bytes) -> Topic:
     except json_faults.UNREADABLE:
         return Topic()
     data = outline.data if isinstance(outline.data, dict) else {}
-    named = (data.get("uuid"), data.get("request_uuid"), outline.request_uuid, outline.subject)
+    result = outline.request_uuid if outline.specversion is None else data.get("request_uuid")
+    # A result is recorded for the first; the others are for messages that are malformed or of other kinds.
+    named = (result, data.get("request_uuid"), data.get("uuid"), outline.subject)
     uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
     return Topic(uuid, trace_context.accept(outline.traceparent))

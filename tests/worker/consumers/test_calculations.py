@@ -351,6 +351,20 @@ def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
     assert events.topic_of(body) == Topic()
 
 
+@pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
+def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool) -> None:
+    meant, other = uuid_of(new_request_id()), uuid_of(new_request_id())
+    data = {"uuid": other, "request_uuid": meant, "calculation_id": "calc-1"}
+    body = (
+        cloud_event(data, subject=other, request_uuid=other)
+        if as_event
+        else msgspec.json.encode(data | {"subject": other, "data": {"uuid": other, "request_uuid": other}})
+    )
+
+    assert calculations.decode(body).request_uuid == meant
+    assert events.topic_of(body).uuid == meant
+
+
 def test_unknown_fields_are_ignored() -> None:
     data = {"request_uuid": "req_1", "calculation_id": "calc-1", "tax": 1250}
 
