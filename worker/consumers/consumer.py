@@ -35,6 +35,8 @@ from worker.waiting import Pauses, wait_at_most, wait_for_first
 
 Content = TypeVar("Content")
 
+NO_UUID = "Expected the uuid of a request"
+
 _RETRY_SECONDS = 1.0  # before a message whose handler failed is requeued
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
