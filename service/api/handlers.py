@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -46,6 +46,7 @@ _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
 
 User = TypeVar("User")
 Found = TypeVar("Found")
+FoundOwn_co = TypeVar("FoundOwn_co", covariant=True)
 
 _log = structlog.get_logger()
 
@@ -151,7 +152,7 @@ async def retrieve_request(
     resources = request.resources
     if isinstance(request.user, SecretHolder):
         return Answer.ok(resources.view(await _find_by_secret(resources, uuid, request.user.secret)))
-    stored = await _find(request, uuid, reading.find, reading.read_internally)
+    stored = await _find(resources, request.user, uuid, reading.find, reading.read_internally)
     is_internal = isinstance(request.user, InternalReader)
     return Answer.ok(stored.view_without_secret() if is_internal else resources.view(stored))
 
@@ -167,35 +168,46 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
 @get("/v1/request/{uuid:str}/events", before_request=admission.requires_reader)
 async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Answer:
     """List what has happened to a request so far: its events, oldest first."""
-    history = await _find(request, uuid, event_history.find, event_history.read_internally)
+    history = await _find(
+        request.resources, request.user, uuid, event_history.find, event_history.read_internally
+    )
     return Answer.ok(history.view())
 
 
+class _FindOwn(Protocol[FoundOwn_co]):
+    """Finds what is stored of a request of one conveyancer."""
+
+    def __call__(
+        self, connection: Connection, request_id: UUID, *, conveyancer_id: str
+    ) -> Awaitable[FoundOwn_co]: ...
+
+
 async def _find(
-    request: ApiRequest[Any],
+    resources: Resources,
+    reader: Caller | InternalReader,
     uuid: str,
-    find: Callable[..., Awaitable[Found]],
+    find: _FindOwn[Found],
     read_internally: Callable[[Connection, UUID], Awaitable[Found]],
 ) -> Found:
     """Return what is stored of a request that the reader may read, and log each attempt of an internal one.
 
     Raises RequestNotFound and UnknownConveyancer.
     """
-    reader: Caller | InternalReader = request.user
     if isinstance(reader, Caller):
-        own = partial(find, conveyancer_id=reader.conveyancer_id)
-        return await _run_on(request.resources, uuid, own)
+        return await _run(resources, uuid, partial(find, conveyancer_id=reader.conveyancer_id))
     is_found = False
     try:
-        found = await _run_on(request.resources, uuid, read_internally)
+        found = await _run(resources, uuid, read_internally)
         is_found = True
         return found
     finally:
-        about = logs.about(notes.uuid_in_path(request.scope), None)
-        _log.info("request_read_internally", client_id=reader.client_id, found=is_found, **about)
+        known = uuid if parse_uuid(uuid) else None  # Anything else may be personal data.
+        _log.info(
+            "request_read_internally", client_id=reader.client_id, found=is_found, **logs.about(known, None)
+        )
 
 
-async def _run_on(
+async def _run(
     resources: Resources, uuid: str, read: Callable[[Connection, UUID], Awaitable[Found]]
 ) -> Found:
     """Run a read of one request on a connection of its own."""

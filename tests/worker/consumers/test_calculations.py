@@ -16,7 +16,7 @@ from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated, Topic
+from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -29,6 +29,7 @@ from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, t
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, record_result
 from worker.consumers.consumer import Consumer, Malformed
+from worker.consumers.topic import Topic, topic_of
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -356,7 +357,7 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
     ],
 )
 def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
-    assert events.topic_of(body) == Topic()
+    assert topic_of(body) == Topic()
 
 
 @pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
@@ -370,7 +371,7 @@ def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool)
     )
 
     assert calculations.decode(body).request_uuid == meant
-    assert events.topic_of(body).uuid == meant
+    assert topic_of(body).uuid == meant
 
 
 def test_unknown_fields_are_ignored() -> None:
