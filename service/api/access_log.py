@@ -10,10 +10,9 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from service.api import errors, notes, response_headers
 from service.api.errors import ShutDown
 from service.api.notes import Notes
-from service.identifiers import parse_uuid
 from service.server import probes
 from service.server.refusals import Refusal
-from service.telemetry import api_metrics, trace_context, tracing
+from service.telemetry import api_metrics, logs, trace_context, tracing
 
 _log = structlog.get_logger()
 
@@ -46,7 +45,9 @@ class AccessLog:
                 message = response_headers.complete(message, request_id)
             await send(message)
 
-        bound = structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+        bound = structlog.contextvars.bind_contextvars(
+            request_id=request_id.decode(), **logs.about(None, noted.traceparent)
+        )
         api_metrics.requests_in_progress.inc()
         try:
             await self._app(routed, receive, send_completed)
@@ -60,7 +61,7 @@ class AccessLog:
             duration = time.perf_counter() - started_at
             if route := routed.get("path_template"):
                 scope["path_template"] = route  # for the span
-                noted.uuid = noted.uuid or _uuid_in_path(routed)
+                noted.uuid = noted.uuid or notes.uuid_in_path(routed)
             api_metrics.requests_in_progress.dec()
             try:
                 record(method, route, status, duration, noted)
@@ -79,12 +80,6 @@ def refuse(refusal: Refusal) -> ASGIApp:
             record(None, None, int(refusal.status), 0.0, noted)
 
     return answer
-
-
-def _uuid_in_path(scope: Scope) -> str | None:
-    """Return the uuid of a request for a calculation, if the path has one: otherwise it may hold anything."""
-    uuid = scope.get("path_params", {}).get("uuid", "")
-    return uuid if parse_uuid(uuid) else None
 
 
 def record(method: str | None, route: str | None, status: int, duration: float, noted: Notes) -> None:

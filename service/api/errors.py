@@ -23,7 +23,6 @@ from service.authentication.authenticator import (
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
-from service.calculation_requests import request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import RequestNotFound
@@ -240,10 +239,11 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
     answered = answer(error)
     noted = notes.of(request.scope)
     noted.error_codes = answered.error_codes
+    noted.uuid = noted.uuid or notes.uuid_in_path(request.scope)
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **noted.describe(), **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
-        request_secrets.note_missing([error.key_id])
+        request.app.state.resources.secret_keys.report_missing(error)
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", **noted.describe(), error=logs.summarize(error))

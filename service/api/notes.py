@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from service.identifiers import parse_uuid
 from service.server.asgi import Scope
 from service.telemetry import logs
 
@@ -14,6 +15,10 @@ class Notes(msgspec.Struct):
     traceparent: str
     uuid: str | None = None
     error_codes: tuple[str, ...] = ()
+
+    def note_uuid(self, uuid: str | None) -> None:
+        """Note which calculation request this is about."""
+        self.uuid = uuid
 
     def describe(self) -> dict[str, Any]:
         """Return the fields of the log line."""
@@ -34,3 +39,9 @@ def of(scope: Scope) -> Notes:
     """Return the notes on an HTTP request."""
     noted: Notes = scope["state"]["notes"]
     return noted
+
+
+def uuid_in_path(scope: Scope) -> str | None:
+    """Return the uuid of a request for a calculation, if the path has one: otherwise it may hold anything."""
+    uuid = scope.get("path_params", {}).get("uuid", "")
+    return uuid if parse_uuid(uuid) else None

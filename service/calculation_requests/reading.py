@@ -1,6 +1,7 @@
 """The statements that read calculation requests."""
 
 import hmac
+from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
@@ -11,6 +12,7 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 
@@ -39,7 +41,7 @@ async def find_by_idempotency_key(
     if row["id"] is None:
         raise IdempotencyKeyInFlight
     if row["idempotency_sha256"] != idempotency.sha256:
-        raise IdempotencyKeyReused
+        raise IdempotencyKeyReused(uuid_of(row["id"]))
     return await find(connection, row["id"], conveyancer_id=conveyancer_id)
 
 
@@ -78,19 +80,24 @@ async def find_by_secret(
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
     if row is None:
-        # An unknown request takes as long as a wrong secret: the time must not show which uuids exist.
-        keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret
     stored = CalculationRequest(*row)
     try:
         expected = stored.secret(keys)
     except SecretKeyMissing as error:
-        request_secrets.note_missing([error.key_id])
+        keys.report_missing(error)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret from None
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
     return stored
+
+
+def _derive_in_vain(request_id: UUID, keys: SecretKeyRing) -> None:
+    """Take as long as a wrong secret does: the time must not show which uuids exist."""
+    keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
 
 
 _FIND_BY_SECRET = with_columns(
@@ -110,7 +117,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# The only statement behind an access token that is not limited to one conveyancer.
+# One of the two statements behind an access token that are not limited to one conveyancer. The other is that
+# of `event_history.read_internally`.
 _READ_INTERNALLY = with_columns(
     """
     SELECT {request_columns}
@@ -213,6 +221,25 @@ async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
     if row is None:
         raise RequestNotFound
     return CalculationRequest(*row)
+
+
+async def lock_all(connection: Connection, request_ids: Sequence[UUID]) -> None:
+    """Lock the rows of these requests, all different, until the transaction ends, in the order of their ids.
+
+    In that order two transactions cannot deadlock. Only for the worker. Raises RequestNotFound.
+    """
+    locked = await connection.fetch(
+        """
+        SELECT id
+          FROM calculation_request
+         WHERE id = ANY($1)
+         ORDER BY id
+           FOR NO KEY UPDATE
+        """,
+        request_ids,
+    )
+    if len(locked) < len(request_ids):
+        raise RequestNotFound
 
 
 _READ = with_columns(

@@ -62,12 +62,12 @@ async def store(
     return stored
 
 
-async def announce_next(connection: Connection, request_id: UUID) -> None:
+async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
         request = await reading.lock(connection, request_id)
         event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
-        await storing.announce(connection, request, event)
+        await storing.announce(connection, request, event, traceparent=traceparent)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

@@ -12,7 +12,7 @@ from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from worker.consumers.consumer import Consumer, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -62,17 +62,21 @@ async def record_result(
 ) -> None:
     """Record a result once, however often it is delivered, in a transaction of at most *seconds*.
 
-    Raises RequestNotFound, and CalculationAlreadyRecorded when the request has a different calculation.
+    Raises Malformed, RequestNotFound, and CalculationAlreadyRecorded when the request has a different
+    calculation.
     """
     request_id = parse_uuid(result.request_uuid)
     if request_id is None:
-        raise RequestNotFound
+        raise Malformed(NO_UUID, field="request_uuid")
     async with loans.transaction(pool, seconds=seconds) as connection:
-        request = await reading.lock(connection, request_id)
+        try:
+            request = await reading.lock(connection, request_id)
+        except RequestNotFound:
+            raise RequestNotFound("request_uuid: there is no such request") from None
         if request.calculation_id == result.calculation_id:
             return  # A redelivery: the event was written with the first delivery.
         if request.calculation_id is not None:
-            raise CalculationAlreadyRecorded
+            raise CalculationAlreadyRecorded("calculation_id: the request has another calculation")
         await set_calculation(connection, request, result.calculation_id, traceparent=traceparent)
 
 

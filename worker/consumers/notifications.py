@@ -11,7 +11,7 @@ from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Pool
-from worker.consumers.consumer import Consumer, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Malformed
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
@@ -62,12 +62,12 @@ async def intend_email(
 ) -> None:
     """Record that one e-mail is to be sent for an event, however often the event is delivered.
 
-    Raises RequestNotFound.
+    Raises Malformed and RequestNotFound.
     """
     request_id = parse_uuid(event.uuid)
     if request_id is None:
-        raise RequestNotFound
+        raise Malformed(NO_UUID, field="data.uuid")
     event_id = events.event_id(event.uuid, event.type, event.sequence)
     async with loans.connection(pool, seconds=seconds) as connection:
         if not await ledger.add(connection, event_id, request_id, traceparent=traceparent):
-            raise RequestNotFound
+            raise RequestNotFound("data.uuid: there is no such request")

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests import conveyancers, reading, request_secrets
+from service.calculation_requests import conveyancers, reading
 from service.calculation_requests.model import CalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.identifiers import uuid_of
@@ -193,7 +193,7 @@ class Postman:
         except (MailServerUnavailable, PostgresUnavailable) as error:
             return NotAttempted(error)
         except SecretKeyMissing as error:
-            request_secrets.note_missing([error.key_id])
+            self._keys.report_missing(error)
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
         else:

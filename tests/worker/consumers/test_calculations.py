@@ -13,10 +13,10 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated, Topic
+from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -29,6 +29,7 @@ from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, t
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, record_result
 from worker.consumers.consumer import Consumer, Malformed
+from worker.consumers.topic import Topic, topic_of
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -79,11 +80,11 @@ async def calculated_events(database: Connection) -> list[asyncpg.Record]:
     return await database.fetch("SELECT * FROM outbox WHERE type = 'request.calculated' ORDER BY id")
 
 
-async def dead_reason(channel: AbstractChannel) -> object:
-    """Return the reason of the next dead letter, once there is one."""
+async def dead_reason(channel: AbstractChannel) -> tuple[object, object]:
+    """Return the reason of the next dead letter and its text, once there is one."""
     dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
     message = await eventually(lambda: take(dead_letters))
-    return message.headers["x-reason"]
+    return message.headers["x-reason"], message.headers["x-reason-text"]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
@@ -234,7 +235,7 @@ async def test_different_calculation_is_dead_lettered(
         await publish(channel, CALCULATION_RESULTS, bare(stored_request, "calc-2"))
         reason = await dead_reason(channel)
 
-    assert reason == "CalculationAlreadyRecorded"
+    assert reason == ("CalculationAlreadyRecorded", "calculation_id: the request has another calculation")
     assert await calculation_of(database, stored_request) == "calc-1"
 
 
@@ -247,12 +248,12 @@ async def test_calculation_of_an_unknown_request_is_dead_lettered(
         await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(data))
         reason = await dead_reason(channel)
 
-    assert reason == "RequestNotFound"
+    assert reason == ("RequestNotFound", "request_uuid: there is no such request")
 
 
-async def test_malformed_uuid_is_an_unknown_request(pool: Pool) -> None:
+async def test_malformed_uuid_is_refused_with_the_name_of_the_field(pool: Pool) -> None:
     for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
-        with pytest.raises(RequestNotFound):
+        with pytest.raises(Malformed, match=r"^request_uuid: Expected the uuid of a request$"):
             await record_result(result(request_uuid), pool=pool, seconds=5.0)
 
 
@@ -301,7 +302,15 @@ def test_body_that_is_not_a_result_is_malformed(body: bytes) -> None:
         (b'["zqmark"]', "Expected an object, got an array"),
         (b'{"calculation_id": "zqmark"}', "request_uuid: missing"),
         (bare_data(calculation_id=None), "calculation_id: Expected a string, got null"),
-        (bare_data(calculation_id="zqmark" * 50), "calculation_id: Expected a string of length <= 255"),
+        (bare_data(calculation_id=""), "calculation_id: Expected a string of 1 or more characters"),
+        (
+            bare_data(calculation_id="zqmark" * 50),
+            "calculation_id: Expected a string of at most 255 characters",
+        ),
+        (
+            bare_data(calculation_id="zqmark\n"),
+            "calculation_id: Expected the form in the AsyncAPI document",
+        ),
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
         (cloud_event({"request_uuid": "zqmark"}), "data.calculation_id: missing"),
@@ -348,7 +357,21 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
     ],
 )
 def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
-    assert events.topic_of(body) == Topic()
+    assert topic_of(body) == Topic()
+
+
+@pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
+def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool) -> None:
+    meant, other = uuid_of(new_request_id()), uuid_of(new_request_id())
+    data = {"uuid": other, "request_uuid": meant, "calculation_id": "calc-1"}
+    body = (
+        cloud_event(data, subject=other, request_uuid=other)
+        if as_event
+        else msgspec.json.encode(data | {"subject": other, "data": {"uuid": other, "request_uuid": other}})
+    )
+
+    assert calculations.decode(body).request_uuid == meant
+    assert topic_of(body).uuid == meant
 
 
 def test_unknown_fields_are_ignored() -> None:

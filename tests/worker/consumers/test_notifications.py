@@ -63,15 +63,28 @@ async def test_event_of_an_unknown_request_is_dead_lettered(
         dead = await eventually(lambda: take(dead_letters))
 
     assert dead.headers["x-reason"] == "RequestNotFound"
+    assert dead.headers["x-reason-text"] == "data.uuid: there is no such request"
     assert await database.fetchval("SELECT count(*) FROM email") == 0
 
 
-async def test_uuid_of_no_request_is_refused(pool: Pool, stored_request: CalculationRequest) -> None:
-    for uuid in ("", "req_1", uuid_of(new_request_id())):
-        event = msgspec.structs.replace(created_event(stored_request), uuid=uuid)
+@pytest.mark.parametrize(
+    ("uuid", "refusal", "text"),
+    [
+        ("", Malformed, "data.uuid: Expected the uuid of a request"),
+        ("req_1", Malformed, "data.uuid: Expected the uuid of a request"),
+        (uuid_of(new_request_id()), RequestNotFound, "data.uuid: there is no such request"),
+    ],
+    ids=["empty", "malformed", "unknown"],
+)
+async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
+    pool: Pool, stored_request: CalculationRequest, uuid: str, refusal: type[Exception], text: str
+) -> None:
+    event = msgspec.structs.replace(created_event(stored_request), uuid=uuid)
 
-        with pytest.raises(RequestNotFound):
-            await intend_email(event, pool=pool, seconds=5.0)
+    with pytest.raises(refusal) as refused:
+        await intend_email(event, pool=pool, seconds=5.0)
+
+    assert str(refused.value) == text
 
 
 @pytest.mark.parametrize(
