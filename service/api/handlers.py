@@ -15,7 +15,7 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, list_query, notes, request_body
+from service.api import admission, idempotency_key, list_query, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
 from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
@@ -36,6 +36,7 @@ from service.identifiers import parse_uuid
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
+from service.server import log_facts
 from service.settings import ServiceSettings
 from service.telemetry import logs
 
@@ -97,7 +98,7 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
 async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
-    noted = notes.of(request.scope)
+    facts = log_facts.of(request.scope)
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
@@ -107,16 +108,16 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
             waiver=body.waiver,
             idempotency=body.idempotency(key, wait_seconds=wait_seconds),
             conveyancer_id=request.user.conveyancer_id,
-            traceparent=noted.traceparent,
-            on_uuid=noted.note_uuid,
+            traceparent=facts.traceparent,
+            on_uuid=facts.note_uuid,
         )
     except IdempotencyKeyReused as error:
-        noted.note_uuid(error.uuid)
+        facts.note_uuid(error.uuid)
         raise
     except (IdempotencyKeyInFlight, UnknownConveyancer):
-        noted.note_uuid(None)  # Nothing is stored under the new uuid.
+        facts.note_uuid(None)  # Nothing is stored under the new uuid.
         raise
-    noted.note_uuid(stored.uuid)
+    facts.note_uuid(stored.uuid)
     if not is_repeat:
         resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []

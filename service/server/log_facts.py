@@ -1,4 +1,4 @@
-"""What the parts that serve an HTTP request note for its line in the access log."""
+"""The facts about an HTTP request that its log lines show."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from service.server.asgi import Scope
 from service.telemetry import logs
 
 
-class Notes(msgspec.Struct):
+class LogFacts(msgspec.Struct):
     """The trace of an HTTP request, the calculation request that it is about, and why it was refused."""
 
     traceparent: str
@@ -28,17 +28,17 @@ class Notes(msgspec.Struct):
         return fields
 
 
-def begin(scope: Scope, traceparent: str) -> Notes:
-    """Begin the notes on an HTTP request. `of` then finds them, also in a copy of *scope*."""
-    noted = Notes(traceparent)
-    scope.setdefault("state", {})["notes"] = noted
-    return noted
+def begin(scope: Scope, traceparent: str) -> LogFacts:
+    """Begin the facts about an HTTP request. `of` then finds them, also in a copy of *scope*."""
+    facts = LogFacts(traceparent)
+    scope.setdefault("state", {})["log_facts"] = facts
+    return facts
 
 
-def of(scope: Scope) -> Notes:
-    """Return the notes on an HTTP request."""
-    noted: Notes = scope["state"]["notes"]
-    return noted
+def of(scope: Scope) -> LogFacts:
+    """Return the facts about an HTTP request."""
+    facts: LogFacts = scope["state"]["log_facts"]
+    return facts
 
 
 def uuid_in_path(scope: Scope) -> str | None:
