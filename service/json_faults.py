@@ -15,7 +15,12 @@ _TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _OF_FIELD = re.compile(r"(\w+): (.*)", re.DOTALL)  # the words of our own checks
-_VALUE = re.compile(r"^Invalid (enum )?value .*", re.DOTALL)
+_OUR_WORDS = (
+    (re.compile(r"Invalid (enum )?value .*", re.DOTALL), "This value is not allowed"),
+    (re.compile(r"Expected `str` matching .*", re.DOTALL), "Expected the form in the AsyncAPI document"),
+    (re.compile(r"Expected `str` of length >= (\d+)"), r"Expected a string of \1 or more characters"),
+    (re.compile(r"Expected `str` of length <= (\d+)"), r"Expected a string of at most \1 characters"),
+)
 
 
 def why_unreadable(text: bytes, error: Exception) -> str:
@@ -60,4 +65,7 @@ def locate(error: msgspec.ValidationError) -> tuple[str, str]:
         return f"{field}.{missing[1]}".removeprefix("."), "missing"
     if checked := _OF_FIELD.fullmatch(problem):
         return f"{field}.{checked[1]}".removeprefix("."), checked[2]
-    return field, in_json_words(_VALUE.sub("This value is not allowed", problem))
+    for theirs, ours in _OUR_WORDS:
+        if found := theirs.fullmatch(problem):
+            return field, found.expand(ours)
+    return field, in_json_words(problem)

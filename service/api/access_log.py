@@ -7,13 +7,12 @@ import structlog
 from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import errors, notes, response_headers
+from service.api import errors, response_headers
 from service.api.errors import ShutDown
-from service.api.notes import Notes
-from service.identifiers import parse_uuid
-from service.server import probes
+from service.server import log_facts, probes
+from service.server.log_facts import LogFacts
 from service.server.refusals import Refusal
-from service.telemetry import api_metrics, trace_context, tracing
+from service.telemetry import api_metrics, logs, trace_context, tracing
 
 _log = structlog.get_logger()
 
@@ -36,7 +35,7 @@ class AccessLog:
             routed = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
         request_id = response_headers.x_request_id(scope)
-        noted = notes.begin(scope, tracing.onward(trace_context.find(scope["headers"])))
+        facts = log_facts.begin(scope, tracing.onward(trace_context.find(scope["headers"])))
         status = 0
 
         async def send_completed(message: Message) -> None:
@@ -46,7 +45,9 @@ class AccessLog:
                 message = response_headers.complete(message, request_id)
             await send(message)
 
-        bound = structlog.contextvars.bind_contextvars(request_id=request_id.decode())
+        bound = structlog.contextvars.bind_contextvars(
+            request_id=request_id.decode(), **logs.about(None, facts.traceparent)
+        )
         api_metrics.requests_in_progress.inc()
         try:
             await self._app(routed, receive, send_completed)
@@ -60,10 +61,10 @@ class AccessLog:
             duration = time.perf_counter() - started_at
             if route := routed.get("path_template"):
                 scope["path_template"] = route  # for the span
-                noted.uuid = noted.uuid or _uuid_in_path(routed)
+                facts.uuid = facts.uuid or log_facts.uuid_in_path(routed)
             api_metrics.requests_in_progress.dec()
             try:
-                record(method, route, status, duration, noted)
+                record(method, route, status, duration, facts)
             finally:
                 structlog.contextvars.reset_contextvars(**bound)
 
@@ -73,21 +74,15 @@ def refuse(refusal: Refusal) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request_id = response_headers.new_x_request_id()
-        noted = notes.begin(scope, tracing.onward(None))
+        facts = log_facts.begin(scope, tracing.onward(None))
         await errors.answer_refusal(refusal, (b"x-request-id", request_id))(scope, receive, send)
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
-            record(None, None, int(refusal.status), 0.0, noted)
+            record(None, None, int(refusal.status), 0.0, facts)
 
     return answer
 
 
-def _uuid_in_path(scope: Scope) -> str | None:
-    """Return the uuid of a request for a calculation, if the path has one: otherwise it may hold anything."""
-    uuid = scope.get("path_params", {}).get("uuid", "")
-    return uuid if parse_uuid(uuid) else None
-
-
-def record(method: str | None, route: str | None, status: int, duration: float, noted: Notes) -> None:
+def record(method: str | None, route: str | None, status: int, duration: float, facts: LogFacts) -> None:
     """Count and log a request under its route's template, "unmatched" where the router itself answered.
 
     The path and the query are not logged: both may hold personal data or secrets.
@@ -101,5 +96,5 @@ def record(method: str | None, route: str | None, status: int, duration: float, 
         route=route,
         status=status,
         duration_ms=round(duration * 1000, 2),
-        **noted.describe(),
+        **facts.describe(),
     )

@@ -56,9 +56,10 @@ async def requires_reader(request: AnyRequest) -> None:
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
-    """Admit what `requires_reader` does, or a caller with a secret: the `before_request` of one request.
+    """Admit a reader, or a caller with a secret: the `before_request` of one request.
 
-    What is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong one.
+    A token that is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong
+    one.
     """
     authenticator = _authenticator(request)
     token = _token(request)

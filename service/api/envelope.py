@@ -6,7 +6,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
-from service.api import notes
+from service.server import log_facts
 from service.server.asgi import Header, Receive, Scope, Send
 
 # Every code that an error can have. The list is complete: callers may switch on it.
@@ -137,7 +137,7 @@ class Answer:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
         if self.error_codes:
-            notes.of(scope).error_codes = self.error_codes
+            log_facts.of(scope).error_codes = self.error_codes
         status = int(self.status)
         await send({"type": "http.response.start", "status": status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

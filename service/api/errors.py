@@ -8,7 +8,6 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 
-from service.api import notes
 from service.api.envelope import Answer, ErrorCode, FieldError
 from service.api.idempotency_key import (
     IdempotencyKeyTooLong,
@@ -23,12 +22,12 @@ from service.authentication.authenticator import (
     RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
-from service.calculation_requests import request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
+from service.server import log_facts
 from service.server.asgi import Header
 from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
@@ -118,7 +117,8 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MalformedIdempotencyKey: ErrorKind(
         HTTPStatus.BAD_REQUEST,
         "invalid_idempotency_key",
-        "The Idempotency-Key must be 1 to 255 letters, digits or punctuation; quote it if it has spaces.",
+        "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; or, "
+        "in double quotes, printable ASCII without double quotes and backslashes.",
     ),
     IdempotencyKeyTooLong: ErrorKind(HTTPStatus.BAD_REQUEST, "invalid_idempotency_key", None),
     RepeatedIdempotencyKey: ErrorKind(
@@ -135,15 +135,15 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     MissingCredentials: ErrorKind(
         HTTPStatus.UNAUTHORIZED,
         "unauthenticated",
-        "The Authorization header is missing: send `Authorization: Bearer …` with an access token, or for "
-        "the questionnaire with an API key.",
+        "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
+        "request's secret also reads that request, and an API key the questionnaire.",
         challenge="",  # Without credentials RFC 6750 wants no error code.
     ),
     NoBearerToken: ErrorKind(
         HTTPStatus.UNAUTHORIZED,
         "unauthenticated",
-        "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access token, "
-        "or for the questionnaire with an API key.",
+        "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access token; "
+        "a request's secret also reads that request, and an API key the questionnaire.",
         challenge="",
     ),
     InvalidCredentials: ErrorKind(
@@ -166,7 +166,7 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     RequestNotFound: ErrorKind(
         HTTPStatus.NOT_FOUND,
         "not_found",
-        "You have no request with this uuid: check it, and that the token is your firm's.",
+        "There is no request with this uuid that this token may read.",
     ),
     MalformedFraming: ErrorKind(
         HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."
@@ -237,15 +237,16 @@ _KINDS: dict[type[Exception], ErrorKind] = {
 def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
     answered = answer(error)
-    noted = notes.of(request.scope)
-    noted.error_codes = answered.error_codes
+    facts = log_facts.of(request.scope)
+    facts.error_codes = answered.error_codes
+    facts.uuid = facts.uuid or log_facts.uuid_in_path(request.scope)
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", **noted.describe(), **logs.describe(error))
+        _log.error("request_failed", **facts.describe(), **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
-        request_secrets.note_missing([error.key_id])
+        request.app.state.resources.secret_keys.report_missing(error)
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
-        _log.warning("request_turned_away", **noted.describe(), error=logs.summarize(error))
+        _log.warning("request_turned_away", **facts.describe(), error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answered.headers}
     return Response(answered.body, status_code=answered.status, headers=headers)
 

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -14,13 +15,15 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, list_query, notes, request_body
+from service.api import admission, idempotency_key, list_query, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
 from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
-from service.calculation_requests import event_history, reading, request_secrets
+from service.calculation_requests import event_history, reading
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
@@ -33,7 +36,9 @@ from service.identifiers import parse_uuid
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
+from service.server import log_facts
 from service.settings import ServiceSettings
+from service.telemetry import logs
 
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
@@ -42,6 +47,7 @@ _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
 
 User = TypeVar("User")
 Found = TypeVar("Found")
+FoundOwn_co = TypeVar("FoundOwn_co", covariant=True)
 
 _log = structlog.get_logger()
 
@@ -69,14 +75,12 @@ class Resources(msgspec.Struct, frozen=True):
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
         shown: list[RetrievedCalculationRequest] = []
-        missing = set()
         for stored in found:
             try:
                 shown.append(self.view(stored))
             except SecretKeyMissing as error:
-                missing.add(error.key_id)
+                self.secret_keys.report_missing(error)
                 shown.append(stored.view_without_secret())
-        request_secrets.note_missing(missing)
         return shown
 
 
@@ -94,18 +98,26 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
 async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
-    noted = notes.of(request.scope)
+    facts = log_facts.of(request.scope)
     key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
-    stored, is_repeat = await resources.storage.store(
-        body.validated,
-        waiver=body.waiver,
-        idempotency=body.idempotency(key, wait_seconds=wait_seconds),
-        conveyancer_id=request.user.conveyancer_id,
-        traceparent=noted.traceparent,
-    )
-    noted.uuid = stored.uuid
+    try:
+        stored, is_repeat = await resources.storage.store(
+            body.validated,
+            waiver=body.waiver,
+            idempotency=body.idempotency(key, wait_seconds=wait_seconds),
+            conveyancer_id=request.user.conveyancer_id,
+            traceparent=facts.traceparent,
+            on_uuid=facts.note_uuid,
+        )
+    except IdempotencyKeyReused as error:
+        facts.note_uuid(error.uuid)
+        raise
+    except (IdempotencyKeyInFlight, UnknownConveyancer):
+        facts.note_uuid(None)  # Nothing is stored under the new uuid.
+        raise
+    facts.note_uuid(stored.uuid)
     if not is_repeat:
         resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
@@ -141,7 +153,7 @@ async def retrieve_request(
     resources = request.resources
     if isinstance(request.user, SecretHolder):
         return Answer.ok(resources.view(await _find_by_secret(resources, uuid, request.user.secret)))
-    stored = await _find(request, uuid, reading.find, reading.read_internally)
+    stored = await _find(resources, request.user, uuid, reading.find, reading.read_internally)
     is_internal = isinstance(request.user, InternalReader)
     return Answer.ok(stored.view_without_secret() if is_internal else resources.view(stored))
 
@@ -157,30 +169,54 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
 @get("/v1/request/{uuid:str}/events", before_request=admission.requires_reader)
 async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Answer:
     """List what has happened to a request so far: its events, oldest first."""
-    history = await _find(request, uuid, event_history.find, event_history.read_internally)
+    history = await _find(
+        request.resources, request.user, uuid, event_history.find, event_history.read_internally
+    )
     return Answer.ok(history.view())
 
 
+class _FindOwn(Protocol[FoundOwn_co]):
+    """Finds what is stored of a request of one conveyancer."""
+
+    def __call__(
+        self, connection: Connection, request_id: UUID, *, conveyancer_id: str
+    ) -> Awaitable[FoundOwn_co]: ...
+
+
 async def _find(
-    request: ApiRequest[Any],
+    resources: Resources,
+    reader: Caller | InternalReader,
     uuid: str,
-    find: Callable[..., Awaitable[Found]],
+    find: _FindOwn[Found],
     read_internally: Callable[[Connection, UUID], Awaitable[Found]],
 ) -> Found:
-    """Return what is stored of a request that the reader may read, and log the read of an internal one.
+    """Return what is stored of a request that the reader may read, and log each attempt of an internal one.
 
     Raises RequestNotFound and UnknownConveyancer.
     """
-    reader: Caller | InternalReader = request.user
+    if isinstance(reader, Caller):
+        return await _run(resources, uuid, partial(find, conveyancer_id=reader.conveyancer_id))
+    is_found = False
+    try:
+        found = await _run(resources, uuid, read_internally)
+        is_found = True
+        return found
+    finally:
+        known = uuid if parse_uuid(uuid) else None  # Anything else may be personal data.
+        _log.info(
+            "request_read_internally", client_id=reader.client_id, found=is_found, **logs.about(known, None)
+        )
+
+
+async def _run(
+    resources: Resources, uuid: str, read: Callable[[Connection, UUID], Awaitable[Found]]
+) -> Found:
+    """Run a read of one request on a connection of its own."""
     request_id = parse_uuid(uuid)
     if request_id is None:
         raise RequestNotFound
-    async with request.resources.connection() as connection:
-        if isinstance(reader, Caller):
-            return await find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-        found = await read_internally(connection, request_id)
-    _log.info("request_read_internally", client_id=reader.client_id, uuid=uuid)
-    return found
+    async with resources.connection() as connection:
+        return await read(connection, request_id)
 
 
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)

@@ -52,7 +52,7 @@ _TOO_DEEP: Failure = ("too_deep", "")
 
 
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
-    with suppress(RecursionError):  # What is too deep to encode is refused as too deep.
+    with suppress(RecursionError):  # A value too deep to encode is refused as too deep.
         size = len(msgspec.json.encode(value))  # First: a large value takes long to check.
         if size > META_DATA_BYTES:
             return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON, got {size}."

@@ -38,7 +38,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class InternalReader(msgspec.Struct, frozen=True):
-    """A service of our own that reads requests of any firm by uuid, and does nothing else."""
+    """A service of our own that reads the requests of any firm, and their events, by uuid."""
 
     client_id: str
     expires_at: float
@@ -65,8 +65,8 @@ class InsufficientScope(Exception):
 
     def __init__(self, scope: str, *, is_internal: bool = False) -> None:
         super().__init__(
-            f"The scope {READ_ALL} makes this client an internal reader, which only reads requests by uuid: "
-            f"request a token with {scope} instead."
+            f"The scope {READ_ALL} makes this client an internal reader, which can neither create nor list "
+            f"requests: request a token with {scope} instead."
             if is_internal
             else f"The access token lacks the scope {scope}: request one that has it."
         )

@@ -54,14 +54,6 @@ async def list_all(connection: Connection) -> list[tuple[str, str, bool]]:
     return [(row["id"], row["name"], row["charges_calculation_fee"]) for row in rows]
 
 
-async def name_of(connection: Connection, conveyancer_id: str) -> str:
-    """Return the name under which a conveyancer is registered. Raises UnknownConveyancer."""
-    name: str | None = await connection.fetchval("SELECT name FROM conveyancer WHERE id = $1", conveyancer_id)
-    if name is None:
-        raise UnknownConveyancer
-    return name
-
-
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
     """Whether this conveyancer charges a calculation fee. Raises UnknownConveyancer."""
     charges = await connection.fetchval(

@@ -10,8 +10,7 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests import conveyancers
-from service.calculation_requests.columns import COLUMNS, with_columns
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
     CloudEvent,
@@ -47,7 +46,7 @@ class EndedEmail(msgspec.Struct, frozen=True):
     smtp_code: int | None
     reason: Reason | None
 
-    def recorded_event(self, request: CalculationRequest) -> RecordedEvent:
+    def recorded_event(self, request: AnnouncedRequest) -> RecordedEvent:
         """Return the event that was written at the end of this e-mail."""
         facts = request.event_payload(sequence=self.sequence)
         event = (
@@ -68,7 +67,7 @@ class EventHistory(msgspec.Struct, frozen=True):
     Everything an event says is in a row, its time and sequence included. Only the trace is not.
     """
 
-    request: CalculationRequest
+    request: AnnouncedRequest
     calculation_sequence: int | None
     calculated_at: datetime | None
     emails: list[EndedEmail]
@@ -109,7 +108,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
     """Return the history of a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
-    for history in await read(connection, [request_id]):
+    for history in _histories(await connection.fetch(_READ_INTERNALLY, request_id)):
         return history
     raise RequestNotFound
 
@@ -132,26 +131,26 @@ def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
 def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     row = rows[0]
     return EventHistory(
-        CalculationRequest(*row[: len(COLUMNS)]),
+        AnnouncedRequest(*row[:_REQUEST_COLUMNS]),
         row["calculation_sequence"],
         row["calculated_at"],
         [EndedEmail(*row[-_EMAIL_COLUMNS:]) for row in rows if row["email_state"] is not None],
     )
 
 
+_REQUEST_COLUMNS = len(AnnouncedRequest.__struct_fields__)
 _EMAIL_COLUMNS = len(EndedEmail.__struct_fields__)
 
 # The columns are read by position. In rows that have not been updated since version 6 of the schema,
 # calculated_at is null and updated_at is the time of the calculation.
-_COLUMNS = with_columns(
-    """
-    {request_columns}, request.calculation_sequence,
+_COLUMNS = f"""
+    {", ".join(f"request.{column}" for column in AnnouncedRequest.__struct_fields__)},
+           request.calculation_sequence,
            CASE WHEN request.calculation_sequence IS NOT NULL
                 THEN coalesce(request.calculated_at, request.updated_at)
                 END AS calculated_at,
            email.state AS email_state, email.event_sequence, email.settled_at, email.smtp_code, email.reason
-    """
-).strip()
+""".strip()
 _REQUESTS_AND_EMAILS = """
     calculation_request AS request
       LEFT JOIN email
@@ -165,6 +164,12 @@ _FIND = f"""
       FROM {_REQUESTS_AND_EMAILS}
      WHERE request.id = $1
        AND request.conveyancer_id = $2
+"""  # noqa: S608 - constants only
+# Not limited to one conveyancer, as `reading.read_internally`.
+_READ_INTERNALLY = f"""
+    SELECT {_COLUMNS}
+      FROM {_REQUESTS_AND_EMAILS}
+     WHERE request.id = $1
 """  # noqa: S608 - constants only
 _READ = f"""
     SELECT {_COLUMNS}

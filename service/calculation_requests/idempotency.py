@@ -6,6 +6,10 @@ import msgspec
 class IdempotencyKeyReused(Exception):
     """This Idempotency-Key was used with another body before: use a new key."""
 
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid)
+        self.uuid = uuid  # of the request that was stored with the key
+
 
 class IdempotencyKeyInFlight(Exception):
     """A request with this Idempotency-Key is still being stored: send it again later."""

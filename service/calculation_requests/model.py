@@ -41,6 +41,29 @@ class NewCalculationRequest(msgspec.Struct, frozen=True):
     calculation_fee_exempt_reason: str | None
 
 
+class AnnouncedRequest(msgspec.Struct, frozen=True):
+    """The columns of a request that its events are made from: nothing personal, and no secret."""
+
+    id: UUID
+    conveyancer_id: str
+    created_at: datetime
+    request_type: RequestType
+    property_value: int | None
+    external_id: str | None
+    calculation_fee_exempt: bool
+    calculation_id: str | None
+    sequence: int
+
+    @property
+    def uuid(self) -> str:
+        """The identifier that callers and customers see."""
+        return uuid_of(self.id)
+
+    def event_payload(self, *, sequence: int) -> dict[str, Any]:
+        """Return the fields that every event about this request carries."""
+        return _event_payload(self, sequence)
+
+
 class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
     """A row of calculation_request: what was asked for, and what the service adds. See columns.COLUMNS."""
 
@@ -87,15 +110,19 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
 
     def event_payload(self, *, sequence: int) -> dict[str, Any]:
         """Return the fields that every event about this request carries."""
-        return {
-            "uuid": self.uuid,
-            "tenant": self.conveyancer_id,
-            "request_type": self.request_type,
-            "property_value": self.property_value,
-            "calculation_fee_exempt": self.calculation_fee_exempt,
-            "external_id": self.external_id,
-            "sequence": sequence,
-        }
+        return _event_payload(self, sequence)
+
+
+def _event_payload(request: AnnouncedRequest | CalculationRequest, sequence: int) -> dict[str, Any]:
+    return {
+        "uuid": request.uuid,
+        "tenant": request.conveyancer_id,
+        "request_type": request.request_type,
+        "property_value": request.property_value,
+        "calculation_fee_exempt": request.calculation_fee_exempt,
+        "external_id": request.external_id,
+        "sequence": sequence,
+    }
 
 
 class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ from service.calculation_requests import conveyancers, request_secrets
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import AnnouncedRequest, CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 
@@ -40,7 +41,7 @@ async def find_by_idempotency_key(
     if row["id"] is None:
         raise IdempotencyKeyInFlight
     if row["idempotency_sha256"] != idempotency.sha256:
-        raise IdempotencyKeyReused
+        raise IdempotencyKeyReused(uuid_of(row["id"]))
     return await find(connection, row["id"], conveyancer_id=conveyancer_id)
 
 
@@ -79,19 +80,24 @@ async def find_by_secret(
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
     if row is None:
-        # An unknown request takes as long as a wrong secret: the time must not show which uuids exist.
-        keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret
     stored = CalculationRequest(*row)
     try:
         expected = stored.secret(keys)
     except SecretKeyMissing as error:
-        request_secrets.note_missing([error.key_id])
+        keys.report_missing(error)
+        _derive_in_vain(request_id, keys)
         raise WrongSecret from None
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
     return stored
+
+
+def _derive_in_vain(request_id: UUID, keys: SecretKeyRing) -> None:
+    """Take as long as a wrong secret does: the time must not show which uuids exist."""
+    keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
 
 
 _FIND_BY_SECRET = with_columns(
@@ -111,7 +117,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# The only statement behind an access token that is not limited to one conveyancer.
+# One of the two statements behind an access token that are not limited to one conveyancer. The other is that
+# of `event_history.read_internally`.
 _READ_INTERNALLY = with_columns(
     """
     SELECT {request_columns}
@@ -197,51 +204,23 @@ _LIST_NEWEST_BY_EXTERNAL_ID = with_columns(
 )
 
 
-async def read(connection: Connection, request_id: UUID) -> CalculationRequest:
-    """Return a request of any conveyancer. Only for the worker. Raises RequestNotFound."""
-    row = await connection.fetchrow(_READ, request_id)
-    if row is None:
-        raise RequestNotFound
-    return CalculationRequest(*row)
+async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, AnnouncedRequest]:
+    """Lock the rows of these requests until the transaction ends, and return those that exist.
 
-
-async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, CalculationRequest]:
-    """Return those of these requests that exist, and lock their rows as `lock` does.
-
-    In the order of their ids: transactions that lock the same rows do not deadlock.
+    So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
+    with several requests do not deadlock. Only for the worker.
     """
     rows = await connection.fetch(_LOCK_ALL, request_ids)
-    return {request.id: request for request in (CalculationRequest(*row) for row in rows)}
+    return {row["id"]: AnnouncedRequest(*row) for row in rows}
 
 
-async def lock(connection: Connection, request_id: UUID) -> CalculationRequest:
-    """Return a request of any conveyancer, and lock its row until the transaction ends.
-
-    So its events stay in order. Only for the worker. Raises RequestNotFound.
-    """
-    row = await connection.fetchrow(_LOCK, request_id)
-    if row is None:
-        raise RequestNotFound
-    return CalculationRequest(*row)
-
-
-_READ = with_columns(
-    """
-    SELECT {columns}
-      FROM calculation_request
-     WHERE id = $1
-    """
-)
-_LOCK = f"{_READ} FOR NO KEY UPDATE"
-_LOCK_ALL = with_columns(
-    """
-    SELECT {columns}
+_LOCK_ALL = f"""
+    SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id
        FOR NO KEY UPDATE
-    """
-)
+"""  # noqa: S608 - constants only
 
 
 async def sample_secret_keys(connection: Connection) -> dict[str, int]:

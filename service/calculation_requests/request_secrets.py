@@ -4,18 +4,20 @@ import base64
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+import time
 from uuid import UUID
 
 import msgspec
 import structlog
 
+from service.identifiers import uuid_of
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
 SALT_BYTES = 16
 _KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+_MOST_REPORTED = 100  # keys that are remembered as reported
 
 _log = structlog.get_logger()
 
@@ -23,9 +25,10 @@ _log = structlog.get_logger()
 class SecretKeyMissing(Exception):
     """The secret of this request is unavailable: its key is missing. Try again later."""
 
-    def __init__(self, key_id: str) -> None:
-        super().__init__(key_id)
+    def __init__(self, key_id: str, uuid: str) -> None:
+        super().__init__(key_id, uuid)
         self.key_id = key_id
+        self.uuid = uuid
 
 
 class WrongSecret(Exception):
@@ -37,6 +40,8 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     current_id: str
     keys: dict[str, bytes]
+    report_seconds: float = 60.0  # between two reports of a missing key
+    reported: dict[str, float] = {}  # the missing keys, and when each may be reported again
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
@@ -58,21 +63,28 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         Raises SecretKeyMissing when the ring does not have the key that the request was made with.
         """
         if key_id not in self.keys:
-            raise SecretKeyMissing(key_id)
+            raise SecretKeyMissing(key_id, uuid_of(request_id))
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+    def report_missing(self, missing: SecretKeyMissing) -> None:
+        """Log and count a missing key, with a request that needs it. Each key is reported once in a while.
+
+        Otherwise anyone who knows a uuid could fill the log, without a token.
+        """
+        now = time.monotonic()
+        if now < self.reported.get(missing.key_id, now):
+            return
+        if len(self.reported) >= _MOST_REPORTED:
+            self.reported.clear()
+        self.reported[missing.key_id] = now + self.report_seconds
+        metrics.secret_keys_missing.inc()
+        _log.error("secret_key_missing", key_id=missing.key_id, uuid=missing.uuid)
 
 
 def looks_like_secret(text: str) -> bool:
     """Whether *text* has the form of a secret, which no access token and no API key has."""
     return _SECRET.fullmatch(text) is not None
-
-
-def note_missing(key_ids: Iterable[str]) -> None:
-    """Log and count the keys that a unit of work lacked."""
-    for key_id in key_ids:
-        metrics.secret_keys_missing.inc()
-        _log.error("secret_key_missing", key_id=key_id)
 
 
 def new_salt() -> bytes:

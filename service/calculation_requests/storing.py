@@ -1,7 +1,7 @@
 """The statements that write calculation requests, each with the event that announces the change."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import UUID
@@ -54,8 +54,11 @@ class Storage:
         idempotency: Idempotency | None,
         conveyancer_id: str,
         traceparent: str | None,
+        on_uuid: Callable[[str], None],
     ) -> tuple[CalculationRequest, bool]:
         """Store the request that *validate* builds. Returns it, and whether it is a repeat, as `insert` does.
+
+        Calls *on_uuid* as `insert` does.
 
         With an idempotency key a create may have to wait for another one; with a waiver it reads the
         conveyancer's fee setting first. Both are stored alone: in a group they would delay the others. Raises
@@ -63,6 +66,7 @@ class Storage:
         """
         if waiver is None and idempotency is None:
             request = _new(validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
+            on_uuid(request.uuid)
             await self._insert_in_group(request, traceparent)
             return request, False
         async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
@@ -76,6 +80,7 @@ class Storage:
                 keys=self._keys,
                 traceparent=traceparent,
                 idempotency=idempotency,
+                on_uuid=on_uuid,
             )
 
     async def _insert_in_group(self, request: CalculationRequest, traceparent: str | None) -> None:
@@ -93,13 +98,16 @@ async def insert(
     keys: SecretKeyRing,
     traceparent: str | None,
     idempotency: Idempotency | None = None,
+    on_uuid: Callable[[str], None] = lambda _: None,
 ) -> tuple[CalculationRequest, bool]:
     """Store a request and its request.created event in one statement.
 
     Returns it, and whether it is a repeat: then it is the request stored with this key, as it is now.
+    Calls *on_uuid* with the new uuid first, because after an outage the request may have been stored.
     Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
     """
     request = _new(new, conveyancer_id=conveyancer_id, keys=keys)
+    on_uuid(request.uuid)
     try:
         with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
             stored = await connection.fetchval(_INSERT, *_arguments(request, traceparent, idempotency))

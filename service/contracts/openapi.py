@@ -55,8 +55,8 @@ _SECURITY_SCHEMES: dict[str, Any] = {
         "bearerFormat": "JWT",
         "description": "An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
         f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
-        "have named an internal reader reads any firm's requests by uuid, without their secrets, and nothing "
-        "else; it needs no conveyancer.",
+        "have named an internal reader reads any firm's requests by uuid, without their secrets, and their "
+        "events, and the questionnaire; it cannot create or list requests, and needs no conveyancer.",
     },
     "request_secret": {
         "type": "http",

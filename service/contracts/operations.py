@@ -126,8 +126,8 @@ def _create() -> Operation:
             "not_json": UnsupportedMediaType(),
             "compressed": CompressedBody(),
             "key_in_flight": IdempotencyKeyInFlight(),
-            "key_reused": IdempotencyKeyReused(),
-            "secret_key_missing": SecretKeyMissing("older"),
+            "key_reused": IdempotencyKeyReused(RECORD.uuid),
+            "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
             "refused_fields": _refusal(
                 lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
             ),
@@ -169,7 +169,7 @@ def _retrieve() -> Operation:
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
-            "secret_key_missing": SecretKeyMissing("older"),
+            "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
         },
     )
 

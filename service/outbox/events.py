@@ -1,13 +1,11 @@
 """The events sent and received: their names, types and encoding. CloudEvents 1.0 without personal data."""
 
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from service import json_faults, lines
-from service.identifiers import parse_uuid
-from service.telemetry import trace_context
+from service import lines
 
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
@@ -157,29 +155,3 @@ def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) 
 def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
     """Return the message body of an event."""
     return _encoder.encode(in_envelope(data, time=time, traceparent=traceparent))
-
-
-class Topic(msgspec.Struct, frozen=True):
-    """What a message is about: the uuid of its request and its trace, as far as they are well-formed."""
-
-    uuid: str | None = None
-    traceparent: str | None = None
-
-
-class _Outline(msgspec.Struct):
-    traceparent: Any = None
-    subject: Any = None
-    data: Any = None
-    request_uuid: Any = None
-
-
-def topic_of(body: bytes) -> Topic:
-    """Return what a message is about, however malformed it is. Its sender may be another team."""
-    try:
-        outline = msgspec.json.decode(body, type=_Outline)
-    except json_faults.UNREADABLE:
-        return Topic()
-    data = outline.data if isinstance(outline.data, dict) else {}
-    named = (data.get("uuid"), data.get("request_uuid"), outline.request_uuid, outline.subject)
-    uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
-    return Topic(uuid, trace_context.accept(outline.traceparent))

@@ -42,7 +42,7 @@ postgres_unavailable = Counter(
 )
 secret_keys_missing = Counter(
     "request_secret_keys_missing_total",
-    "Requests whose secret could not be derived: REQUEST_SECRET_KEYS lacks their key.",
+    "Reports that REQUEST_SECRET_KEYS lacks a key of stored requests, one a minute at most for each key.",
 )
 
 background_failures = Counter(

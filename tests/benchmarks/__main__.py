@@ -21,15 +21,15 @@ from tests.benchmarks.measurements import (
     growth,
     latency,
     reading,
+    refused_secrets,
     relay,
-    secrets,
 )
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "create": create.measure,
     "reading": reading.measure,
-    "secrets": secrets.measure,
+    "refused_secrets": refused_secrets.measure,
     "relay": relay.measure,
     "latency": latency.measure,
     "consumers": consumers.measure,

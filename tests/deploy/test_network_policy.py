@@ -31,7 +31,7 @@ DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
 DNS_OF_OPENSHIFT = Peer("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"})
 NODE_LOCAL_DNS = Peer("", {}, "169.254.20.10")
 TEAM = Peer("another-team", {"app": "crm"})
-# What namespaces are labelled with beside their name: deploy/README.md says so.
+# Labels of namespaces beside their name, as deploy/README.md asks for them.
 LABELS_OF_NAMESPACES = {
     "gateways": {"calculation-requests/callers": "true"},
     "another-team": {"calculation-requests/events": "true"},

@@ -1,4 +1,4 @@
-"""The runbook tells of commands that there are, of every alert, and of behaviour that a test shows."""
+"""The runbook names commands that exist, every alert, and behaviour that a test shows."""
 
 import re
 
@@ -16,7 +16,7 @@ COMMANDS = sorted(
 )
 PARSERS = {"service": service_parser, "worker": commands.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
-# What stands in capitals is for the reader to fill in.
+# Words in capitals are for the reader to fill in.
 EXAMPLES = {
     "UUID": "req_0000000000000000000000",
     "TIME": "2026-01-31T09:30:00Z",

@@ -29,7 +29,7 @@ from tests.harness.servers import KillableBroker
 
 
 def nowhere(_: Place) -> AbstractContextManager[Server]:
-    raise NotHere("nothing to be had this way")
+    raise NotHere("nothing is available this way")
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def test_first_available_server_is_used(place: Place, reports: Reports) -> None:
     with servers.first_available((nowhere, here, elsewhere), place) as server:
         assert server.url == "url://here"
 
-    assert reports.lines == ["nothing to be had this way"]
+    assert reports.lines == ["nothing is available this way"]
 
 
 @pytest.mark.parametrize(

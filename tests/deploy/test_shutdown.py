@@ -41,7 +41,7 @@ async def test_processes_end_within_the_grace_period_and_lose_nothing_that_they_
     assert tuple(statuses) == (0, 0)
     assert seconds < grace_seconds()
     assert load.refused == []
-    assert stored == load.stored, "what is stored was answered, and what was answered is stored"
+    assert stored == load.stored, "each stored request was answered, and each answered one is stored"
     assert _created(subscriber) == len(stored)
 
 

@@ -8,12 +8,14 @@ import msgspec
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
+from service.server import probes
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer
 from tests.harness.processes import Process, started
 from tests.harness.waiting import eventually
 
+ABOUT_A_REQUEST = '"event":"(request|email|message|event|held_event)_'
 REQUEST_ID = "case-17"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
@@ -40,9 +42,14 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
 
     (served,) = grep(REQUEST_ID, api, worker)
     assert (served["event"], served["uuid"]) == ("request_served", uuid)
+    for line in grep(ABOUT_A_REQUEST, api, worker):
+        if line.get("route") in probes.PATHS:
+            continue
+        assert line["uuid"]
+        assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
     story = grep(f"{uuid}|{served['trace_id']}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
-    assert sorted(told(line) for line in story) == [
+    assert sorted(described(line) for line in story) == [
         "email_handled sent",
         "message_dead_lettered CalculationAlreadyRecorded",
         "message_handled calculation-results",
@@ -107,8 +114,8 @@ def grep(pattern: str, *processes: Process) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in lines if re.search(pattern, line)]
 
 
-def told(line: dict[str, Any]) -> str:
-    """Return what a line says happened."""
+def described(line: dict[str, Any]) -> str:
+    """Describe the event of a log line."""
     details = [line.get(name) for name in ("method", "status", "queue", "outcome", "reason")]
     if line["event"] == "message_dead_lettered":
         details.remove(line["queue"])

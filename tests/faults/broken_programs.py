@@ -85,7 +85,7 @@ def forget_claims() -> None:
             process_id,
             limit,
         )
-        requests = [await reading.read(connection, row["request_id"]) for row in rows]
+        requests = [await reading.read_internally(connection, row["request_id"]) for row in rows]
         return [
             Email(request, "Acme", row["event_id"], row["created_at"], row["attempts"], None)
             for row, request in zip(rows, requests, strict=True)

@@ -1,4 +1,4 @@
-"""Whatever body is sent, it is stored, or refused for reasons that the document lists."""
+"""Every body is stored, or refused for reasons that the document lists."""
 
 import random
 from collections import Counter
@@ -65,20 +65,20 @@ def _judge(body: bytes) -> list[Any]:
         parsed = request_body.parse(body)
         parsed.validated(waiver_applies=parsed.waiver is not None)
     except (MalformedBody, InvalidSubmission) as error:
-        told = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
-        assert told.errors
-        _check_pointers(body, told)
-        return told.errors
+        envelope = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
+        assert envelope.errors
+        _check_pointers(body, envelope)
+        return envelope.errors
     except Exception as error:
         raise AssertionError(body) from error
     return []
 
 
-def _check_pointers(body: bytes, told: ErrorEnvelope) -> None:
+def _check_pointers(body: bytes, envelope: ErrorEnvelope) -> None:
     """Check that every error points to what it speaks of, and none to the same."""
-    pointers = [error.pointer for error in told.errors]
+    pointers = [error.pointer for error in envelope.errors]
     assert len(set(pointers)) == len(pointers), body
-    for error in told.errors:
+    for error in envelope.errors:
         if error.pointer is None:
             assert error.code == "malformed_body", body
         elif error.pointer:

@@ -14,6 +14,7 @@ _NPX = shutil.which("npx") or ""
 
 
 @pytest.mark.skipif(not _NPX, reason="there is no npx on this machine")
+@pytest.mark.parametrize("token_url", [None, "https://issuer.example.com/token"], ids=["bearer", "oauth2"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -22,9 +23,9 @@ _NPX = shutil.which("npx") or ""
     ],
     ids=["redocly", "spectral"],
 )
-def test_linter_finds_nothing(tmp_path: Path, command: list[str]) -> None:
+def test_linter_finds_nothing(tmp_path: Path, command: list[str], token_url: str | None) -> None:
     document = tmp_path / "openapi.json"
-    document.write_bytes(msgspec.json.encode(openapi.document()))
+    document.write_bytes(msgspec.json.encode(openapi.document(token_url)))
 
     linted = subprocess.run(
         [_NPX, "--yes", *command, document.name], cwd=tmp_path, capture_output=True, text=True, check=False

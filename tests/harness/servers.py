@@ -1,7 +1,7 @@
 """Private Postgres and RabbitMQ nodes, which can be killed and started again.
 
 Data that is thrown away is written without fsync. It survives the death of Postgres all the same: only
-processes are killed here, never the machine, and what they have written is in the page cache.
+processes are killed here, never the machine, and their writes are in the page cache.
 """
 
 import asyncio

@@ -278,7 +278,7 @@ class _Connection:
         self.task.cancel()
 
     def close(self) -> None:
-        """Close both ends in order; what was forwarded before still arrives."""
+        """Close both ends in order; data forwarded before still arrives."""
         for end in (self.client, self.server):
             if end is not None:
                 end.close()

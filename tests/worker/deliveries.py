@@ -1,5 +1,9 @@
 """One message, handled as its consumer handles a batch."""
 
+import msgspec
+
+from service.calculation_requests import storing
+from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
@@ -10,8 +14,9 @@ from worker.consumers.consumer import Delivered
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its outcome says."""
+    created = notifications.decode(events.encode(event, time=storing.now(), traceparent=None))
     async with loans.connection(pool, seconds=5.0) as connection:
-        outcomes = await notifications.intend_emails(connection, [Delivered(event, None)])
+        outcomes = await notifications.intend_emails(connection, [Delivered(created, None)])
     _check(outcomes)
 
 
@@ -29,7 +34,8 @@ async def calculate(connection: Connection, uuid: str, calculation_id: str) -> N
 
 
 async def _record(connection: Connection, result: CalculationCreated) -> Outcomes:
-    return await calculations.record_results(connection, [Delivered(result, None)])
+    decoded = calculations.decode(msgspec.json.encode(result))
+    return await calculations.record_results(connection, [Delivered(decoded, None)])
 
 
 def _check(outcomes: Outcomes) -> None:

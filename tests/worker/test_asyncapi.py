@@ -1,4 +1,4 @@
-"""The AsyncAPI document against a real broker: what it shows is what we publish, accept and declare."""
+"""The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the queues."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -112,9 +112,9 @@ async def test_example_of_a_calculation_is_recorded(
     name: str,
 ) -> None:
     payload = example_of(name)["payload"]
-    told = payload.get("data", payload)
+    data = payload.get("data", payload)
     request = await store(database)
-    request_id = parse_uuid(told["request_uuid"])
+    request_id = parse_uuid(data["request_uuid"])
     await database.execute("UPDATE calculation_request SET id = $1 WHERE id = $2", request_id, request.id)
     binding = DOCUMENT["channels"]["calculation.created"]
     exchange = await channel.get_exchange(binding["bindings"]["amqp"]["exchange"]["name"])
@@ -124,7 +124,7 @@ async def test_example_of_a_calculation_is_recorded(
         recorded_id = await database.fetchval(
             "SELECT calculation_id FROM calculation_request WHERE id = $1", request_id
         )
-        return bool(recorded_id == told["calculation_id"])
+        return bool(recorded_id == data["calculation_id"])
 
     consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
     async with running(consumer.run):

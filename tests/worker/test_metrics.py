@@ -282,11 +282,11 @@ async def test_metrics_name_no_tenant_and_need_no_token(
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
-            told = await scrape(client)
+            scraped = await scrape(client)
             text = (await client.get("/metrics")).text
         stop.set()
         await serving
 
-    assert told[series("outbox_pending_events")] == 1
-    assert told[series("postgres_pool_max_connections")] == worker_settings.database_pool_size + 1
+    assert scraped[series("outbox_pending_events")] == 1
+    assert scraped[series("postgres_pool_max_connections")] == worker_settings.database_pool_size + 1
     assert CONVEYANCER not in text

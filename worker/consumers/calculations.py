@@ -7,7 +7,7 @@ import msgspec
 
 from service import json_faults
 from service.calculation_requests import reading
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.calculation_requests.storing import Announcement, announce, now
 from service.identifiers import parse_uuid
 from service.outbox import events
@@ -16,7 +16,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes
-from worker.consumers.consumer import Consumer, Delivered, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Delivered, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -25,11 +25,18 @@ class CalculationAlreadyRecorded(Exception):
     """The request has another calculation."""
 
 
-def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[CalculationCreated]:
+class Result(msgspec.Struct, frozen=True):
+    """A calculation, and the request that it is for."""
+
+    request_id: UUID
+    calculation_id: str
+
+
+def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(results: Sequence[Delivered[CalculationCreated]]) -> Outcomes:
+    async def handle(results: Sequence[Delivered[Result]]) -> Outcomes:
         async with loans.transaction(pool, seconds=seconds) as connection:
             outcomes = await record_results(connection, results)
         relay.wake()
@@ -45,12 +52,16 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     )
 
 
-def decode(body: bytes) -> CalculationCreated:
+def decode(body: bytes) -> Result:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
     try:
-        return _parse(body)
+        created = _parse(body)
     except json_faults.UNREADABLE as error:
         raise Malformed.because(error, body) from None
+    request_id = parse_uuid(created.request_uuid)
+    if request_id is None:
+        raise Malformed(NO_UUID, field="request_uuid")
+    return Result(request_id, created.calculation_id)
 
 
 def _parse(body: bytes) -> CalculationCreated:
@@ -63,33 +74,35 @@ def _parse(body: bytes) -> CalculationCreated:
     return event.data
 
 
-async def record_results(
-    connection: Connection, results: Sequence[Delivered[CalculationCreated]]
-) -> Outcomes:
+async def record_results(connection: Connection, results: Sequence[Delivered[Result]]) -> Outcomes:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
     The outcome is RequestNotFound, or CalculationAlreadyRecorded when the request has another calculation.
     """
-    ids = [parse_uuid(result.content.request_uuid) for result in results]
-    requests = await reading.lock_all(connection, {request_id for request_id in ids if request_id})
+    ids = [result.content.request_id for result in results]
+    requests = await reading.lock_all(connection, set(ids))
     outcomes: list[Exception | None] = []
-    new: dict[UUID, Delivered[CalculationCreated]] = {}
+    new: dict[UUID, Delivered[Result]] = {}
     for request_id, result in zip(ids, results, strict=True):
-        request = requests.get(request_id) if request_id else None
+        request = requests.get(request_id)
         if request is None:
-            outcomes.append(RequestNotFound())
+            outcomes.append(RequestNotFound("request_uuid: there is no such request"))
             continue
         # A redelivery has the id that is recorded; its event was written with the first delivery.
-        recorded = request.calculation_id or new.setdefault(request.id, result).content.calculation_id
+        recorded = request.calculation_id or new.setdefault(request_id, result).content.calculation_id
         is_same = recorded == result.content.calculation_id
-        outcomes.append(None if is_same else CalculationAlreadyRecorded())
+        outcomes.append(
+            None
+            if is_same
+            else CalculationAlreadyRecorded("calculation_id: the request has another calculation")
+        )
     if new:
         await set_calculations(connection, [(requests[each], result) for each, result in new.items()])
     return outcomes
 
 
 async def set_calculations(
-    connection: Connection, results: Sequence[tuple[CalculationRequest, Delivered[CalculationCreated]]]
+    connection: Connection, results: Sequence[tuple[AnnouncedRequest, Delivered[Result]]]
 ) -> None:
     """Set the calculations of locked requests and announce them, in the caller's transaction."""
     calculated_at = now()

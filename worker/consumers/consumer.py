@@ -12,7 +12,6 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
 from service import json_faults
-from service.outbox import events
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.background import in_background
@@ -22,6 +21,7 @@ from service.telemetry.spans import Attributes
 from worker import metrics
 from worker.batches import Batches, Outcomes
 from worker.consumers.dead_lettering import dead_letter
+from worker.consumers.topic import topic_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import (
     BROKER_ERRORS,
@@ -36,6 +36,8 @@ from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most, wait_for_first
 
 Content = TypeVar("Content")
+
+NO_UUID = "Expected the uuid of a request"
 
 
 class Delivered(NamedTuple, Generic[Content]):
@@ -180,7 +182,7 @@ class Consumer(Generic[Content]):
     async def _deliver(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Handle and settle one message, and count the outcome."""
         outcome = "returned"
-        topic = events.topic_of(message.body)
+        topic = topic_of(message.body)
         incoming = trace_context.accept(message.headers.get("traceparent")) or topic.traceparent
         with (
             bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)),
@@ -191,15 +193,16 @@ class Consumer(Generic[Content]):
                 lambda: self._describe(message),
                 parent=incoming,
             ) as span,
-            bound_contextvars(**logs.about(topic.uuid, traceparent := tracing.onward(incoming))),
         ):
-            try:
-                outcome = await self._handle_and_settle(dead_letters, message, traceparent)
-            except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
-                self._give_up_channel(error)
-            finally:
-                span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
-                metrics.consumer_messages.labels(self._queue.name, outcome).inc()
+            traceparent = tracing.onward(incoming)
+            with bound_contextvars(**logs.about(topic.uuid, traceparent)):
+                try:
+                    outcome = await self._handle_and_settle(dead_letters, message, traceparent)
+                except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
+                    self._give_up_channel(error)
+                finally:
+                    span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
+                    metrics.consumer_messages.labels(self._queue.name, outcome).inc()
 
     async def _handle_and_settle(
         self, dead_letters: AbstractChannel, message: AbstractIncomingMessage, traceparent: str

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from uuid import UUID
 
 import msgspec
 
@@ -13,14 +14,21 @@ from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes
-from worker.consumers.consumer import Consumer, Delivered, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Delivered, Malformed
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[RequestCreated]:
+class Created(msgspec.Struct, frozen=True):
+    """The first event of a request: its id, made from what it says, and the id of the request."""
+
+    id: str
+    request_id: UUID
+
+
+def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[Created]:
     """Return the consumer that records which e-mails to send, and then sets *due*.
 
     Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
@@ -28,7 +36,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(created: Sequence[Delivered[RequestCreated]]) -> Outcomes:
+    async def handle(created: Sequence[Delivered[Created]]) -> Outcomes:
         async with loans.connection(pool, seconds=seconds) as connection:
             outcomes = await intend_emails(connection, created)
         due.set()
@@ -44,7 +52,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     )
 
 
-def decode(body: bytes) -> RequestCreated:
+def decode(body: bytes) -> Created:
     """Read a request.created event. Raises Malformed."""
     try:
         event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
@@ -56,20 +64,21 @@ def decode(body: bytes) -> RequestCreated:
     # send the customer a second e-mail.
     if event.data.sequence != 1:
         raise Malformed("Expected 1", field="data.sequence")
-    return event.data
+    request_id = parse_uuid(event.data.uuid)
+    if request_id is None:
+        raise Malformed(NO_UUID, field="data.uuid")
+    return Created(events.event_id(event.data.uuid, event.type, event.data.sequence), request_id)
 
 
-async def intend_emails(connection: Connection, created: Sequence[Delivered[RequestCreated]]) -> Outcomes:
+async def intend_emails(connection: Connection, created: Sequence[Delivered[Created]]) -> Outcomes:
     """Record that one e-mail is to be sent for each event, however often it is delivered.
 
     The outcome is RequestNotFound when there is no such request.
     """
-    ids = [parse_uuid(each.content.uuid) for each in created]
     # The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
-    intents = [
-        Intent(events.event_id(event.uuid, event.type, event.sequence), request_id, traceparent)
-        for request_id, (event, traceparent) in zip(ids, created, strict=True)
-        if request_id
-    ]
+    intents = [Intent(event.id, event.request_id, traceparent) for event, traceparent in created]
     known = await ledger.add(connection, intents)
-    return [None if request_id in known else RequestNotFound() for request_id in ids]
+    return [
+        None if intent.request_id in known else RequestNotFound("data.uuid: there is no such request")
+        for intent in intents
+    ]

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading, storing
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests.model import AnnouncedRequest
 from service.calculation_requests.storing import Announcement
 from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
@@ -40,7 +40,7 @@ class Sent(Outcome, frozen=True):
 
     reply: str
 
-    def event(self, request: CalculationRequest, *, sequence: int) -> RequestEmailSent:
+    def event(self, request: AnnouncedRequest, *, sequence: int) -> RequestEmailSent:
         """Return the event that announces it."""
         return RequestEmailSent(**request.event_payload(sequence=sequence))
 
@@ -54,7 +54,7 @@ class Failed(Outcome, frozen=True):
     reply: str
     smtp_code: int = NO_REPLY
 
-    def event(self, request: CalculationRequest, *, sequence: int) -> RequestEmailFailed:
+    def event(self, request: AnnouncedRequest, *, sequence: int) -> RequestEmailFailed:
         """Return the event that announces it."""
         return RequestEmailFailed(
             **request.event_payload(sequence=sequence), reason=self.reason, smtp_code=self.smtp_code

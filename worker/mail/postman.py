@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests import request_secrets
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
@@ -65,10 +64,10 @@ class Postman:
     An e-mail is claimed before it is sent, and the claim renewed until its outcome is recorded. A row lock
     would end with the connection to Postgres, and another process would send the e-mail again.
 
-    Other processes cannot tell a killed process from one that has lost Postgres with the mail server's reply
-    in hand, so they leave its e-mails alone until the claim expires. EMAIL_CLAIM_SECONDS, 30 by default, is
-    longer than most network outages: with 4, processes that were cut off for longer sent e-mails twice. A
-    process that was itself suspended for so long finds its claim expired and withholds the content.
+    Other processes cannot distinguish a killed process from one that has lost Postgres with the mail server's
+    reply in hand, so they leave its e-mails alone until the claim expires. EMAIL_CLAIM_SECONDS, 30 by
+    default, is longer than most network outages: with 4, processes that were cut off for longer sent e-mails
+    twice. A process that was itself suspended for so long finds its claim expired and withholds the content.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -197,7 +196,7 @@ class Postman:
         except (MailServerUnavailable, PostgresUnavailable) as error:
             return NotAttempted(error)
         except SecretKeyMissing as error:
-            request_secrets.note_missing([error.key_id])
+            self._keys.report_missing(error)
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
         else:

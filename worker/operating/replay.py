@@ -198,13 +198,12 @@ async def replay_batch(
 ) -> int:
     """Write the selected events of some requests again. Returns their number.
 
-    The requests are locked, so that no new event comes between those of one request. They are locked in the
-    order of their ids, so that two replays cannot deadlock.
+    The requests are locked, so that no new event comes between those of one request.
     """
     rows: list[EventToReplay] = []
     async with connection.transaction():
-        for request_id in sorted(request_ids):
-            await reading.lock(connection, request_id)
+        if len(await reading.lock_all(connection, request_ids)) < len(request_ids):
+            raise RequestNotFound
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
         for history in await event_history.read(connection, request_ids):

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+from collections import deque
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
@@ -10,6 +11,7 @@ from deploy.local.errors import LocalStackError
 # before the server binds it.
 _LOWEST, _HIGHEST = 20_000, 32_000
 _TRIES = 1_000
+_claims: deque[socket.socket] = deque(maxlen=100)  # of ports that were found free last
 
 
 def is_free(port: int) -> bool:
@@ -31,11 +33,19 @@ def accepts(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that no server listens on."""
+    """Return a port that no server listens on, and that is not returned again before one could."""
     for _ in range(_TRIES):
         port = _LOWEST + secrets.randbelow(_HIGHEST - _LOWEST)
-        if is_free(port):
-            return port
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        # Now a server may bind it too, but `free_port` of another process, which does not set this, may not.
+        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _claims.append(claim)
+        return port
     raise LocalStackError(f"No port between {_LOWEST} and {_HIGHEST} is free.")
 
 

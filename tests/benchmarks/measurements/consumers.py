@@ -54,7 +54,9 @@ async def measure(stand: Stand) -> list[Comparison]:
 
             bodies = [subjects.event(uuid) for uuid in uuids]
             await _fill(stand, topology.NOTIFICATIONS, bodies)
-            worker = stand.worker(url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY="32")
+            worker = stand.worker(
+                url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY="32"
+            )
             return await _rate(stand, worker, accepted, len(bodies))
 
     measured = {"calculations recorded": calculations, "e-mails accepted": notifications}

@@ -39,7 +39,7 @@ _SOONER: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a run plays on: the world that faults change, and what observes it."""
+    """The stage of a run: the world that faults change, and its observers."""
 
     world: World
     latencies: Latencies

@@ -111,6 +111,19 @@ async def test_retrieve_is_one_statement_in_one_round_trip(
     assert statements.round_trips == _CALLS
 
 
+async def test_events_are_read_without_personal_data(
+    watched_client: httpx.AsyncClient, statements: StatementLog
+) -> None:
+    uuid = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+    await eventually(lambda: len(statements.executed) == 2)
+    statements.clear()
+
+    await watched_client.get(f"/v1/request/{uuid}/events")
+
+    (statement,) = statements.executed
+    assert [name for name in (*A_REQUEST, "notes", "meta_data", "secret") if name in statement] == []
+
+
 async def test_retrieve_by_secret_is_one_statement_in_one_round_trip_right_or_wrong(
     watched_client: httpx.AsyncClient, statements: StatementLog
 ) -> None:

@@ -1,6 +1,7 @@
 """Idempotency-Key of POST /v1/request: a repeat with the same key and body returns the first request."""
 
 import asyncio
+import string
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,12 +11,15 @@ import httpx
 import msgspec
 import pytest
 from asyncpg.transaction import Transaction
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from service.api import request_body
 from service.api.idempotency_key import parse_key
 from service.calculation_requests import conveyancers, storing
 from service.calculation_requests.idempotency import Idempotency
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.identifiers import parse_uuid, uuid_of
 from service.outbox import lanes
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -23,6 +27,8 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
@@ -322,6 +328,25 @@ async def test_malformed_key_is_refused(
     assert await stored(shared_database) == (0, 0)
 
 
+@pytest.mark.parametrize("key", ["ab==", "a@b", "order(7)", "{6F9619FF}", "two words", "a,b"])
+async def test_refusal_of_a_key_without_quotes_says_to_quote_it(
+    shared_client: httpx.AsyncClient, key: str
+) -> None:
+    response = await post(shared_client, key)
+
+    assert response.status_code == 400
+    assert "in double quotes" in response.json()["errors"][0]["message"]
+    assert parse_key([f'"{key}"']) == key
+
+
+def test_key_as_the_refusal_describes_it_is_accepted() -> None:
+    bare = string.ascii_letters + string.digits + "-_"
+    quoted = "".join(map(chr, range(0x20, 0x7F))).replace('"', "").replace("\\", "")
+
+    assert parse_key([bare]) == bare
+    assert parse_key([f'"{quoted}"']) == quoted
+
+
 def test_whitespace_around_a_key_is_stripped() -> None:
     assert parse_key([" \t padded\t"]) == "padded"
 
@@ -431,6 +456,60 @@ async def test_blocked_database_is_answered_with_503_with_a_key_too(
 
     assert response.status_code == 503
     assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
+async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
+    service_settings: ServiceSettings, issuer: Issuer, database: Connection, key: str | None
+) -> None:
+    statements = StatementLog()
+    async with TcpProxy(service_settings.database_url, statements.watch) as link:
+        settings = msgspec.structs.replace(
+            service_settings, database_url=link.url, database_pool_size=1, database_timeout_seconds=10.0
+        )
+        async with api_client(settings, issuer.token()) as client:
+            first = await post(client, key and "another")  # connects, and prepares the statement
+            await eventually(lambda: "pg_notify" in str(statements.executed))
+            await client.get("/v1/request")  # after the NOTIFY, on the same connection
+            with capture_logs() as logs:
+                cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
+                await asyncio.sleep(0)
+                response = await post(client, key)
+                await cutting
+
+    assert response.status_code == 503
+    unanswered = await database.fetchval(
+        "SELECT id FROM calculation_request WHERE id <> $1", parse_uuid(first.json()["data"]["uuid"])
+    )
+    assert served_uuids(logs) == [uuid_of(unanswered)]
+
+
+async def test_refused_key_is_logged_with_the_uuid_of_the_request_that_has_it(
+    client: httpx.AsyncClient, database_url: str
+) -> None:
+    first = await post(client, "used")
+    async with holding(database_url, "busy", A_REQUEST):
+        with capture_logs() as logs:
+            reused = await post(client, "used", A_REQUEST | WAIVER)
+            in_flight = await post(client, "busy")
+
+    assert (reused.status_code, in_flight.status_code) == (422, 409)
+    assert served_uuids(logs) == [first.json()["data"]["uuid"], None]
+
+
+async def test_create_for_an_unknown_conveyancer_is_logged_without_a_uuid(
+    client: httpx.AsyncClient, issuer: Issuer
+) -> None:
+    with capture_logs() as logs:
+        for key in ("k", None):
+            await post(client, key, Authorization=f"Bearer {issuer.token('stranger')}")
+
+    assert served_uuids(logs) == [None, None]
+
+
+def served_uuids(logs: list[EventDict]) -> list[str | None]:
+    """Return the uuids in the lines of the access log."""
+    return [line.get("uuid") for line in logs if line["event"] == "request_served"]
 
 
 async def test_lock_timeout_of_the_database_itself_is_answered_with_503(

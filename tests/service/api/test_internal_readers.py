@@ -87,20 +87,24 @@ async def test_unknown_or_malformed_uuid_is_not_found(
     assert response.json()["errors"][0]["code"] == "not_found"
 
 
-async def test_each_read_is_logged_with_client_and_uuid(
+async def test_each_attempt_is_logged_with_client_and_uuid_and_whether_it_was_found(
     reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
 ) -> None:
+    unknown = uuid_of(new_request_id())
     with capture_logs() as logs:
-        await reader.get(f"/v1/request/{created['uuid']}")
-        await reader.get(f"/v1/request/{created['uuid']}/events")
-        await reader.get(f"/v1/request/{uuid_of(new_request_id())}")
+        for uuid in (created["uuid"], unknown, "zqmark"):
+            for path in ("", "/events"):
+                await reader.get(f"/v1/request/{uuid}{path}")
         await client.get(f"/v1/request/{created['uuid']}")
 
-    reads = [log for log in logs if log["event"] == "request_read_internally"]
-    assert [(log["log_level"], log["client_id"], log["uuid"]) for log in reads] == [
-        ("info", READER, created["uuid"])
-    ] * 2
-    assert created["secret"] not in str(logs)
+    attempts = [log for log in logs if log["event"] == "request_read_internally"]
+    assert {(log["log_level"], log["client_id"]) for log in attempts} == {("info", READER)}
+    assert [(log.get("uuid"), log["found"]) for log in attempts] == [
+        *[(created["uuid"], True)] * 2,
+        *[(unknown, False)] * 2,
+        *[(None, False)] * 2,
+    ]
+    assert not any(word in str(logs) for word in (created["secret"], "zqmark"))
 
 
 @pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])

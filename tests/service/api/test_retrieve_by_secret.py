@@ -49,7 +49,7 @@ async def ask(
 
 
 def assert_refused(response: httpx.Response) -> None:
-    """Check that this is the one answer to whatever does not open a request."""
+    """Check that this is the one answer to every token that does not open a request."""
     expected = answer(WrongSecret())
     body = response.json()
     assert response.status_code == 401
@@ -170,7 +170,8 @@ async def test_secret_whose_key_left_the_ring_gets_the_same_answer_and_is_logged
     before = value("request_secret_keys_missing_total")
 
     with capture_logs() as logs:
-        assert_refused(await ask(customer, created["uuid"], created["secret"]))
+        for token in (created["secret"], "A" * 43):
+            assert_refused(await ask(customer, created["uuid"], token))
 
     assert [log["key_id"] for log in logs if log["event"] == "secret_key_missing"] == ["lost"]
     assert value("request_secret_keys_missing_total") == before + 1
@@ -196,13 +197,16 @@ class CountedKeys(dict[str, bytes]):
         return super().__getitem__(key_id)
 
 
-async def test_unknown_uuid_costs_a_derivation_as_a_wrong_secret_does(
-    created: dict[str, Any], database: Connection
+async def test_unknown_uuid_and_lost_key_cost_a_derivation_as_a_wrong_secret_does(
+    client: httpx.AsyncClient, created: dict[str, Any], database: Connection
 ) -> None:
     ring = SecretKeyRing.parse(SECRET_KEYS)
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
-    for asked in (request_id, new_request_id()):
+    lost = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+    await database.execute(
+        "UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", parse_uuid(lost)
+    )
+    for asked in (parse_uuid(created["uuid"]), parse_uuid(lost), new_request_id()):
+        assert asked is not None
         keys = CountedKeys(ring.keys)
         with pytest.raises(WrongSecret):
             await reading.find_by_secret(
@@ -249,6 +253,7 @@ async def test_secret_is_not_taken_from_the_query_string(
 
     for response in (without_header, as_basic):
         assert response.status_code == 401
+        assert "a request's secret" in response.json()["errors"][0]["message"]
         assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
     assert_refused(with_wrong_one)
 

@@ -30,7 +30,7 @@ async def test_unknown_uuid_is_not_found(shared_client: httpx.AsyncClient) -> No
     assert response.json()["errors"] == [
         {
             "code": "not_found",
-            "message": "You have no request with this uuid: check it, and that the token is your firm's.",
+            "message": "There is no request with this uuid that this token may read.",
             "field": None,
             "pointer": None,
         }

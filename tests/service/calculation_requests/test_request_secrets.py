@@ -1,10 +1,13 @@
 """Requests whose key was removed from REQUEST_SECRET_KEYS: what can still be read of them."""
 
+import time
+
 import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST
@@ -14,6 +17,7 @@ from tests.harness.metrics import value
 
 MISSING = "request_secret_keys_missing_total"
 KEY = {"Idempotency-Key": "closing"}
+UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 
 
 @pytest.fixture
@@ -40,9 +44,32 @@ async def test_request_without_its_key_is_answered_with_503(
         assert answer.headers["Retry-After"] == "60"
         assert [error["code"] for error in answer.json()["errors"]] == ["secret_unavailable"]
         assert "lost" not in answer.text
-    reported = [log for log in logs if log["event"] == "secret_key_missing"]
-    assert [(log["log_level"], log["key_id"]) for log in reported] == [("error", "lost")] * 2
-    assert value(MISSING) == before + 2
+    (reported,) = [log for log in logs if log["event"] == "secret_key_missing"]
+    assert (reported["log_level"], reported["key_id"]) == ("error", "lost")
+    assert value(MISSING) == before + 1
+
+
+def test_missing_key_is_reported_once_in_a_while_and_each_by_itself() -> None:
+    ring = SecretKeyRing("new", {}, report_seconds=0.2)
+    before = value(MISSING)
+
+    with capture_logs() as logs:
+        for _ in range(2):
+            for key_id in ("first", "second", "first"):
+                ring.report_missing(SecretKeyMissing(key_id, UUID))
+            time.sleep(0.25)
+
+    assert [log["key_id"] for log in logs] == ["first", "second"] * 2
+    assert value(MISSING) == before + 4
+
+
+def test_number_of_keys_remembered_as_reported_is_bounded() -> None:
+    ring = SecretKeyRing("new", {})
+
+    for number in range(1_000):
+        ring.report_missing(SecretKeyMissing(str(number), UUID))
+
+    assert len(ring.reported) <= 100
 
 
 async def test_list_shows_the_request_without_its_secret_and_the_others_in_full(

@@ -1,4 +1,4 @@
-"""What is written in one turn of the event loop is sent in one call, in order, and nothing is lost."""
+"""Data written in one turn of the event loop is sent in one call, in order, and none is lost."""
 
 import asyncio
 from unittest.mock import Mock, call

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import MutableMapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -13,10 +14,10 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated, Topic
+from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -28,21 +29,23 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
 from tests.worker.deliveries import record_result
 from worker.consumers import calculations
-from worker.consumers.calculations import CalculationAlreadyRecorded
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.consumer import Consumer, Malformed
+from worker.consumers.topic import Topic, topic_of
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
-GOOD = {"request_uuid": "req_1", "calculation_id": "calc-1"}
+UUID_OF_A_REQUEST = "req_" + "0" * 22
+GOOD = {"request_uuid": UUID_OF_A_REQUEST, "calculation_id": "calc-1"}
 
 
-def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
+def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results."""
     return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
 
 
 @pytest.fixture
-def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[CalculationCreated]:
+def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
     """The consumer of the calculation teams' results."""
     return consumer_on(worker_settings, pool)
 
@@ -80,16 +83,16 @@ async def calculated_events(database: Connection) -> list[asyncpg.Record]:
     return await database.fetch("SELECT * FROM outbox WHERE type = 'request.calculated' ORDER BY id")
 
 
-async def dead_reason(channel: AbstractChannel) -> object:
-    """Return the reason of the next dead letter, once there is one."""
+async def dead_reason(channel: AbstractChannel) -> tuple[object, object]:
+    """Return the reason of the next dead letter and its text, once there is one."""
     dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
     message = await eventually(lambda: take(dead_letters))
-    return message.headers["x-reason"]
+    return message.headers["x-reason"], message.headers["x-reason-text"]
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
 async def test_calculation_is_recorded_and_announced(
-    consumer: Consumer[CalculationCreated],
+    consumer: Consumer[Result],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -135,7 +138,7 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
 
 @pytest.mark.parametrize("where", ["header", "body"])
 async def test_event_continues_the_trace_of_the_result(
-    consumer: Consumer[CalculationCreated],
+    consumer: Consumer[Result],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -155,7 +158,7 @@ async def test_event_continues_the_trace_of_the_result(
 
 
 async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
-    consumer: Consumer[CalculationCreated],
+    consumer: Consumer[Result],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -221,7 +224,7 @@ async def test_of_several_calculations_at_the_same_time_one_is_recorded(
 
 
 async def test_different_calculation_is_dead_lettered(
-    consumer: Consumer[CalculationCreated],
+    consumer: Consumer[Result],
     channel: AbstractChannel,
     database: Connection,
     stored_request: CalculationRequest,
@@ -232,12 +235,12 @@ async def test_different_calculation_is_dead_lettered(
         await publish(channel, CALCULATION_RESULTS, bare(stored_request, "calc-2"))
         reason = await dead_reason(channel)
 
-    assert reason == "CalculationAlreadyRecorded"
+    assert reason == ("CalculationAlreadyRecorded", "calculation_id: the request has another calculation")
     assert await calculation_of(database, stored_request) == "calc-1"
 
 
 async def test_calculation_of_an_unknown_request_is_dead_lettered(
-    consumer: Consumer[CalculationCreated], channel: AbstractChannel
+    consumer: Consumer[Result], channel: AbstractChannel
 ) -> None:
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
@@ -245,12 +248,12 @@ async def test_calculation_of_an_unknown_request_is_dead_lettered(
         await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(data))
         reason = await dead_reason(channel)
 
-    assert reason == "RequestNotFound"
+    assert reason == ("RequestNotFound", "request_uuid: there is no such request")
 
 
-async def test_malformed_uuid_is_an_unknown_request(pool: Pool) -> None:
+async def test_malformed_uuid_is_refused_with_the_name_of_the_field(pool: Pool) -> None:
     for request_uuid in ("", "req_", "req_" + "z" * 22, "550e8400-e29b-41d4-a716-446655440000"):
-        with pytest.raises(RequestNotFound):
+        with pytest.raises(Malformed, match=r"^request_uuid: Expected the uuid of a request$"):
             await record_result(result(request_uuid), pool=pool)
 
 
@@ -299,7 +302,15 @@ def test_body_that_is_not_a_result_is_malformed(body: bytes) -> None:
         (b'["zqmark"]', "Expected an object, got an array"),
         (b'{"calculation_id": "zqmark"}', "request_uuid: missing"),
         (bare_data(calculation_id=None), "calculation_id: Expected a string, got null"),
-        (bare_data(calculation_id="zqmark" * 50), "calculation_id: Expected a string of length <= 255"),
+        (bare_data(calculation_id=""), "calculation_id: Expected a string of 1 or more characters"),
+        (
+            bare_data(calculation_id="zqmark" * 50),
+            "calculation_id: Expected a string of at most 255 characters",
+        ),
+        (
+            bare_data(calculation_id="zqmark\n"),
+            "calculation_id: Expected the form in the AsyncAPI document",
+        ),
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
         (cloud_event({"request_uuid": "zqmark"}), "data.calculation_id: missing"),
@@ -319,7 +330,7 @@ def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_
 
 
 async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
-    consumer: Consumer[CalculationCreated], channel: AbstractChannel, stored_request: CalculationRequest
+    consumer: Consumer[Result], channel: AbstractChannel, stored_request: CalculationRequest
 ) -> None:
     body = cloud_event({"request_uuid": stored_request.uuid, "calculation_id": 7}, traceparent=TRACEPARENT)
 
@@ -346,18 +357,32 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
     ],
 )
 def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
-    assert events.topic_of(body) == Topic()
+    assert topic_of(body) == Topic()
+
+
+@pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
+def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool) -> None:
+    meant, other = uuid_of(new_request_id()), uuid_of(new_request_id())
+    data = {"uuid": other, "request_uuid": meant, "calculation_id": "calc-1"}
+    body = (
+        cloud_event(data, subject=other, request_uuid=other)
+        if as_event
+        else msgspec.json.encode(data | {"subject": other, "data": {"uuid": other, "request_uuid": other}})
+    )
+
+    assert uuid_of(calculations.decode(body).request_id) == meant
+    assert topic_of(body).uuid == meant
 
 
 def test_unknown_fields_are_ignored() -> None:
-    data = {"request_uuid": "req_1", "calculation_id": "calc-1", "tax": 1250}
+    data = GOOD | {"tax": 1250}
 
-    assert calculations.decode(msgspec.json.encode(data)) == result("req_1")
-    assert calculations.decode(cloud_event(data, dataschema="/v2")) == result("req_1")
+    assert calculations.decode(msgspec.json.encode(data)) == Result(UUID(int=0), "calc-1")
+    assert calculations.decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "calc-1")
 
 
 def test_longest_calculation_id_is_accepted() -> None:
-    data = {"request_uuid": "req_1", "calculation_id": "x" * 255}
+    data = GOOD | {"calculation_id": "x" * 255}
 
     assert calculations.decode(msgspec.json.encode(data)).calculation_id == "x" * 255
 
@@ -391,7 +416,7 @@ def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
 
 
 async def test_database_that_refuses_connections_is_an_outage_of_postgres(
-    consumer: Consumer[CalculationCreated],
+    consumer: Consumer[Result],
     postgres_server: str,
     channel: AbstractChannel,
     database: Connection,
@@ -423,7 +448,7 @@ async def test_result_waits_while_its_request_is_locked_by_another_transaction(
     pool: Pool, database: Connection, stored_request: CalculationRequest
 ) -> None:
     async with database.transaction():
-        await reading.lock(database, stored_request.id)
+        await reading.lock_all(database, [stored_request.id])
         recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool))
         await eventually(lambda: has_waiting_statement(database))
     await recording

@@ -89,13 +89,13 @@ async def test_both_queues_are_listed_when_none_is_named(
 async def test_refused_message_is_listed_with_the_reason(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    headers = {"x-reason": "RequestNotFound", "x-reason-text": "There is no such request."}
+    headers = {"x-reason": "RequestNotFound", "x-reason-text": "data.uuid: there is no such request"}
     await bury(channel, NOTIFICATIONS, b"{}", message_id="m-1", type="request.created", headers=headers)
 
     [letter] = (await listing_of(worker_settings)).letters
 
     assert (letter.position, letter.message_id, letter.type) == (1, "m-1", "request.created")
-    assert (letter.reason, letter.reason_text) == ("RequestNotFound", "There is no such request.")
+    assert (letter.reason, letter.reason_text) == ("RequestNotFound", "data.uuid: there is no such request")
     assert (letter.redriven, letter.deaths) == (0, [])
 
 

@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests.model import CalculationRequest
-from service.identifiers import uuid_of
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
+from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
@@ -400,6 +403,34 @@ async def test_replay_ends_when_the_outbox_does_not_drain(
 
     with pytest.raises(OutboxNotDraining):
         await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, limits=limits)
+
+
+async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    for _ in range(5):
+        await store(database)
+    await database.execute("DELETE FROM outbox")
+    statements = StatementLog()
+
+    async with TcpProxy(worker_settings.database_url, statements.watch) as link:
+        settings = msgspec.structs.replace(worker_settings, database_url=link.url)
+        await command(settings, "outbox", "replay", *ALWAYS, limits=Limits(batch_requests=5))
+
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 5
+    assert len([each for each in statements.executed if "FOR NO KEY UPDATE" in each]) == 1
+    assert [name for name in A_REQUEST if any(name in each for each in statements.executed)] == []
+
+
+async def test_request_that_is_gone_ends_the_replay_of_its_batch(
+    database: Connection, stored_request: CalculationRequest
+) -> None:
+    selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
+
+    with pytest.raises(RequestNotFound):
+        await replay.replay_batch(
+            database, [stored_request.id, new_request_id()], selection, Tally(dry_run=False)
+        )
 
 
 async def test_many_requests_are_replayed_in_pages(
