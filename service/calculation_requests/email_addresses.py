@@ -7,7 +7,7 @@ import email_validator
 
 # An address may contain an encoded word (RFC 2047), but mail programs decode it: the mail would go to another
 # recipient, or could not be composed.
-_ENCODED_WORD = re.compile(r"=\?.*\?=")
+ENCODED_WORD = re.compile(r"=\?.*\?=")
 
 # Addresses that are valid if their domain is: the part before the @ is valid, and nothing gets longer when it
 # is decoded.
@@ -29,7 +29,7 @@ def _is_valid_domain(domain: str) -> bool:
 
 
 def _is_valid(address: str) -> bool:
-    if _ENCODED_WORD.search(address):
+    if ENCODED_WORD.search(address):
         return False
     try:
         email_validator.validate_email(

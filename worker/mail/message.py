@@ -8,6 +8,7 @@ from functools import lru_cache
 import email_validator
 import msgspec
 
+from service.calculation_requests.email_addresses import ENCODED_WORD
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
 from worker.mail import mime
@@ -63,7 +64,9 @@ def recipient_of(request: CalculationRequest) -> str:
 
 @lru_cache(maxsize=1024)  # A firm's addresses come again and again, a customer's twice.
 def _in_ascii(address: str) -> str:
-    """Return an address with its domain in ASCII (IDNA)."""
+    """Return an address with its domain in ASCII (IDNA). Raises ValueError if it is none."""
+    if ENCODED_WORD.search(address):
+        raise ValueError
     valid = email_validator.validate_email(
         address, check_deliverability=False, allow_smtputf8=False, test_environment=True
     )
