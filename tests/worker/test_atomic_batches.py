@@ -1,0 +1,203 @@
+"""A batch of calculations, intents or sent e-mails: few statements, all or nothing, each item once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool, open_pool
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.worker.conftest import store
+from worker.batches import LARGEST_BATCH, Outcomes
+from worker.consumers import calculations
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result
+from worker.consumers.consumer import Delivered
+from worker.mail import ledger, outcomes
+from worker.mail.ledger import Intent
+from worker.mail.outcomes import Sent
+from worker.settings import WorkerSettings
+
+Batch = Callable[[Connection], Awaitable[Outcomes]]
+
+# Of each transaction, in order.
+BEGIN, COMMIT = b"BEGIN", b"COMMIT"
+CALCULATION_STATEMENTS = [BEGIN, b"FOR NO KEY UPDATE", b"SET calculation_id", b"INSERT INTO outbox", COMMIT]
+EMAIL_STATEMENTS = [
+    *(BEGIN, b"FOR NO KEY UPDATE", b"FOR UPDATE", b"UPDATE email", b"INSERT INTO outbox", COMMIT)
+]
+
+
+@pytest.fixture
+def statements() -> StatementLog:
+    """The statements that reach Postgres over the link."""
+    return StatementLog()
+
+
+@pytest.fixture
+async def link(worker_settings: WorkerSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+    """A way to Postgres that the test can cut."""
+    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+    """A pool with one connection, over the link."""
+    settings = msgspec.structs.replace(worker_settings, database_url=link.url, database_pool_size=1)
+    async with open_pool(settings) as pool:
+        yield pool
+
+
+async def do(pool: Pool, batch: Batch) -> Outcomes:
+    """Do a batch in a transaction, as the worker does."""
+    async with loans.transaction(pool, seconds=10.0) as connection:
+        return await batch(connection)
+
+
+async def stored_requests(database: Connection, number: int) -> list[CalculationRequest]:
+    """Store requests, and return them in another order than that of their ids."""
+    async with database.transaction():
+        requests = [await store(database) for _ in range(number)]
+    await database.execute("DELETE FROM outbox")
+    return requests[::-1]
+
+
+def results(requests: list[CalculationRequest], calculation_id: str = "C-1") -> Batch:
+    """Return a batch of results, one for each request."""
+    delivered = [Delivered(Result(request.id, calculation_id), None) for request in requests]
+    return lambda connection: calculations.record_results(connection, delivered)
+
+
+async def sent(database: Connection, requests: list[CalculationRequest]) -> Batch:
+    """Return a batch that records that an e-mail of each request was sent."""
+    intents = [Intent(f"{request.uuid}.request.created.1", request.id) for request in requests]
+    await ledger.add(database, intents)
+    emails = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
+    assert len(emails) == len(requests)
+    ends = [(email, Sent("OK")) for email in emails]
+    return lambda connection: outcomes.settle(connection, ends)
+
+
+async def batch_of(kind: str, database: Connection, requests: list[CalculationRequest]) -> Batch:
+    """Return a batch of this kind."""
+    return results(requests) if kind == "results" else await sent(database, requests)
+
+
+async def announced(database: Connection) -> dict[int, int]:
+    """Return how many requests have how many events. Checks that their sequences add up."""
+    rows = await database.fetch(
+        """
+        SELECT count(outbox.id) AS events, bool_and(request.sequence = 1 + n) AS adds_up
+          FROM calculation_request AS request
+          LEFT JOIN outbox ON outbox.request_id = request.id,
+               LATERAL (SELECT count(*) AS n FROM outbox WHERE request_id = request.id)
+         GROUP BY request.id
+        """
+    )
+    assert all(row["adds_up"] for row in rows)
+    counts = [row["events"] for row in rows]
+    return {count: counts.count(count) for count in set(counts)}
+
+
+@pytest.mark.parametrize("items", [1, LARGEST_BATCH])
+@pytest.mark.parametrize(("kind", "most"), [("results", 5), ("e-mails", 6)])
+async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
+    database: Connection, linked_pool: Pool, statements: StatementLog, *, kind: str, most: int, items: int
+) -> None:
+    await do(linked_pool, await batch_of(kind, database, await stored_requests(database, 1)))
+    batch = await batch_of(kind, database, await stored_requests(database, items))
+    statements.clear()
+
+    assert list(await do(linked_pool, batch)) == [None] * items
+
+    assert len(statements.executed) == most, statements.executed
+    assert statements.round_trips == most
+
+
+@pytest.mark.parametrize("items", [1, LARGEST_BATCH])
+async def test_intents_are_one_statement(
+    database: Connection, linked_pool: Pool, statements: StatementLog, items: int
+) -> None:
+    requests = await stored_requests(database, items)
+    intents = [Intent(request.uuid, request.id) for request in requests]
+    async with loans.connection(linked_pool, seconds=10.0) as connection:
+        await ledger.add(connection, intents[:1])
+        statements.clear()
+
+        assert await ledger.add(connection, intents) == {request.id for request in requests}
+
+    assert (len(statements.executed), statements.round_trips) == (1, 1)
+    assert await database.fetchval("SELECT count(*) FROM email") == items
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement"),
+    [
+        *(("results", statement) for statement in CALCULATION_STATEMENTS),
+        *(("e-mails", statement) for statement in EMAIL_STATEMENTS),
+    ],
+)
+async def test_batch_that_ends_at_any_statement_leaves_nothing_and_is_done_once_when_it_is_repeated(
+    database: Connection, linked_pool: Pool, link: TcpProxy, *, kind: str, statement: bytes
+) -> None:
+    batch = await batch_of(kind, database, await stored_requests(database, 5))
+    link.hold_before(statement)
+    doing = asyncio.create_task(do(linked_pool, batch))
+    await asyncio.wait_for(link.marker_reached.wait(), 30)
+
+    await link.cut()
+    with pytest.raises(PostgresUnavailable):
+        await doing
+
+    assert await announced(database) == {0: 5}
+    link.resume()
+    await do(linked_pool, batch)
+    await do(linked_pool, batch)  # a redelivery: the commit's answer was lost
+    assert await announced(database) == {1: 5}
+
+
+@pytest.mark.parametrize("kind", ["results", "e-mails"])
+async def test_batches_with_the_same_requests_do_each_once_and_do_not_deadlock(
+    database: Connection, pool: Pool, kind: str
+) -> None:
+    requests = await stored_requests(database, 50)
+    forwards = await batch_of(kind, database, requests)
+    backwards = results(requests[::-1]) if kind == "results" else forwards
+
+    await asyncio.gather(*(do(pool, batch) for batch in [forwards, backwards] * 3))
+
+    assert await announced(database) == {1: 50}
+
+
+async def test_first_of_two_results_in_a_batch_is_recorded(
+    database: Connection, pool: Pool, stored_request: CalculationRequest
+) -> None:
+    async def twice(connection: Connection) -> Outcomes:
+        delivered = [Delivered(Result(stored_request.id, each), None) for each in ("C-1", "C-2", "C-1")]
+        return await calculations.record_results(connection, delivered)
+
+    first, second, third = await do(pool, twice)
+
+    assert (first, type(second), third) == (None, CalculationAlreadyRecorded, None)
+    assert await database.fetchval("SELECT calculation_id FROM calculation_request") == "C-1"
+
+
+async def test_two_emails_of_a_request_in_a_batch_have_events_with_sequences_of_their_own(
+    database: Connection, pool: Pool, stored_request: CalculationRequest
+) -> None:
+    await ledger.add(database, [Intent(f"event {number}", stored_request.id) for number in range(3)])
+    emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
+
+    await do(pool, lambda connection: outcomes.settle(connection, [(each, Sent("OK")) for each in emails]))
+
+    written = await database.fetch("SELECT sequence FROM outbox ORDER BY id")
+    assert [row["sequence"] for row in written] == [1, 2, 3, 4]
+    recorded = await database.fetch("SELECT event_sequence FROM email ORDER BY 1")
+    assert [row["event_sequence"] for row in recorded] == [2, 3, 4]
+    assert await database.fetchval("SELECT sequence FROM calculation_request") == 4
