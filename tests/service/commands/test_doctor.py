@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -246,11 +247,9 @@ async def test_missing_key_is_found_in_the_middle_of_many_requests(
     assert (finding.state, finding.hint) == ("fail", "put it back: without it their links cannot be made")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "state", "says"), [(5, "warn", "5.0"), (-5, "warn", "5.0"), (60, "fail", "60.0")]
-)
+@pytest.mark.parametrize(("seconds", "state"), [(5, "warn"), (-5, "warn"), (60, "fail")])
 async def test_clock_that_differs_is_found(
-    environment: Mapping[str, str], database: Connection, seconds: int, state: str, says: str
+    environment: Mapping[str, str], database: Connection, seconds: int, state: str
 ) -> None:
     name = await database.fetchval("SELECT current_database()")
     await database.execute(
@@ -263,7 +262,11 @@ async def test_clock_that_differs_is_found(
 
     finding = await found(environment, "clock")
 
-    assert (finding.state, finding.says) == (state, f"{says} s from the clock of Postgres")
+    says = re.fullmatch(r"([0-9]+\.[0-9]) s from the clock of Postgres", finding.says)
+    assert finding.state == state
+    assert says is not None
+    # The error is half of the round trip, which is long on a busy machine.
+    assert float(says[1]) == pytest.approx(abs(seconds), abs=2.0)
 
 
 async def test_demand_for_more_connections_than_postgres_has_is_found(environment: dict[str, str]) -> None:
