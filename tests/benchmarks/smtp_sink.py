@@ -59,4 +59,6 @@ class _Session(asyncio.Protocol):
             return b"354 go on\r\n"
         if command == b"QUIT":
             return b"221 bye\r\n"
+        if command == b"EHLO":
+            return b"250-sink\r\n250 PIPELINING\r\n"
         return b"250 sink\r\n"

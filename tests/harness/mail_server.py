@@ -156,6 +156,7 @@ class Session:
         self.sender = sender
         self.connected_at = time.monotonic()
         self.closes_after_reply = False
+        self.has_recipient = False
         self.is_aborted = False
         self._writer = writer
 
@@ -175,6 +176,7 @@ class ScriptedMailServer:
     def __init__(self, senders: Sequence[str] = ("",)) -> None:
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.replies_once: dict[str, bytes | None] = {}
+        self.reply_without_recipient = b"503 No recipient"  # to DATA
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0
         self._ports = {sender: free_port() for sender in senders}
@@ -216,9 +218,13 @@ class ScriptedMailServer:
         for session in list(self._open):
             session.abort()
 
-    async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
+    async def reply_to(self, session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
-        return self.replies_once.pop(command, self.replies[command])
+        if command == "DATA" and not session.has_recipient:
+            return self.reply_without_recipient
+        reply = self.replies_once.pop(command, self.replies[command])
+        session.has_recipient = command == "RCPT" and reply is not None and reply.startswith(b"2")
+        return reply
 
     async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -239,6 +245,9 @@ class ScriptedMailServer:
             writer.write(reply + b"\r\n")
             await writer.drain()
             if session.closes_after_reply:
+                return
+            if reply.splitlines()[-1][3:4] == b"-":  # The last line never comes.
+                await reader.read()
                 return
             if reply.startswith(b"354"):
                 self.contents.append(await reader.readuntil(b"\r\n.\r\n"))

@@ -11,6 +11,7 @@ import pytest
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
+from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.mail.composing import (
     SENDER,
     compose,
@@ -38,6 +39,18 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
         mail_from="Calculations <calculations@service.example.com>",
         **{"smtp_timeout_seconds": 20.0, "smtp_answer_seconds": 20.0, **changes},
     )
+
+
+PIPELINING = b"250-mail.example.com\r\n250 PIPELINING"
+
+
+@pytest.fixture(params=["waits for each reply", "pipelining"])
+async def rude_server(request: pytest.FixtureRequest) -> AsyncIterator[ScriptedMailServer]:
+    """A mail server that can break the rules of SMTP, with and without pipelining."""
+    async with ScriptedMailServer() as server:
+        if request.param == "pipelining":
+            server.replies["EHLO"] = PIPELINING
+        yield server
 
 
 @pytest.fixture
@@ -218,6 +231,40 @@ async def test_mail_server_that_never_finishes_a_reply_is_unavailable(
 
     with pytest.raises(MailServerUnavailable):
         await send(hasty_mailer)
+
+
+@pytest.mark.parametrize(("ehlo", "round_trips"), [(b"250 mail.example.com", 4), (PIPELINING, 2)])
+async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(
+    ehlo: bytes, round_trips: int
+) -> None:
+    written: list[bytes] = []
+    async with ScriptedMailServer() as server, TcpProxy(server.url, lambda: written.append) as link:
+        server.replies["EHLO"] = ehlo
+        with_mailer = Mailer(mail_settings(link.url))
+        await send(with_mailer)
+        written.clear()
+
+        await send(with_mailer)
+
+        assert len(written) == round_trips
+        await with_mailer.close()
+    assert len(server.contents) == 2
+
+
+async def test_connection_on_which_a_content_without_recipient_is_expected_is_closed() -> None:
+    async with ScriptedMailServer() as server:
+        server.replies |= {"EHLO": PIPELINING, "RCPT": b"550 No such user"}
+        server.reply_without_recipient = b"354 Go ahead"
+        with_mailer = Mailer(mail_settings(server.url))
+        with pytest.raises(EmailRefused):
+            await send(with_mailer)
+        server.replies["RCPT"] = b"250 OK"
+
+        await send(with_mailer)
+
+        await with_mailer.close()
+        assert server.connections == 2
+    assert len(server.contents) == 1
 
 
 async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
