@@ -20,6 +20,7 @@ from service.telemetry import logs, trace_context, tracing
 from service.telemetry.spans import Attributes
 from worker import metrics
 from worker.batches import Batches, Outcomes
+from worker.consumers.acknowledging import Acknowledgements
 from worker.consumers.dead_lettering import dead_letter
 from worker.consumers.topic import topic_of
 from worker.rabbitmq import topology
@@ -108,6 +109,7 @@ class Consumer(Generic[Content]):
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._deliveries: set[asyncio.Task[None]] = set()
+        self._acknowledgements = Acknowledgements()  # on the present channel
         self._leaving = asyncio.Event()  # Nothing more may be handled on the present channel.
         self._consuming = False
         self._obstacle = ""
@@ -144,6 +146,7 @@ class Consumer(Generic[Content]):
     ) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
         self._leaving = leaving = asyncio.Event()
+        self._acknowledgements = Acknowledgements()
         for each in (channel, dead_letters):
             each.close_callbacks.add(lambda *_: leaving.set())
         underlay = await channel.get_underlay_channel()
@@ -172,9 +175,11 @@ class Consumer(Generic[Content]):
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
+        await self._acknowledgements.finish()
 
     async def _receive(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Start a delivery, in a task that outlives the channel: aio-pika cancels its own when one closes."""
+        self._acknowledgements.add(message)
         delivery = asyncio.create_task(self._deliver(dead_letters, message))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
@@ -219,6 +224,7 @@ class Consumer(Generic[Content]):
             await dead_letter(
                 dead_letters, message, self._queue, refusal, seconds=self._settings.broker_timeout_seconds
             )
+            self._acknowledgements.forget(message)
             return "dead_lettered"
         except _ChannelLeft:
             _log.info("message_left_to_the_queue")  # Closing the channel returns it.
@@ -228,8 +234,9 @@ class Consumer(Generic[Content]):
             await wait_at_most(_RETRY_SECONDS, self._leaving)
             # The delivery limit ends the repetition. It does not count every nack, but every reject.
             await message.reject(requeue=True)
+            self._acknowledgements.forget(message)
             return "returned"
-        await message.ack()
+        self._acknowledgements.acknowledge(message)
         _log.info("message_handled")
         return "handled"
 

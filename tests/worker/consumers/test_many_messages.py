@@ -1,0 +1,168 @@
+"""Many messages at once: each has its own outcome, and they cost the broker few acknowledgements."""
+
+import asyncio
+
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from service.calculation_requests.model import CalculationRequest
+from service.identifiers import new_request_id, uuid_of
+from service.outbox.waker import RelayWaker
+from service.postgres.pool import Connection, Pool, open_pool
+from tests.harness.in_process import running
+from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker.conftest import publish, settings_with, store, take
+from tests.worker.consumers.conftest import dead_letter, has_no_messages
+from worker.consumers import calculations
+from worker.consumers.acknowledging import Acknowledgements
+from worker.rabbitmq.connection import open_channel
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
+from worker.settings import WorkerSettings
+
+GOOD = 250
+BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method of the frame
+
+
+async def publish_results(channel: AbstractChannel, *bodies: bytes) -> None:
+    await asyncio.gather(*(publish(channel, CALCULATION_RESULTS, body) for body in bodies))
+
+
+def result(uuid: str, calculation_id: str = "C-1") -> bytes:
+    return f'{{"request_uuid": "{uuid}", "calculation_id": "{calculation_id}"}}'.encode()
+
+
+async def stored(database: Connection, number: int) -> list[CalculationRequest]:
+    async with database.transaction():
+        return [await store(database) for _ in range(number)]
+
+
+async def recorded(database: Connection) -> int:
+    """Return how many requests have their calculation."""
+    found: int = await database.fetchval("SELECT count(calculation_id) FROM calculation_request")
+    return found
+
+
+async def test_each_of_many_results_has_its_own_outcome(
+    worker_settings: WorkerSettings, pool: Pool, channel: AbstractChannel, database: Connection
+) -> None:
+    requests = await stored(database, GOOD)
+    first, second, *_ = (request.uuid for request in requests)
+    bodies = [result(request.uuid) for request in requests]
+    bodies[100:100] = [b"{", result(uuid_of(new_request_id())), result(first, "C-2"), result(second)]
+    await publish_results(channel, *bodies)
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+
+    async with running(consumer.run):
+        await eventually(lambda: has_no_messages(channel, CALCULATION_RESULTS.name))
+        await eventually(lambda: is_count(channel, CALCULATION_RESULTS.dead_letters, 3))
+
+    assert await recorded(database) == GOOD
+    assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
+    assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.
+
+
+async def is_count(channel: AbstractChannel, queue: str, number: int) -> bool:
+    """Whether this number of messages is ready in a queue."""
+    return await count(channel, queue) == number
+
+
+async def test_result_that_postgres_refuses_delays_no_other(
+    worker_settings: WorkerSettings, pool: Pool, channel: AbstractChannel, database: Connection
+) -> None:
+    requests = await stored(database, GOOD)
+    poison = requests[GOOD // 2]
+    await database.execute(
+        f"ALTER TABLE outbox ADD CONSTRAINT poison CHECK (sequence = 1 OR request_id <> '{poison.id}')"
+    )
+    await publish_results(channel, *(result(request.uuid) for request in requests))
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+
+    async with running(consumer.run):
+        await eventually(lambda: is_recorded(database, GOOD - 1))
+        await database.execute("ALTER TABLE outbox DROP CONSTRAINT poison")
+        await eventually(lambda: is_recorded(database, GOOD))
+
+    assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
+
+
+async def is_recorded(database: Connection, number: int) -> bool:
+    """Whether this number of requests have their calculation."""
+    return await recorded(database) == number
+
+
+async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_returns_none(
+    worker_settings: WorkerSettings, channel: AbstractChannel, database: Connection
+) -> None:
+    requests = await stored(database, GOOD)
+    await publish_results(channel, *(result(request.uuid) for request in requests))
+    async with (
+        TcpProxy(worker_settings.database_url) as link,
+        open_pool(settings_with(worker_settings, database_url=link.url)) as linked_pool,
+    ):
+        waker = RelayWaker(linked_pool, timeout_seconds=5.0)
+        consumer = calculations.consumer(worker_settings, linked_pool, waker)
+        link.hold_before(b"SET calculation_id")
+        async with running(consumer.run):
+            await asyncio.wait_for(link.marker_reached.wait(), 30)
+            await link.refuse()
+            await eventually(lambda: link.refused >= 2)
+            link.resume()
+            link.admit()
+            await eventually(lambda: is_recorded(database, GOOD))
+
+    assert await has_no_messages(channel, CALCULATION_RESULTS.name)
+    assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
+
+
+@pytest.mark.parametrize(("still_open", "frames"), [(None, 1), (0, 19), (10, 10), (19, 1)])
+async def test_messages_before_which_none_is_open_are_acknowledged_with_one_frame(
+    worker_settings: WorkerSettings, channel: AbstractChannel, *, still_open: int | None, frames: int
+) -> None:
+    for number in range(20):
+        await publish(channel, NOTIFICATIONS, str(number).encode())
+    written: list[bytes] = []
+    async with TcpProxy(worker_settings.amqp_url, lambda: written.append) as link:
+        settings = settings_with(worker_settings, amqp_url=link.url)
+        async with open_channel(settings, name="test") as own_channel:
+            queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
+            messages = [await queue.get() for _ in range(20)]
+            acknowledgements = Acknowledgements()
+            for message in messages:
+                acknowledgements.add(message)
+
+            for number, message in enumerate(messages):
+                if number != still_open:
+                    acknowledgements.acknowledge(message)
+            await acknowledgements.finish()
+
+        await eventually(lambda: not link.is_open)
+    assert b"".join(written).count(BASIC_ACK) == frames
+    left = [] if still_open is None else [str(still_open).encode()]
+    queue = await channel.get_queue(NOTIFICATIONS.name)
+    assert [(await eventually(lambda: take(queue))).body for _ in left] == left
+    assert await has_no_messages(channel, NOTIFICATIONS.name)
+
+
+async def test_message_that_is_settled_in_another_way_holds_no_other_up(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    for number in range(3):
+        await publish(channel, NOTIFICATIONS, str(number).encode())
+    async with open_channel(worker_settings, name="test") as own_channel:
+        queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
+        messages = [await queue.get() for _ in range(3)]
+        acknowledgements = Acknowledgements()
+        for message in messages:
+            acknowledgements.add(message)
+        first, second, third = messages
+
+        await first.reject(requeue=False)
+        acknowledgements.forget(first)
+        acknowledgements.acknowledge(second)
+        acknowledgements.acknowledge(third)
+        await acknowledgements.finish()
+
+    assert await has_no_messages(channel, NOTIFICATIONS.name)
+    assert (await dead_letter(channel)).body == b"0"

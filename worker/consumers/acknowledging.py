@@ -1,0 +1,67 @@
+"""Acknowledges handled messages, many with one frame where it can."""
+
+import asyncio
+from contextlib import suppress
+
+from aio_pika.abc import AbstractIncomingMessage
+
+from worker.rabbitmq.connection import BROKER_ERRORS
+
+
+class Acknowledgements:
+    """The messages of one channel that are not settled yet, in the order of their delivery.
+
+    Handled messages are acknowledged together, with one frame for those before which none is open. The others
+    are acknowledged one by one, so that none waits for another that is still handled or dead-lettered.
+
+    A lost acknowledgement is no error: the channel is closed then, and the messages are delivered again.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
+        self._handled: list[int] = []
+        self._acknowledging: asyncio.Task[None] | None = None
+
+    def add(self, message: AbstractIncomingMessage) -> None:
+        """Note a message that was received."""
+        self._open[_tag(message)] = message
+
+    def forget(self, message: AbstractIncomingMessage) -> None:
+        """Note a message that is settled in another way."""
+        self._open.pop(_tag(message), None)
+
+    def acknowledge(self, message: AbstractIncomingMessage) -> None:
+        """Acknowledge a message soon. Returns at once."""
+        self._handled.append(_tag(message))
+        if self._acknowledging is None:
+            self._acknowledging = asyncio.create_task(self._acknowledge())
+
+    async def finish(self) -> None:
+        """Wait until the acknowledgements are written."""
+        if self._acknowledging is not None:
+            await self._acknowledging
+
+    async def _acknowledge(self) -> None:
+        await asyncio.sleep(0)  # The other messages of a batch are noted meanwhile.
+        with suppress(*BROKER_ERRORS):
+            while self._handled:
+                await self._acknowledge_handled()
+        self._handled.clear()
+        self._acknowledging = None
+
+    async def _acknowledge_handled(self) -> None:
+        handled, self._handled = set(self._handled), []
+        last = None
+        for tag in list(self._open):
+            if tag not in handled:
+                break
+            last = self._open.pop(tag)
+        others = [self._open.pop(tag) for tag in handled if tag in self._open]
+        if last is not None:
+            await last.ack(multiple=True)
+        for message in others:
+            await message.ack()
+
+
+def _tag(message: AbstractIncomingMessage) -> int:
+    return message.delivery_tag or 0
