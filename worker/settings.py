@@ -37,6 +37,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     consumer_prefetch: Count = 256
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
+    email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # a second; 0 is no limit
     email_poll_seconds: Seconds = 2.0
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
     email_retry_seconds: Seconds = 30.0

@@ -23,6 +23,7 @@ from service.telemetry.metrics import background_failures
 from worker import metrics
 from worker.batches import Batches, Outcomes
 from worker.mail import ledger, message, outcomes
+from worker.mail.allowance import Allowance
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
 from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent
@@ -77,6 +78,7 @@ class Postman:
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
+        self._allowance = Allowance(settings.email_rate)
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
         self._under_way: dict[str, _Sending] = {}  # by event id
@@ -132,7 +134,8 @@ class Postman:
         if outage is not None:
             await self._pauses.log_and_wait(outage, stop)
         elif not started:
-            await wait_at_most(self._settings.email_poll_seconds, self._due, self._finished, stop)
+            seconds = min(self._settings.email_poll_seconds, self._allowance.wait_seconds or math.inf)
+            await wait_at_most(seconds, self._due, self._finished, stop)
 
     def _forget_finished(self) -> Exception | None:
         """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
@@ -149,7 +152,7 @@ class Postman:
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
-        room = self._settings.email_concurrency - len(self._under_way)
+        room = self._allowance.at_most(self._settings.email_concurrency - len(self._under_way))
         if room == 0:
             return 0
         claimed_until = self._claimed_until()
@@ -161,6 +164,7 @@ class Postman:
                 limit=room,
                 seconds=self._settings.email_claim_seconds,
             )
+        self._allowance.use(len(claimed))
         for email in claimed:
             sending = self._under_way[email.event_id] = _Sending(claimed_until)
             sending.task = asyncio.create_task(self._send(email, sending))

@@ -13,6 +13,8 @@ from service.telemetry.spans import Attributes
 from worker.mail.session import Reply, Session
 from worker.settings import WorkerSettings
 
+# A provider that limits how many e-mails it takes, or over how many connections.
+_THROTTLING = frozenset({432, 454})
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _LONGEST_REPLY = 1000
 
@@ -20,8 +22,8 @@ _LONGEST_REPLY = 1000
 class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
 
-    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
-    it concerns every e-mail, and must lose none.
+    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too,
+    and so is a provider's limit: they concern every e-mail, and must lose none.
     """
 
 
@@ -107,6 +109,8 @@ class Mailer:
             await self._address(session, envelope)
             before_content()
             reply = await session.finish(content, seconds=self._answer_seconds)
+            if reply.code in _THROTTLING:
+                raise MailServerUnavailable
             if not reply.is_acceptance:
                 # Without a reply it is unknown whether it was accepted: an attempt is charged.
                 raise _refusal(reply, without_reply="no reply to the content; it may have been accepted")
@@ -123,6 +127,8 @@ class Mailer:
         last = replies[-1]
         if last.is_acceptance:
             return
+        if last.code in _THROTTLING:
+            raise MailServerUnavailable
         match len(replies):
             case 1:
                 raise _SessionEnded(MailServerUnavailable())

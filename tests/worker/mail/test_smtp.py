@@ -127,6 +127,20 @@ async def test_refusal_is_final_or_not_and_keeps_the_connection(
     assert rude_server.connections == 1
 
 
+@pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA", "content"])
+@pytest.mark.parametrize("answer", [b"454 Throttling failure", b"432 Sender thread limit exceeded"])
+async def test_mail_server_that_limits_the_rate_is_unavailable_and_charges_no_attempt(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes
+) -> None:
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
+
+    with pytest.raises(MailServerUnavailable):
+        await send(rude_mailer)
+
+    rude_server.replies[command] = usual
+    await send(rude_mailer)
+
+
 @pytest.mark.parametrize("command", ["DATA", "content"])
 @pytest.mark.parametrize("answer", [None, b"nonsense", UNFINISHED])
 async def test_missing_reply_to_the_content_charges_an_attempt(
