@@ -68,6 +68,7 @@ class RelayModel(RuleBasedStateMachine):
         self.broker = await self.resources.enter_async_context(ScriptedBroker())
         self.settings = WorkerSettings(
             database_url=self.database_url,
+            database_timeout_seconds=60.0,
             app_url="https://app.example.com",
             request_secret_keys="unused",
             amqp_url=self.broker.url,
