@@ -218,11 +218,16 @@ class ScriptedMailServer:
         for session in list(self._open):
             session.abort()
 
-    async def reply_to(self, session: Session, command: str, _sent: bytes) -> bytes | None:
+    async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
+        return self.replies_once.pop(command, self.replies[command])
+
+    async def _reply_in_sequence(self, session: Session, line: bytes) -> bytes | None:
+        """Return the reply to a command. DATA needs a recipient that was accepted."""
+        command = line[:4].decode().strip().upper()
         if command == "DATA" and not session.has_recipient:
             return self.reply_without_recipient
-        reply = self.replies_once.pop(command, self.replies[command])
+        reply = await self.reply_to(session, command, line)
         session.has_recipient = command == "RCPT" and reply is not None and reply.startswith(b"2")
         return reply
 
@@ -253,5 +258,4 @@ class ScriptedMailServer:
                 self.contents.append(await reader.readuntil(b"\r\n.\r\n"))
                 reply = await self.reply_to(session, "content", self.contents[-1])
             else:
-                line = await reader.readuntil(b"\r\n")
-                reply = await self.reply_to(session, line[:4].decode().strip().upper(), line)
+                reply = await self._reply_in_sequence(session, await reader.readuntil(b"\r\n"))
