@@ -124,9 +124,9 @@ async def _calculating(stand: Stand, chain: Chain) -> AsyncIterator[None]:
             if message.type == RequestCalculated.type:
                 chain.note(VISIBLE, uuid)
             else:
+                chain.note(PUBLISHED, uuid)
                 body = msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
                 await exchange.publish(aio_pika.Message(body, delivery_mode=2), CalculationCreated.type)
-                chain.note(PUBLISHED, uuid)
             await message.ack()
 
         await channel.set_qos(prefetch_count=_PREFETCH)
