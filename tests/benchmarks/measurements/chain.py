@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import aio_pika
 import msgspec
@@ -55,8 +55,8 @@ async def measure(stand: Stand) -> list[Comparison]:
             stand.worker(url, smtp_url=sink.url, EMAIL_CONCURRENCY="32"),
             _calculating(stand, chain),
             stand.api(url) as api,
-            _caller(stand, api, chain) as caller,
         ):
+            caller = _Caller(stand.token, api, chain)
             rate = await caller.saturate(stand.sizes.chain_seconds)
             chain.forget()
             await caller.keep_to(rate / 2, stand.sizes.chain_seconds / 2)
@@ -139,22 +139,14 @@ async def _calculating(stand: Stand, chain: Chain) -> AsyncIterator[None]:
         await events.delete(if_unused=False, if_empty=False)
 
 
-@asynccontextmanager
-async def _caller(stand: Stand, api: Process, chain: Chain) -> AsyncIterator["_Caller"]:
-    async with AsyncExitStack() as stack:
-        caller = _Caller(stand.token, chain)
-        for _ in range(CONNECTIONS):
-            connection = await asyncio.open_connection("127.0.0.1", api.port)
-            stack.callback(connection[1].close)
-            caller.free.put_nowait(connection)
-        yield caller
-
-
 class _Caller:
     """Sends requests over a few connections. wrk would not note the time of each."""
 
-    def __init__(self, token: str, chain: Chain) -> None:
-        self.free: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
+    def __init__(self, token: str, api: Process, chain: Chain) -> None:
+        self._free: asyncio.Queue[Connection | None] = asyncio.Queue()
+        for _ in range(CONNECTIONS):
+            self._free.put_nowait(None)
+        self._port = api.port
         self._chain = chain
         self._request = (
             "POST /v1/request HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -189,7 +181,10 @@ class _Caller:
         await self._chain.complete()
 
     async def _post(self) -> None:
-        reader, writer = connection = await self.free.get()
+        connection = await self._free.get()
+        if connection is None or connection[0].at_eof():  # The API closes a connection that has been idle.
+            connection = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = connection
         sent = time.monotonic()
         writer.write(self._request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -197,7 +192,7 @@ class _Caller:
         if not head.startswith(b"HTTP/1.1 200 ") or length is None:
             raise LocalStackError(f"The API answered {head.decode()}")
         answer = msgspec.json.decode(await reader.readexactly(int(length[1])))
-        self.free.put_nowait(connection)
+        self._free.put_nowait(connection)
         uuid = answer["data"]["uuid"]
         self._chain.times[SENT][uuid] = sent
         self._chain.note(ANSWERED, uuid)
