@@ -15,6 +15,7 @@ from tests.benchmarks import report
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import wrk
 from tests.benchmarks.measurements import (
+    chain,
     consumers,
     create,
     footprint,
@@ -33,6 +34,7 @@ MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "relay": relay.measure,
     "latency": latency.measure,
     "consumers": consumers.measure,
+    "chain": chain.measure,
     "growth": growth.measure,
     "footprint": footprint.measure,
 }
@@ -46,6 +48,7 @@ def main() -> int:
         seconds=arguments.seconds,
         events=arguments.events,
         relay_seconds=arguments.relay_seconds,
+        chain_seconds=arguments.chain_seconds,
         rows=[*arguments.rows, *([10_000_000] if arguments.huge else [])],
     )
     try:
@@ -107,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
     parser.add_argument(
         "--relay-seconds", type=float, default=8.0, help="a relay may take, for each side and round"
+    )
+    parser.add_argument(
+        "--chain-seconds", type=float, default=60.0, help="of load on the whole chain, for each round"
     )
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[10_000, 1_000_000], help="of stored requests, for growth"

@@ -4,13 +4,15 @@ Not one of tests/harness/mail_server.py, but built for speed: it shares the proc
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Self, cast
 
 
 class SmtpSink:
-    """Listens on a free port until its block is left."""
+    """Listens on a free port until its block is left. *note* is called with each content."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[bytes], None] = lambda _: None) -> None:
+        self.note = note
         self.accepted = 0
         self.url = ""
 
@@ -22,6 +24,10 @@ class SmtpSink:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+
+    async def count(self) -> int:
+        """Return how many e-mails were accepted."""
+        return self.accepted
 
 
 class _Session(asyncio.Protocol):
@@ -45,12 +51,14 @@ class _Session(asyncio.Protocol):
         if not end:
             return False
         self._received = rest
-        self._transport.write(self._answer_content() if self._in_content else self._answer(whole[:4].upper()))
+        answer = self._answer_content(whole) if self._in_content else self._answer(whole[:4].upper())
+        self._transport.write(answer)
         return True
 
-    def _answer_content(self) -> bytes:
+    def _answer_content(self, content: bytes) -> bytes:
         self._in_content = False
         self._sink.accepted += 1
+        self._sink.note(content)
         return b"250 accepted\r\n"
 
     def _answer(self, command: bytes) -> bytes:

@@ -40,6 +40,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     events: int  # pending when a relay starts
     relay_seconds: float  # after which a relay is stopped
     rows: Sequence[int]  # stored, in ascending order
+    chain_seconds: float = 60.0  # of load on the whole chain
 
 
 class Stand:
@@ -156,6 +157,15 @@ class Stand:
             if ready:
                 await worker.becomes_ready()
             yield worker
+
+    @asynccontextmanager
+    async def empty_handler(self) -> AsyncIterator[Process]:
+        """Run tests/benchmarks/empty_handler.py."""
+        port = free_port()
+        command = python("tests.benchmarks.empty_handler")
+        async with self._running("empty_handler", command, {"PORT": str(port)}, port) as handler:
+            await handler.becomes_ready()
+            yield handler
 
     @asynccontextmanager
     async def peer(

@@ -17,6 +17,8 @@ from service.telemetry import trace_context
 from tests.benchmarks.stand import Stand
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
+QUESTIONNAIRE = "/v1/questionnaire/structure"
+
 KEYS = SecretKeyRing.parse(SECRET_KEYS)
 
 BODY: dict[str, Any] = A_REQUEST | {

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,9 @@ from worker.waiting import Pauses, wait_at_most
 # Lanes of one transaction. With a transaction for each lane, an event could wait for sixteen of them. The
 # other half of the lanes is left to other relays.
 _LANES_AT_ONCE = LANES // 2
+# After a relay has moved something, it looks again after each of these pauses before it waits for a NOTIFY.
+# A busy writer sends one only every 20 ms, which spares its commits. A look costs 0.2 ms.
+_QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 _LOOK_BACK_SECONDS = 60.0
 _LONGEST_LOOK_SECONDS = 30.0
 
@@ -92,6 +95,7 @@ class Relay:
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop* or the first outage. Wait only when nothing is due."""
+        quick_looks: Iterator[float] = iter(())
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
             await publisher.probe(self._alarm, stop)
@@ -102,7 +106,11 @@ class Relay:
                 self._woken.clear()
                 moved = await self.relay_due(publisher, stop)
                 pauses.reset()
-                if moved == 0:
+                if moved:
+                    quick_looks = iter(_QUICK_LOOK_SECONDS)
+                elif seconds := next(quick_looks, None):
+                    await wait_at_most(seconds, self._woken, stop)
+                else:
                     await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
                     metrics.wakeups.labels("notify" if self._woken.is_set() else "poll").inc()
 

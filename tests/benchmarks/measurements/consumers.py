@@ -1,29 +1,49 @@
-"""Consumers: calculations recorded a second, and e-mails accepted by a mail server a second."""
+"""Consumers: calculations recorded and e-mails accepted a second, beside creates and what limits them."""
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import aio_pika
 import msgspec
+from aio_pika.abc import AbstractIncomingMessage
+from yarl import URL
 
 from deploy.local.errors import LocalStackError
+from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures, compare
+from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure, compare
+from tests.benchmarks.measurements.create import OURS, create_on, warm
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
 from tests.harness import queues
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
+from worker.settings import WorkerSettings
+
+CREATE, AMQP, SMTP = "create", "limit: acknowledging", "limit: mail server"
 
 _MESSAGES_A_SECOND = 8_000  # put into the queue for each second of a measurement
 _EMAILS_A_SECOND = 2_000  # likewise
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
+_SESSIONS = 32  # with the mail server
+_NEVER_DONE = sys.maxsize
+_PREFETCH = next(
+    each.default for each in msgspec.structs.fields(WorkerSettings) if each.name == "consumer_prefetch"
+)
+_CONTENT = b"\r\n".join([b"x" * 70] * 30) + b"\r\n.\r\n"  # about as long as the product's
+
+_BARS = {
+    "calculations recorded": (Bar(side=OURS, of=CREATE, limit=1.0),),
+    "e-mails accepted": (Bar(side=OURS, of=CREATE, limit=0.5),),
+}
 
 Done = Callable[[], Awaitable[int]]
 
@@ -31,39 +51,104 @@ Done = Callable[[], Awaitable[int]]
 async def measure(stand: Stand) -> list[Comparison]:
     """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
+    async with stand.api(await stand.database("ours")) as api:
+        await warm(stand, api)
+        create = partial(create_on, stand, api)
+        sides: dict[str, dict[str, Measure]] = {
+            "calculations recorded": {
+                OURS: partial(_calculations, stand, url),
+                CREATE: create,
+                AMQP: partial(_acknowledgements, stand),
+            },
+            "e-mails accepted": {
+                OURS: partial(_emails, stand, url),
+                CREATE: create,
+                SMTP: partial(_contents, stand),
+            },
+        }
+        return [
+            await compare(name, each, _BARS[name], rounds=stand.sizes.rounds, settle=stand.settle)
+            for name, each in sides.items()
+        ]
 
-    async def calculations() -> Figures:
-        async with stand.connected(url) as connection:
-            uuids = await _stored(connection, _MESSAGES_A_SECOND * stand.sizes.seconds)
 
-            async def recorded() -> int:
-                count: int = await connection.fetchval("SELECT count(*) FROM outbox")
-                return count
+async def _calculations(stand: Stand, url: str) -> Figures:
+    async with stand.connected(url) as connection:
+        uuids = await _stored(connection, _MESSAGES_A_SECOND * stand.sizes.seconds)
 
-            bodies = [msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}")) for uuid in uuids]
-            await _fill(stand, topology.CALCULATION_RESULTS, bodies)
-            worker = stand.worker(url, "calculations", ready=False)
-            return await _rate(stand, worker, recorded, len(bodies))
+        async def recorded() -> int:
+            count: int = await connection.fetchval("SELECT count(*) FROM outbox")
+            return count
 
-    async def notifications() -> Figures:
-        async with stand.connected(url) as connection, SmtpSink() as sink:
-            uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
+        await _fill(stand, topology.CALCULATION_RESULTS, [_calculation(uuid) for uuid in uuids])
+        worker = stand.worker(url, "calculations", ready=False)
+        return await _rate(stand, worker, recorded, len(uuids))
 
-            async def accepted() -> int:
-                return sink.accepted
 
-            bodies = [subjects.event(uuid) for uuid in uuids]
-            await _fill(stand, topology.NOTIFICATIONS, bodies)
-            worker = stand.worker(
-                url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY="32"
-            )
-            return await _rate(stand, worker, accepted, len(bodies))
+async def _acknowledgements(stand: Stand) -> Figures:
+    """Acknowledge each message and do nothing else, with aio-pika and the worker's prefetch."""
+    bodies = [_calculation(uuid_of(new_request_id()))] * _MESSAGES_A_SECOND * stand.sizes.seconds
+    await _fill(stand, topology.CALCULATION_RESULTS, bodies)
+    done = 0
 
-    measured = {"calculations recorded": calculations, "e-mails accepted": notifications}
-    return [
-        await compare(name, {"ours": work}, rounds=stand.sizes.rounds, settle=stand.settle)
-        for name, work in measured.items()
-    ]
+    async def acknowledge(message: AbstractIncomingMessage) -> None:
+        nonlocal done
+        await message.ack()
+        done += 1
+
+    async def acknowledged() -> int:
+        return done
+
+    @asynccontextmanager
+    async def consuming() -> AsyncIterator[None]:
+        async with queues.open_channel(stand.amqp_url) as channel:
+            await channel.set_qos(prefetch_count=_PREFETCH)
+            queue = await channel.get_queue(topology.CALCULATION_RESULTS.name, ensure=False)
+            await queue.consume(acknowledge)
+            yield
+
+    return await _rate(stand, consuming(), acknowledged, len(bodies))
+
+
+async def _emails(stand: Stand, url: str) -> Figures:
+    async with stand.connected(url) as connection, SmtpSink() as sink:
+        uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
+        await _fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
+        worker = stand.worker(
+            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(_SESSIONS)
+        )
+        return await _rate(stand, worker, sink.count, len(uuids))
+
+
+async def _contents(stand: Stand) -> Figures:
+    """Send one content over and over, from the process of the mail server."""
+    async with SmtpSink() as sink:
+
+        @asynccontextmanager
+        async def sending() -> AsyncIterator[None]:
+            sessions = [asyncio.create_task(_send(sink.url)) for _ in range(_SESSIONS)]
+            yield
+            for session in sessions:
+                session.cancel()
+            await asyncio.gather(*sessions, return_exceptions=True)
+
+        return await _rate(stand, sending(), sink.count, _NEVER_DONE)
+
+
+async def _send(url: str) -> None:
+    """Send until cancelled."""
+    address = URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    await reader.readuntil(b"220 sink\r\n")
+    while True:
+        writer.write(b"MAIL FROM:<a@example.com>\r\nRCPT TO:<b@example.com>\r\nDATA\r\n")
+        await reader.readuntil(b"354 go on\r\n")
+        writer.write(_CONTENT)
+        await reader.readuntil(b"250 accepted\r\n")
+
+
+def _calculation(uuid: str) -> bytes:
+    return msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
 
 
 async def _stored(connection: Connection, count: int) -> list[str]:

@@ -36,6 +36,16 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
         yield running
 
 
+async def create_on(stand: Stand, api: Process) -> Figures:
+    """Store requests for some seconds over HTTP."""
+    return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+
+
+async def warm(stand: Stand, api: Process) -> None:
+    """Store requests for a second."""
+    await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+
+
 async def measure(stand: Stand) -> list[Comparison]:
     """Store requests for some seconds: over HTTP in both APIs, and from pgbench without an API."""
     statement = await subjects.create_statement()
@@ -45,15 +55,11 @@ async def measure(stand: Stand) -> list[Comparison]:
         return await _pgbench(stand, limit_url, statement)
 
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
-
-        async def create_on(api: Process) -> Figures:
-            return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
-
         for api in (ours, theirs):
-            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+            await warm(stand, api)
         comparison = await compare(
             "create",
-            {OURS: lambda: create_on(ours), ORM: lambda: create_on(theirs), LIMIT: limit},
+            {OURS: lambda: create_on(stand, ours), ORM: lambda: create_on(stand, theirs), LIMIT: limit},
             _BARS,
             rounds=stand.sizes.rounds,
             settle=stand.settle,

@@ -29,13 +29,17 @@ P999 = "p99.9 ms"
 
 _QUANTILES = {P50: 0.5, P99: 0.99, P999: 0.999}
 _RATES = (1, 100, 1000)  # requests stored a second
+_NO_WORSE = tuple(
+    Bar(side=OURS, of=TXOUTBOX, figure=each, kind="at most", limit=1.0, is_aim=True) for each in (P50, P99)
+)
 _BARS: dict[int, Sequence[Bar]] = {
-    1: (),
+    1: _NO_WORSE,
     100: (
+        *_NO_WORSE,
         Bar(side=OURS, figure=P50, kind="at most", limit=5.0),
         Bar(side=OURS, figure=P99, kind="at most", limit=30.0),
     ),
-    1000: (Bar(side=OURS, figure=P99, kind="at most", limit=100.0),),
+    1000: (*_NO_WORSE, Bar(side=OURS, figure=P99, kind="at most", limit=100.0)),
 }
 _API_BARS = (Bar(side=WITH, of=WITHOUT, figure=P99, kind="at most", limit=1.5),)
 _API_CONNECTIONS, _API_PAUSE_MILLISECONDS = 8, 25  # some three hundred requests a second

@@ -10,25 +10,33 @@ from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
 
 LIST = "/v1/request?limit=20"
+EMPTY = "limit: empty handler"
 
 _STORED = 200
 _BARS = {
     "retrieve": (Bar(side=OURS, of=ORM, limit=4.0),),
-    "questionnaire": (Bar(side=OURS, of=ORM, limit=5.0),),
+    "questionnaire": (
+        Bar(side=OURS, of=ORM, limit=5.0),
+        Bar(side=OURS, of=EMPTY, limit=0.6, is_aim=True),
+    ),
     "list": (),
 }
 
 
 async def measure(stand: Stand) -> list[Comparison]:
     """Retrieve requests, list the latest, and fetch the questionnaire."""
-    async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
+    async with (
+        stand.api(await stand.database("ours")) as ours,
+        orm_api(stand) as theirs,
+        stand.empty_handler() as empty,
+    ):
         retrieve = {
             api.base_url: await subjects.create_over_http(stand, api.base_url, _STORED)
             for api in (ours, theirs)
         }
         everywhere = {
             "list": [LIST],
-            "questionnaire": ["/v1/questionnaire/structure"],
+            "questionnaire": [subjects.QUESTIONNAIRE],
         }
 
         async def read(api: Process, name: str) -> Figures:
@@ -41,6 +49,8 @@ async def measure(stand: Stand) -> list[Comparison]:
                 OURS: lambda name=name: read(ours, name),
                 ORM: lambda name=name: read(theirs, name),
             }
+            if name == "questionnaire":
+                sides[EMPTY] = lambda name=name: read(empty, name)
             comparisons.append(
                 await compare(name, sides, bars, rounds=stand.sizes.rounds, settle=stand.settle)
             )

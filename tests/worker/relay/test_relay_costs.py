@@ -7,6 +7,8 @@ import pytest
 
 from service.outbox.lanes import LANES
 from service.postgres.pool import Connection, open_pool
+from tests.harness.in_process import running
+from tests.harness.metrics import rises
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -17,6 +19,7 @@ from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 _LANE = 3
+_LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four after growing pauses
 _MOST_STATEMENTS = 6  # begin with its settings, lock, read, read held events, delete, commit
 
 
@@ -51,6 +54,29 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
 
     assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
     assert statements.round_trips == len(statements.executed)
+
+
+@pytest.mark.usefixtures("channel")
+async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_then_waits_to_be_woken(
+    database: Connection, worker_settings: WorkerSettings
+) -> None:
+    statements, woken = StatementLog(), asyncio.Event()
+
+    def looks() -> int:
+        return sum("WITH look" in each for each in statements.executed)
+
+    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
+        settings = msgspec.structs.replace(
+            worker_settings, database_url=forwarder.url, relay_poll_seconds=3600.0
+        )
+        async with open_pool(settings) as pool, running(Relay(settings, pool, woken).run):
+            await eventually(lambda: looks() == 1)
+            await fill_lane(database, 1)
+            with rises("relay_wakeups_total", by=2, source="notify"):
+                woken.set()
+                await eventually(lambda: looks() == 1 + _LOOKS_OF_A_WAKEUP)
+                woken.set()
+                await eventually(lambda: looks() == 2 + _LOOKS_OF_A_WAKEUP)
 
 
 async def test_delivered_event_leaves_one_dead_tuple(
