@@ -19,11 +19,12 @@ from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Process
 
-OURS, ORM, LIMIT = "ours", "FastAPI + ORM", "limit: pgbench"
+OURS, KEYED, ORM, LIMIT = "ours", "ours, each with a key", "FastAPI + ORM", "limit: pgbench"
 
 _BARS = (
     Bar(side=OURS, of=ORM, limit=6.0),
     Bar(side=OURS, of=LIMIT, limit=0.3),
+    Bar(side=KEYED, of=OURS, limit=0.95),
 )
 
 
@@ -46,14 +47,20 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
 
-        async def create_on(api: Process) -> Figures:
-            return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+        async def create_on(api: Process, *, keyed: bool = False) -> Figures:
+            path = "/v1/request"
+            return await throughput(stand, api.base_url, [path], body=subjects.JSON_BODY, keyed=keyed)
 
         for api in (ours, theirs):
             await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
         comparison = await compare(
             "create",
-            {OURS: lambda: create_on(ours), ORM: lambda: create_on(theirs), LIMIT: limit},
+            {
+                OURS: lambda: create_on(ours),
+                KEYED: lambda: create_on(ours, keyed=True),
+                ORM: lambda: create_on(theirs),
+                LIMIT: limit,
+            },
             _BARS,
             rounds=stand.sizes.rounds,
             settle=stand.settle,
