@@ -65,7 +65,7 @@ async def load(
         *("--duration", f"{seconds or stand.sizes.seconds}s", "--timeout", "10s"),
         *("--script", str(_SCRIPT), base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token, str(pause_milliseconds)),
-        *([uuid4().hex[:18]] if keyed else []),
+        *([uuid4().hex[:16]] if keyed else []),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, **({"PACED": "yes"} if pause_milliseconds else {})},

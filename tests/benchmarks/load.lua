@@ -23,8 +23,8 @@ function request()
    last = last % #requests + 1
    if not key_end then return requests[last] end
    sent = sent + 1
-   local key = string.format("%08x-%08x-%s", math.random(0, 0x7fffffff), sent, key_end) -- in random order, like UUIDs
-   return requests[last][1] .. key .. requests[last][2]
+   local whole, random = requests[last], math.random(0, 0x7fffffff) -- first, because UUIDs have no order either
+   return whole[1] .. bit.tohex(random) .. bit.tohex(sent) .. key_end .. whole[2]
 end
 
 if os.getenv("PACED") then
