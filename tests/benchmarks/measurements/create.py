@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from yarl import URL
 
@@ -97,7 +98,7 @@ def _script(statement: subjects.Statement) -> tuple[str, dict[str, str]]:
     def argument(match: re.Match[str]) -> str:
         number = int(match[1])
         value = statement.arguments[number - 1]
-        if number == 1:
+        if isinstance(value, UUID):
             return "uuidv7()"
         if value is None:
             return "NULL"
