@@ -139,6 +139,7 @@ def _check_in(annotation: object) -> Check | None:
 
 _decoder = msgspec.json.Decoder(CreateBody)
 _fields = {field.name: field for field in msgspec.structs.fields(CreateBody)}
+_defaults = {name: field.default for name, field in _fields.items()}
 _checks = {name: check for name, field in _fields.items() if (check := _check_in(field.type))}
 
 
@@ -181,9 +182,10 @@ class ParsedBody(msgspec.Struct, frozen=True):
         The order of keys, whitespace, a null that is sent or left out, and the conveyancer's fee setting make
         no difference.
         """
-        values = self.values if self.waiver else {**self.values, "calculation_fee_exempt_reason": None}
         # Without defaults, so that a field which a later release adds does not change the fingerprint.
-        submitted = {name: value for name, value in values.items() if value != _fields[name].default}
+        submitted = {name: value for name, value in self.values.items() if value != _defaults[name]}
+        if self.waiver is None:
+            submitted.pop("calculation_fee_exempt_reason", None)
         return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
 
 

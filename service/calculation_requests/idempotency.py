@@ -24,8 +24,3 @@ class Idempotency(msgspec.Struct, frozen=True):
     key: str
     sha256: bytes
     wait_seconds: float
-
-    @property
-    def lock_timeout(self) -> str:
-        """The wait as a setting of Postgres. At least 1 ms: zero would mean without end."""
-        return f"{max(1, round(self.wait_seconds * 1000))}ms"

@@ -1,12 +1,13 @@
 """The statements that write calculation requests, each with the event that announces the change."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-import asyncpg
 import msgspec
 
 from service.calculation_requests import fee_waiver, request_secrets
@@ -24,6 +25,8 @@ from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
 
+_FIRST_PAUSE_SECONDS = 0.005  # before looking again whether a key is free: about as long as a commit takes
+
 
 def now() -> datetime:
     """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
@@ -38,7 +41,7 @@ class Validation(Protocol):
 
 
 class Storage:
-    """Stores new requests, each with its request.created: in a group where it can, alone where it must."""
+    """Stores new requests, each with its request.created, and those that arrive together in a group."""
 
     def __init__(self, pool: Pool, keys: SecretKeyRing, *, timeout_seconds: float) -> None:
         self._pool = pool
@@ -56,70 +59,108 @@ class Storage:
         traceparent: str | None,
         on_uuid: Callable[[str], None],
     ) -> tuple[CalculationRequest, bool]:
-        """Store the request that *validate* builds. Returns it, and whether it is a repeat, as `insert` does.
+        """Store the request that *validate* builds. Returns it, and whether it is a repeat.
 
-        Calls *on_uuid* as `insert` does.
+        A repeat is the request that was stored with this key, as it is now. Calls *on_uuid* with the new uuid
+        first, because after an outage the request may have been stored.
 
-        With an idempotency key a create may have to wait for another one; with a waiver it reads the
-        conveyancer's fee setting first. Both are stored alone: in a group they would delay the others. Raises
-        what *validate* and `insert` raise, and PostgresUnavailable.
+        With a waiver, the request is stored alone: the conveyancer's fee setting is read first, on the same
+        connection. Raises what *validate* raises, PostgresUnavailable, UnknownConveyancer,
+        IdempotencyKeyReused and IdempotencyKeyInFlight; after the last three nothing is stored.
         """
-        if waiver is None and idempotency is None:
-            request = _new(validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys)
+        until = time.monotonic() + self._timeout_seconds
+        if waiver is None:
+            request = new_request(
+                validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys
+            )
             on_uuid(request.uuid)
-            await self._insert_in_group(request, traceparent)
+            is_stored = await self._insert_in_group(request, traceparent, idempotency)
+        else:
+            async with self._connection(until) as connection:
+                waiver_applies = await fee_waiver.applies(
+                    connection, waiver, conveyancer_id=conveyancer_id, idempotency=idempotency
+                )
+                request = new_request(
+                    validate(waiver_applies=waiver_applies), conveyancer_id=conveyancer_id, keys=self._keys
+                )
+                on_uuid(request.uuid)
+                is_stored = await insert(
+                    connection, request, traceparent=traceparent, idempotency=idempotency
+                )
+        if is_stored:
             return request, False
-        async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
-            waiver_applies = waiver is not None and await fee_waiver.applies(
-                connection, waiver, conveyancer_id=conveyancer_id, idempotency=idempotency
-            )
-            return await insert(
-                connection,
-                validate(waiver_applies=waiver_applies),
-                conveyancer_id=conveyancer_id,
-                keys=self._keys,
-                traceparent=traceparent,
-                idempotency=idempotency,
-                on_uuid=on_uuid,
-            )
-
-    async def _insert_in_group(self, request: CalculationRequest, traceparent: str | None) -> None:
-        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            stored = await self._group_commit.execute(_arguments(request, traceparent, None))
-        if request.id not in stored:
+        if idempotency is None:
             raise UnknownConveyancer
+        return await self._find_or_insert(request, traceparent, idempotency, until=until)
+
+    async def _insert_in_group(
+        self, request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
+    ) -> bool:
+        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+            stored = await self._group_commit.execute(_arguments(request, traceparent, idempotency))
+        return request.id in stored
+
+    async def _find_or_insert(
+        self, request: CalculationRequest, traceparent: str | None, idempotency: Idempotency, *, until: float
+    ) -> tuple[CalculationRequest, bool]:
+        """Return the request stored with this key, or store *request* once no other create uses the key.
+
+        No connection is held meanwhile: however many wait for one key, they delay no other caller.
+        """
+        waits_until = time.monotonic() + idempotency.wait_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            async with self._connection(until) as connection:
+                with suppress(IdempotencyKeyInFlight):
+                    stored = await find_by_idempotency_key(
+                        connection, idempotency, conveyancer_id=request.conveyancer_id
+                    )
+                    return stored, True
+                if await insert(connection, request, traceparent=traceparent, idempotency=idempotency):
+                    return request, False
+            left = waits_until - time.monotonic()
+            if left <= 0:
+                raise IdempotencyKeyInFlight
+            await asyncio.sleep(min(pause, left))
+            pause *= 2
+
+    def _connection(self, until: float) -> AbstractAsyncContextManager[Connection]:
+        return loans.connection(self._pool, seconds=until - time.monotonic())
+
+
+def new_request(
+    new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing
+) -> CalculationRequest:
+    """Return the row of a new request."""
+    created_at = now()
+    return CalculationRequest(
+        id=new_request_id(),
+        conveyancer_id=conveyancer_id,
+        created_at=created_at,
+        updated_at=created_at,
+        calculation_id=None,
+        secret_salt=request_secrets.new_salt(),
+        secret_key_id=keys.current_id,
+        sequence=1,
+        **msgspec.structs.asdict(new),
+    )
 
 
 async def insert(
     connection: Connection,
-    new: NewCalculationRequest,
+    request: CalculationRequest,
     *,
-    conveyancer_id: str,
-    keys: SecretKeyRing,
     traceparent: str | None,
     idempotency: Idempotency | None = None,
-    on_uuid: Callable[[str], None] = lambda _: None,
-) -> tuple[CalculationRequest, bool]:
+) -> bool:
     """Store a request and its request.created event in one statement.
 
-    Returns it, and whether it is a repeat: then it is the request stored with this key, as it is now.
-    Calls *on_uuid* with the new uuid first, because after an outage the request may have been stored.
-    Raises UnknownConveyancer, IdempotencyKeyReused and IdempotencyKeyInFlight, and stores nothing.
+    False, and nothing is stored, when the conveyancer is unknown, or when another create has used or is using
+    the idempotency key.
     """
-    request = _new(new, conveyancer_id=conveyancer_id, keys=keys)
-    on_uuid(request.uuid)
-    try:
-        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            stored = await connection.fetchval(_INSERT, *_arguments(request, traceparent, idempotency))
-    except asyncpg.LockNotAvailableError:
-        if idempotency is None:
-            raise
-        raise IdempotencyKeyInFlight from None
-    if stored is not None:
-        return request, False
-    if idempotency is None:
-        raise UnknownConveyancer
-    return await find_by_idempotency_key(connection, idempotency, conveyancer_id=conveyancer_id), True
+    with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+        stored = await connection.fetchval(_INSERT, *_arguments(request, traceparent, idempotency))
+    return stored is not None
 
 
 _SPAN = {
@@ -129,9 +170,14 @@ _SPAN = {
 }
 
 # Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown or has used the idempotency key before. Waits for another create that uses
-# the key, until the lock_timeout of this transaction: one of the session would not work behind a transaction
-# pooler. Selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
+# when the conveyancer is unknown, or when another create has used or is using the idempotency key.
+#
+# It never waits for another create: a group would delay its members, and groups with the same keys could
+# deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the
+# request stored with it. So a key that is stored is left alone; any other is locked until the transaction
+# ends, unless it is locked already. ON CONFLICT is for creates committed after this statement began.
+#
+# Selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
 _INSERT = with_columns(
     """
     WITH stored AS (
@@ -139,16 +185,21 @@ _INSERT = with_columns(
         SELECT {values}, $2, $3
           FROM conveyancer
          WHERE conveyancer.id = $1
-           AND ($4::text IS NULL OR set_config('lock_timeout', $4, true) IS NOT NULL)
+           AND ($2::text IS NULL
+                OR NOT EXISTS (SELECT
+                                 FROM calculation_request
+                                WHERE conveyancer_id = $1
+                                  AND idempotency_key = $2)
+                   AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, sequence
     )
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $5, stored.id, $6, stored.sequence, $7, $8
+    SELECT $4, stored.id, $5, stored.sequence, $6, $7
       FROM stored
     RETURNING request_id
     """,
-    values_after=8,
+    values_after=7,
 )
 
 
@@ -161,27 +212,11 @@ def _arguments(
         request.conveyancer_id,
         idempotency and idempotency.key,
         idempotency and idempotency.sha256,
-        idempotency and idempotency.lock_timeout,
         lanes.lane_of(request.id),
         created.type,
         traceparent,
         events.encode(created, time=request.created_at, traceparent=traceparent),
         *msgspec.structs.astuple(request),
-    )
-
-
-def _new(new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
-    created_at = now()
-    return CalculationRequest(
-        id=new_request_id(),
-        conveyancer_id=conveyancer_id,
-        created_at=created_at,
-        updated_at=created_at,
-        calculation_id=None,
-        secret_salt=request_secrets.new_salt(),
-        secret_key_id=keys.current_id,
-        sequence=1,
-        **msgspec.structs.asdict(new),
     )
 
 

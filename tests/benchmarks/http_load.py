@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 
@@ -33,9 +34,11 @@ def wrk(report: Report = print) -> list[str]:
     return packages.command("wrk", package="wrk", report=report)
 
 
-async def throughput(stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"") -> Figures:
+async def throughput(
+    stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"", keyed: bool = False
+) -> Figures:
     """Return how many requests a second are answered, over all connections."""
-    figures = await load(stand, base_url, paths, body=body)
+    figures = await load(stand, base_url, paths, body=body, keyed=keyed)
     return {PER_SECOND: figures[PER_SECOND]}
 
 
@@ -48,10 +51,12 @@ async def load(
     seconds: int | None = None,
     connections: int = CONNECTIONS,
     pause_milliseconds: int = 0,
+    keyed: bool = False,
 ) -> Figures:
     """Send GETs of *paths*, or POSTs of *body*, over *connections* at once. A failed request is an error.
 
-    Each connection waits *pause_milliseconds* after an answer.
+    Each connection waits *pause_milliseconds* after an answer. With *keyed*, each request has an
+    Idempotency-Key of its own.
     """
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(body)
@@ -60,6 +65,7 @@ async def load(
         *("--duration", f"{seconds or stand.sizes.seconds}s", "--timeout", "10s"),
         *("--script", str(_SCRIPT), base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token, str(pause_milliseconds)),
+        *([uuid4().hex[:16]] if keyed else []),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, **({"PACED": "yes"} if pause_milliseconds else {})},

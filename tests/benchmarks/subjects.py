@@ -64,14 +64,9 @@ async def create_statement() -> Statement:
 
 async def store(connection: Connection) -> str:
     """Store a request as the API does, and return its uuid."""
-    stored, _ = await storing.insert(
-        connection,
-        NEW_REQUEST,
-        conveyancer_id=CONVEYANCER,
-        keys=KEYS,
-        traceparent=trace_context.begin(),
-    )
-    return stored.uuid
+    request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
+    await storing.insert(connection, request, traceparent=trace_context.begin())
+    return request.uuid
 
 
 def event(uuid: str | None = None) -> bytes:

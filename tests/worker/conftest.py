@@ -52,14 +52,11 @@ async def store(
     connection: Connection, *, traceparent: str | None = None, **fields: Any
 ) -> CalculationRequest:
     """Store a request as the API does, which puts its request.created into the outbox."""
-    stored, _ = await storing.insert(
-        connection,
-        NewCalculationRequest(**{**_A_SUBMISSION, **fields}),
-        conveyancer_id=CONVEYANCER,
-        keys=KEYS,
-        traceparent=traceparent,
+    request = storing.new_request(
+        NewCalculationRequest(**{**_A_SUBMISSION, **fields}), conveyancer_id=CONVEYANCER, keys=KEYS
     )
-    return stored
+    assert await storing.insert(connection, request, traceparent=traceparent)
+    return request
 
 
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:

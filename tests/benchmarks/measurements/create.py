@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from yarl import URL
 
@@ -19,11 +20,12 @@ from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Process
 
-OURS, ORM, LIMIT = "ours", "FastAPI + ORM", "limit: pgbench"
+OURS, KEYED, ORM, LIMIT = "ours", "ours, each with a key", "FastAPI + ORM", "limit: pgbench"
 
 _BARS = (
     Bar(side=OURS, of=ORM, limit=6.0),
     Bar(side=OURS, of=LIMIT, limit=0.3),
+    Bar(side=KEYED, of=OURS, limit=0.95),
 )
 
 
@@ -36,9 +38,9 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
         yield running
 
 
-async def create_on(stand: Stand, api: Process) -> Figures:
+async def create_on(stand: Stand, api: Process, *, keyed: bool = False) -> Figures:
     """Store requests for some seconds over HTTP."""
-    return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+    return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, keyed=keyed)
 
 
 async def warm(stand: Stand, api: Process) -> None:
@@ -59,7 +61,12 @@ async def measure(stand: Stand) -> list[Comparison]:
             await warm(stand, api)
         comparison = await compare(
             "create",
-            {OURS: lambda: create_on(stand, ours), ORM: lambda: create_on(stand, theirs), LIMIT: limit},
+            {
+                OURS: lambda: create_on(stand, ours),
+                KEYED: lambda: create_on(stand, ours, keyed=True),
+                ORM: lambda: create_on(stand, theirs),
+                LIMIT: limit,
+            },
             _BARS,
             rounds=stand.sizes.rounds,
             settle=stand.settle,
@@ -96,7 +103,7 @@ def _script(statement: subjects.Statement) -> tuple[str, dict[str, str]]:
     def argument(match: re.Match[str]) -> str:
         number = int(match[1])
         value = statement.arguments[number - 1]
-        if number == 1:
+        if isinstance(value, UUID):
             return "uuidv7()"
         if value is None:
             return "NULL"

@@ -95,17 +95,14 @@ class Load:
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
             async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
-                stored, _ = await storing.insert(
-                    connection,
-                    NewCalculationRequest(**body),
-                    conveyancer_id=CONVEYANCER,
-                    keys=self._keys,
-                    traceparent=None,
+                request = storing.new_request(
+                    NewCalculationRequest(**body), conveyancer_id=CONVEYANCER, keys=self._keys
                 )
+                await storing.insert(connection, request, traceparent=None)
         except (PostgresUnavailable, asyncio.CancelledError):
             self._doubt(key)
         else:
-            self._acknowledge(key, stored.id)
+            self._acknowledge(key, request.id)
             self._waker.wake()
 
     async def _post(self, key: str, body: dict[str, Any]) -> None:

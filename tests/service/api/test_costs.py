@@ -54,15 +54,21 @@ def of_requests(statements: StatementLog) -> list[str]:
     return [statement for statement in statements.executed if "pg_notify" not in statement]
 
 
+async def create(client: httpx.AsyncClient, key: str | None = None) -> httpx.Response:
+    """Store a request, with an Idempotency-Key unless it is None."""
+    return await client.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": key} if key else {})
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["without a key", "with a key"])
 async def test_create_is_one_statement_in_one_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog
+    watched_client: httpx.AsyncClient, statements: StatementLog, *, keyed: bool
 ) -> None:
-    await watched_client.post("/v1/request", json=A_REQUEST)
+    await create(watched_client)
     await eventually(lambda: len(statements.executed) == 2)  # with the NOTIFY to the relay
     statements.clear()
 
-    for _ in range(_CALLS):
-        response = await watched_client.post("/v1/request", json=A_REQUEST)
+    for number in range(_CALLS):
+        response = await create(watched_client, f"key-{number}" if keyed else None)
         assert response.status_code == 200
 
     stored = of_requests(statements)
@@ -72,15 +78,32 @@ async def test_create_is_one_statement_in_one_round_trip(
     assert len(statements.executed) <= 2 * _CALLS
 
 
-async def test_creates_at_the_same_time_share_a_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog, link: TcpProxy
+async def test_repeat_is_three_statements(
+    watched_client: httpx.AsyncClient, statements: StatementLog
 ) -> None:
-    await watched_client.post("/v1/request", json=A_REQUEST)
+    await create(watched_client, "k")
+    await create(watched_client, "k")  # prepares its statements
+    await eventually(lambda: len(of_requests(statements)) < len(statements.executed))
+    statements.clear()
+
+    for _ in range(_CALLS):
+        response = await create(watched_client, "k")
+        assert response.headers["Idempotent-Replayed"] == "true"
+
+    assert (len(statements.executed), statements.round_trips) == (3 * _CALLS, 3 * _CALLS)
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["without keys", "with keys"])
+async def test_creates_at_the_same_time_share_a_round_trip(
+    watched_client: httpx.AsyncClient, statements: StatementLog, link: TcpProxy, *, keyed: bool
+) -> None:
+    await create(watched_client)
     await eventually(lambda: len(statements.executed) == 2)
     statements.clear()
 
     link.hold()
-    creates = [asyncio.create_task(watched_client.post("/v1/request", json=A_REQUEST)) for _ in range(_CALLS)]
+    keys = [f"key-{number}" if keyed else None for number in range(_CALLS)]
+    creates = [asyncio.create_task(create(watched_client, key)) for key in keys]
     await eventually(lambda: REGISTRY.get_sample_value("http_requests_in_progress") == _CALLS)
     for _ in range(200):  # turns of the event loop, after which all but the first wait for the connection
         await asyncio.sleep(0)

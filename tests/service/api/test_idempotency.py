@@ -80,6 +80,23 @@ async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connec
             await woken.acquire()
 
 
+@pytest.fixture
+def statements() -> StatementLog:
+    """The statements that the API of `watched_client` sends to Postgres."""
+    return StatementLog()
+
+
+@pytest.fixture
+async def watched_client(
+    service_settings: ServiceSettings, issuer: Issuer, statements: StatementLog
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API whose statements are recorded."""
+    async with TcpProxy(service_settings.database_url, statements.watch) as link:
+        settings = msgspec.structs.replace(service_settings, database_url=link.url)
+        async with api_client(settings, issuer.token()) as client:
+            yield client
+
+
 @asynccontextmanager
 async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIterator[Transaction]:
     """Store *body* with *key* in a transaction that stays open until the test or the block ends it."""
@@ -87,14 +104,11 @@ async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIte
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
     await transaction.start()
-    await storing.insert(
-        holder,
-        parsed.validated(waiver_applies=False),
-        conveyancer_id=CONVEYANCER,
-        keys=_KEYS,
-        traceparent=None,
-        idempotency=Idempotency(key, parsed.sha256(), 1.0),
+    request = storing.new_request(
+        parsed.validated(waiver_applies=False), conveyancer_id=CONVEYANCER, keys=_KEYS
     )
+    idempotency = Idempotency(key, parsed.sha256(), 1.0)
+    assert await storing.insert(holder, request, traceparent=None, idempotency=idempotency)
     try:
         yield transaction
     finally:
@@ -384,12 +398,17 @@ async def test_many_concurrent_creates_with_one_key_store_one_request(
     assert await stored(database) == (1, 1)
 
 
+async def waits_for_its_key(statements: StatementLog) -> None:
+    """Return once a create has found no request with its key, which another transaction holds."""
+    await eventually(lambda: "request.idempotency_sha256" in str(statements.executed))
+
+
 async def test_loser_of_a_race_waits_for_the_winner_and_returns_its_request(
-    client: httpx.AsyncClient, database_url: str, database: Connection
+    watched_client: httpx.AsyncClient, statements: StatementLog, database_url: str, database: Connection
 ) -> None:
     async with holding(database_url, "k", A_REQUEST) as winner:
-        loser = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: has_waiting_statement(database))
+        loser = asyncio.create_task(post(watched_client, "k"))
+        await waits_for_its_key(statements)
         await winner.commit()
 
         assert is_repeat(await loser)
@@ -397,11 +416,11 @@ async def test_loser_of_a_race_waits_for_the_winner_and_returns_its_request(
 
 
 async def test_loser_stores_the_request_when_the_winner_fails(
-    client: httpx.AsyncClient, database_url: str, database: Connection
+    watched_client: httpx.AsyncClient, statements: StatementLog, database_url: str, database: Connection
 ) -> None:
     async with holding(database_url, "k", A_REQUEST) as winner:
-        loser = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: has_waiting_statement(database))
+        loser = asyncio.create_task(post(watched_client, "k"))
+        await waits_for_its_key(statements)
         await winner.rollback()
 
         assert not is_repeat(await loser)
@@ -409,15 +428,15 @@ async def test_loser_stores_the_request_when_the_winner_fails(
 
 
 async def test_loser_that_would_wait_too_long_gets_409(
-    client: httpx.AsyncClient, issuer: Issuer, database_url: str, database: Connection
+    watched_client: httpx.AsyncClient, statements: StatementLog, issuer: Issuer, database_url: str
 ) -> None:
     async with holding(database_url, "k", A_REQUEST):
-        waiting = asyncio.create_task(post(client, "k"))
-        await eventually(lambda: has_waiting_statement(database))
+        waiting = asyncio.create_task(post(watched_client, "k"))
+        await waits_for_its_key(statements)
         others = [
-            await post(client, "another"),
-            await post(client, None),
-            await post(client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}"),
+            await post(watched_client, "another"),
+            await post(watched_client, None),
+            await post(watched_client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}"),
         ]
         response = await waiting
 
@@ -426,24 +445,14 @@ async def test_loser_that_would_wait_too_long_gets_409(
     assert response.headers["Retry-After"] == "1"
     assert response.json()["data"] is None
     assert response.json()["errors"][0]["code"] == "idempotency_key_in_flight"
-    assert not is_repeat(await post(client, "k"))
+    assert not is_repeat(await post(watched_client, "k"))
 
 
-async def test_lock_timeout_of_a_key_does_not_outlive_its_transaction(database: Connection) -> None:
-    parsed = request_body.parse(msgspec.json.encode(A_REQUEST))
-    before = await database.fetchval("SHOW lock_timeout")
+async def test_loser_with_a_waiver_gets_409_too(client: httpx.AsyncClient, database_url: str) -> None:
+    async with holding(database_url, "k", A_REQUEST):
+        response = await post(client, "k", A_REQUEST | WAIVER)
 
-    for _ in range(2):
-        await storing.insert(
-            database,
-            parsed.validated(waiver_applies=False),
-            conveyancer_id=CONVEYANCER,
-            keys=_KEYS,
-            traceparent=None,
-            idempotency=Idempotency("k", parsed.sha256(), 0.0001),
-        )
-
-    assert await database.fetchval("SHOW lock_timeout") == before
+    assert response.status_code == 409
 
 
 async def test_blocked_database_is_answered_with_503_with_a_key_too(

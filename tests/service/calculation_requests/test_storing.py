@@ -1,0 +1,276 @@
+"""Creates with idempotency keys, stored in groups: each key is used once, and delays no other create."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import asyncpg
+import msgspec
+import pytest
+from asyncpg.transaction import Transaction
+
+from service.calculation_requests import storing
+from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
+from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
+from service.calculation_requests.storing import Storage
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool, open_pool
+from service.settings import ServiceSettings
+from tests.benchmarks.subjects import KEYS, NEW_REQUEST
+from tests.harness.examples import CONVEYANCER
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+
+SECONDS = 10.0
+BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
+REJECTED = {
+    "by Postgres": msgspec.structs.replace(NEW_REQUEST, calculation_fee_exempt_reason="without a waiver"),
+    "by asyncpg": msgspec.structs.replace(NEW_REQUEST, notes="\ud800"),
+}
+
+
+@pytest.fixture
+def statements() -> StatementLog:
+    """The statements sent to Postgres."""
+    return StatementLog()
+
+
+@pytest.fixture
+async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+    """The network between the pool and Postgres."""
+    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+    """A pool of one connection."""
+    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
+    async with open_pool(settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def storage(pool: Pool, statements: StatementLog) -> Storage:
+    """A storage whose statement is already prepared, on its only connection."""
+    opened = Storage(pool, KEYS, timeout_seconds=SECONDS)
+    await store(opened, "the first")
+    statements.clear()
+    return opened
+
+
+async def store(
+    storage: Storage,
+    key: str | None,
+    *,
+    sha256: bytes = BODY,
+    new: NewCalculationRequest = NEW_REQUEST,
+    wait_seconds: float = SECONDS,
+) -> tuple[CalculationRequest, bool]:
+    """Store a request as the API does; return it, and whether it is a repeat."""
+
+    def validate(*, waiver_applies: bool) -> NewCalculationRequest:
+        assert not waiver_applies
+        return new
+
+    return await storage.store(
+        validate,
+        waiver=None,
+        idempotency=None if key is None else Idempotency(key, sha256, wait_seconds),
+        conveyancer_id=CONVEYANCER,
+        traceparent=None,
+        on_uuid=lambda _: None,
+    )
+
+
+async def store_all(storage: Storage, *keys: str | None) -> list[tuple[CalculationRequest, bool]]:
+    """Store a request with each key in the same turn of the event loop: in one group."""
+    return await asyncio.gather(*(store(storage, key) for key in keys))
+
+
+async def count_stored(database: Connection, *keys: str) -> int:
+    """Return how many requests are stored with these keys, each with one event."""
+    counted: int = await database.fetchval(
+        """
+        SELECT count(*)
+          FROM calculation_request
+          JOIN outbox ON request_id = calculation_request.id
+         WHERE idempotency_key = ANY($1)
+        """,
+        keys,
+    )
+    return counted
+
+
+@asynccontextmanager
+async def holding(database_url: str, key: str) -> AsyncIterator[Transaction]:
+    """Store a request with *key* in a transaction that stays open until the test or the block ends it."""
+    holder = await asyncpg.connect(database_url)
+    transaction = holder.transaction()
+    await transaction.start()
+    request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
+    idempotency = Idempotency(key, BODY, SECONDS)
+    assert await storing.insert(holder, request, traceparent=None, idempotency=idempotency)
+    try:
+        yield transaction
+    finally:
+        await holder.close()
+
+
+async def test_creates_with_keys_share_a_round_trip_and_a_transaction(
+    storage: Storage, database: Connection, statements: StatementLog
+) -> None:
+    outcomes = await store_all(storage, *"abcdefghij", None, None)
+
+    assert [is_repeat for _, is_repeat in outcomes] == [False] * 12
+    assert (len(statements.executed), statements.round_trips) == (12, 1)
+    assert await count_stored(database, *"abcdefghij") == 10
+    transactions = "SELECT count(DISTINCT xmin::text) FROM calculation_request WHERE id = ANY($1)"
+    assert await database.fetchval(transactions, [request.id for request, _ in outcomes]) == 1
+
+
+async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
+    storage: Storage, database: Connection
+) -> None:
+    stored, _ = await store(storage, "old")
+
+    old, first, again, reused, other, unkeyed = await asyncio.gather(
+        *(store(storage, key) for key in ("old", "k", "k")),
+        store(storage, "k", sha256=OTHER_BODY),
+        *(store(storage, key) for key in ("other", None)),
+        return_exceptions=True,
+    )
+
+    assert old == (stored, True)
+    assert isinstance(first, tuple)
+    assert not first[1]
+    assert again == (first[0], True)
+    assert isinstance(reused, IdempotencyKeyReused)
+    assert reused.uuid == first[0].uuid
+    for new in (other, unkeyed):
+        assert isinstance(new, tuple)
+        assert not new[1]
+    assert await count_stored(database, "old", "k", "other") == 3
+
+
+@pytest.mark.parametrize("rejected", REJECTED.values(), ids=REJECTED)
+@pytest.mark.parametrize("place", [0, 2, 4])
+async def test_rejected_create_uses_up_no_key_and_leaves_the_others_of_its_group_stored_once(
+    storage: Storage, database: Connection, rejected: NewCalculationRequest, place: int
+) -> None:
+    creates = [partial(store, storage, key) for key in ("a", "b", "a", "c")]
+    creates.insert(place, partial(store, storage, "poison", new=rejected))
+
+    outcomes = await asyncio.gather(*(create() for create in creates), return_exceptions=True)
+
+    assert isinstance(outcomes.pop(place), asyncpg.CheckViolationError | asyncpg.DataError)
+    good = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+    assert [is_repeat for _, is_repeat in good] == [False, False, True, False]
+    assert await count_stored(database, "a", "b", "c") == 3
+    assert (await store(storage, "poison"))[1] is False
+
+
+async def test_key_in_use_elsewhere_delays_no_other_create(
+    storage: Storage, database_url: str, statements: StatementLog
+) -> None:
+    """Not even when more creates wait for the key than there are connections, and have waited for a while."""
+    async with holding(database_url, "held") as holder:
+        waiting = asyncio.gather(*(store(storage, "held") for _ in range(5)))
+        await store_all(storage, "in the same group", None)
+        await eventually(lambda: str(statements.executed).count("request.idempotency_sha256") >= 5 * 5)
+        seconds = []
+        for number in range(3):
+            began = time.monotonic()
+            await store_all(storage, f"key {number}", None)
+            seconds.append(time.monotonic() - began)
+        assert not waiting.done()
+        await holder.commit()
+
+        repeats = await waiting
+
+    assert min(seconds) < 0.1  # The tests may share the processors with others.
+    assert {is_repeat for _, is_repeat in repeats} == {True}
+    assert len({request.id for request, _ in repeats}) == 1
+
+
+async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
+    storage: Storage, database_url: str, database: Connection, statements: StatementLog
+) -> None:
+    async with holding(database_url, "held") as holder:
+        waiting = asyncio.gather(*(store(storage, "held") for _ in range(2)))
+        await eventually(lambda: "request.idempotency_sha256" in str(statements.executed))
+        await holder.rollback()
+
+        outcomes = await waiting
+
+    assert sorted(is_repeat for _, is_repeat in outcomes) == [False, True]
+    assert await count_stored(database, "held") == 1
+
+
+async def test_wait_for_a_key_ends_in_time(storage: Storage, pool: Pool, database_url: str) -> None:
+    hasty = Storage(pool, KEYS, timeout_seconds=0.5)
+    async with asyncio.timeout(SECONDS), holding(database_url, "held"):
+        with pytest.raises(IdempotencyKeyInFlight):
+            await store(storage, "held", wait_seconds=0.2)
+        with pytest.raises(PostgresUnavailable):
+            await store(hasty, "held", wait_seconds=2 * SECONDS)
+
+
+async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other_creates(
+    storage: Storage, database: Connection
+) -> None:
+    """As the worker updates it. An INSERT with ON CONFLICT would wait for that transaction."""
+    stored, _ = await store(storage, "old")
+
+    async with asyncio.timeout(SECONDS / 2), database.transaction():
+        await database.execute("UPDATE calculation_request SET sequence = 2 WHERE id = $1", stored.id)
+        outcomes = await store_all(storage, "old", "new", None)
+
+    assert outcomes[0] == (stored, True)
+    assert [is_repeat for _, is_repeat in outcomes] == [True, False, False]
+
+
+async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
+    service_settings: ServiceSettings, database: Connection
+) -> None:
+    await database.execute(
+        """
+        CREATE SEQUENCE stored_with_key;
+        CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM nextval('stored_with_key'), pg_sleep(0.3);
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER take_long AFTER INSERT ON calculation_request
+            FOR EACH ROW WHEN (NEW.idempotency_key IS NOT NULL) EXECUTE FUNCTION take_long();
+        """
+    )
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1)
+    async with open_pool(settings) as one, open_pool(settings) as another:
+        storages = [Storage(pool, KEYS, timeout_seconds=SECONDS) for pool in (one, another)]
+        for storage in storages:
+            await store(storage, None)  # connects
+        groups = await asyncio.gather(store_all(storages[0], "a", "b"), store_all(storages[1], "b", "a"))
+
+    assert [request.id for request, _ in groups[0]] == [request.id for request, _ in reversed(groups[1])]
+    assert sorted(is_repeat for group in groups for _, is_repeat in group) == [False, False, True, True]
+    assert await count_stored(database, "a", "b") == 2
+    # After a deadlock, a group that was rolled back would have stored its first key again.
+    assert await database.fetchval("SELECT last_value FROM stored_with_key") == 2
+
+
+async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sent(
+    storage: Storage, link: TcpProxy, database: Connection
+) -> None:
+    keys = "abcde"
+    creates = asyncio.gather(*(store(storage, key) for key in keys), return_exceptions=True)
+    await link.swallow_answers_and_cut(0.3)
+
+    assert [type(outcome) for outcome in await creates] == [PostgresUnavailable] * len(keys)
+    assert await count_stored(database, *keys) == len(keys)
+    again = await store_all(storage, *keys, *keys)
+    assert {is_repeat for _, is_repeat in again} == {True}
+    assert await count_stored(database, *keys) == len(keys)
