@@ -15,6 +15,7 @@ from service.postgres.group_commit import GATHERING_SHARE, LARGEST_GROUP, SLOW_S
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
+from tests.harness.databases import has_waiting_statement
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -338,6 +339,11 @@ async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(
     assert await stored(database) == [2]
 
 
+async def has_ended(database: Connection) -> bool:
+    """Whether no statement waits for a lock any more: Postgres has read that it is cancelled."""
+    return not await has_waiting_statement(database)
+
+
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
     group_commit: GroupCommit, pool: Pool, database: Connection, statements: StatementLog
 ) -> None:
@@ -348,6 +354,7 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
         leader.cancel()
         with pytest.raises(PostgresUnavailable):
             await follower
+        await eventually(lambda: has_ended(database))
 
     assert leader.cancelled()
     assert await group_commit.execute((3, "a")) == {3}
