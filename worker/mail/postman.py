@@ -197,7 +197,7 @@ class Postman:
         except ClaimLost:
             _log.warning("email_claim_lost")
             return NotAttempted()
-        except (MailServerUnavailable, PostgresUnavailable) as error:
+        except MailServerUnavailable as error:
             return NotAttempted(error)
         except SecretKeyMissing as error:
             self._keys.report_missing(error)
