@@ -1,11 +1,9 @@
 """Acknowledges handled messages, many with one frame where it can."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
 
 from aio_pika.abc import AbstractIncomingMessage
-
-from worker.rabbitmq.connection import BROKER_ERRORS
 
 
 class Acknowledgements:
@@ -14,10 +12,12 @@ class Acknowledgements:
     Handled messages are acknowledged together, with one frame for those before which none is open. The others
     are acknowledged one by one, so that none waits for another that is still handled or dead-lettered.
 
-    A lost acknowledgement is no error: the channel is closed then, and the messages are delivered again.
+    *give_up* is called with the error if acknowledging fails. It must leave the channel: closing it returns
+    the messages to the queue.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, give_up: Callable[[Exception], None]) -> None:
+        self._give_up = give_up
         self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
         self._handled: list[int] = []
         self._acknowledging: asyncio.Task[None] | None = None
@@ -43,11 +43,13 @@ class Acknowledgements:
 
     async def _acknowledge(self) -> None:
         await asyncio.sleep(0)  # The other messages of a batch are noted meanwhile.
-        with suppress(*BROKER_ERRORS):
+        try:
             while self._handled:
                 await self._acknowledge_handled()
-        self._handled.clear()
-        self._acknowledging = None
+        except Exception as error:  # noqa: BLE001 - left unsettled, they would use up prefetch for good
+            self._give_up(error)
+        finally:
+            self._acknowledging = None
 
     async def _acknowledge_handled(self) -> None:
         handled, self._handled = set(self._handled), []

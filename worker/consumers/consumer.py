@@ -40,14 +40,6 @@ Content = TypeVar("Content")
 
 NO_UUID = "Expected the uuid of a request"
 
-
-class Delivered(NamedTuple, Generic[Content]):
-    """The content of a message, and the traceparent to pass on: its own, or that of a new trace."""
-
-    content: Content
-    traceparent: str | None
-
-
 _RETRY_SECONDS = 1.0  # before a message whose handler failed is requeued
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -60,6 +52,13 @@ _OUTAGES: tuple[type[Exception], ...] = (
     SchemaOutdated,
     *BROKER_ERRORS,
 )
+
+
+class Delivered(NamedTuple, Generic[Content]):
+    """The content of a message, and the traceparent to pass on: its own, or that of a new trace."""
+
+    content: Content
+    traceparent: str | None
 
 
 class Malformed(Exception):
@@ -109,7 +108,7 @@ class Consumer(Generic[Content]):
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._acknowledgements = Acknowledgements()  # on the present channel
+        self._acknowledgements = Acknowledgements(self._give_up_channel)  # on the present channel
         self._leaving = asyncio.Event()  # Nothing more may be handled on the present channel.
         self._consuming = False
         self._obstacle = ""
@@ -146,7 +145,7 @@ class Consumer(Generic[Content]):
     ) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
         self._leaving = leaving = asyncio.Event()
-        self._acknowledgements = Acknowledgements()
+        self._acknowledgements = Acknowledgements(self._give_up_channel)
         for each in (channel, dead_letters):
             each.close_callbacks.add(lambda *_: leaving.set())
         underlay = await channel.get_underlay_channel()

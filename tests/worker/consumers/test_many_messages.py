@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import MessageProcessError
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
@@ -116,6 +117,11 @@ async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_r
     assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
 
 
+def not_expected(error: Exception) -> None:
+    """Fail: nothing may go wrong."""
+    raise error
+
+
 @pytest.mark.parametrize(("still_open", "frames"), [(None, 1), (0, 19), (10, 10), (19, 1)])
 async def test_messages_before_which_none_is_open_are_acknowledged_with_one_frame(
     worker_settings: WorkerSettings, channel: AbstractChannel, *, still_open: int | None, frames: int
@@ -128,7 +134,7 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
         async with open_channel(settings, name="test") as own_channel:
             queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
             messages = [await queue.get() for _ in range(20)]
-            acknowledgements = Acknowledgements()
+            acknowledgements = Acknowledgements(not_expected)
             for message in messages:
                 acknowledgements.add(message)
 
@@ -153,7 +159,7 @@ async def test_message_that_is_settled_in_another_way_holds_no_other_up(
     async with open_channel(worker_settings, name="test") as own_channel:
         queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
         messages = [await queue.get() for _ in range(3)]
-        acknowledgements = Acknowledgements()
+        acknowledgements = Acknowledgements(not_expected)
         for message in messages:
             acknowledgements.add(message)
         first, second, third = messages
@@ -166,3 +172,23 @@ async def test_message_that_is_settled_in_another_way_holds_no_other_up(
 
     assert await has_no_messages(channel, NOTIFICATIONS.name)
     assert (await dead_letter(channel)).body == b"0"
+
+
+async def test_error_gives_the_channel_up_and_the_next_message_is_acknowledged_all_the_same(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
+    for body in (b"1", b"2"):
+        await publish(channel, NOTIFICATIONS, body)
+    errors: list[Exception] = []
+    async with open_channel(worker_settings, name="test") as own_channel:
+        queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
+        settled_before, message = [await queue.get() for _ in range(2)]
+        acknowledgements = Acknowledgements(errors.append)
+        await settled_before.ack()
+        for each in (settled_before, message):
+            acknowledgements.add(each)
+            acknowledgements.acknowledge(each)
+            await acknowledgements.finish()
+
+    assert [type(error) for error in errors] == [MessageProcessError]
+    assert await has_no_messages(channel, NOTIFICATIONS.name)
