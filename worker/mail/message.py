@@ -14,10 +14,9 @@ from service.settings import InvalidSetting
 from worker.mail import mime
 from worker.mail.links import has_link
 
-# Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Python's email drops the
-# quotes of a name when it folds the header, so a name must not need any (RFC 5322, section 3.2.3). Folding
-# also inserts a space before the next encoded word, which could turn the beginning of a name into a domain.
-# With a space after every dot there is no domain to begin with.
+# Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Some mail programs misread
+# quoted names (RFC 5322, section 3.2.4), so a name needs none. Others show a space between the encoded words
+# of a long name, which could turn its beginning into a domain: with a space after every dot it has none.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
@@ -144,7 +143,7 @@ def _in_header(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Keep Python's email from decoding an encoded word (RFC 2047) in a text: it may hide a line break."""
+    """Keep mail programs from decoding an encoded word (RFC 2047) in a text: it may hide a line break."""
     return text.replace("=?", "= ?")
 
 
