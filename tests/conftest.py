@@ -25,6 +25,8 @@ from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
+from tests.harness.statement_log import StatementLog
+from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
@@ -135,6 +137,19 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     made = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
     return made
+
+
+@pytest.fixture
+def statements() -> StatementLog:
+    """The statements that reach Postgres over `link`."""
+    return StatementLog()
+
+
+@pytest.fixture
+async def link(database_url: str, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+    """A way to the test's database that the test can cut, and on which statements are recorded."""
+    async with TcpProxy(database_url, statements.watch) as forwarder:
+        yield forwarder
 
 
 @pytest.fixture

@@ -34,19 +34,6 @@ EMAIL_STATEMENTS = [
 
 
 @pytest.fixture
-def statements() -> StatementLog:
-    """The statements that reach Postgres over the link."""
-    return StatementLog()
-
-
-@pytest.fixture
-async def link(worker_settings: WorkerSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
-    """A way to Postgres that the test can cut."""
-    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
-        yield forwarder
-
-
-@pytest.fixture
 async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool with one connection, over the link."""
     settings = msgspec.structs.replace(worker_settings, database_url=link.url, database_pool_size=1)

@@ -25,19 +25,6 @@ _MOST_WAL_BYTES = 1_480  # 1,434 measured: a request in a table and three indexe
 
 
 @pytest.fixture
-def statements() -> StatementLog:
-    """The statements that the API sends to Postgres."""
-    return StatementLog()
-
-
-@pytest.fixture
-async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
-    """The TCP proxy between the API and Postgres."""
-    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
-        yield forwarder
-
-
-@pytest.fixture
 async def watched_client(
     service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:

@@ -81,20 +81,13 @@ async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connec
 
 
 @pytest.fixture
-def statements() -> StatementLog:
-    """The statements that the API of `watched_client` sends to Postgres."""
-    return StatementLog()
-
-
-@pytest.fixture
 async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, statements: StatementLog
+    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API whose statements are recorded."""
-    async with TcpProxy(service_settings.database_url, statements.watch) as link:
-        settings = msgspec.structs.replace(service_settings, database_url=link.url)
-        async with api_client(settings, issuer.token()) as client:
-            yield client
+    settings = msgspec.structs.replace(service_settings, database_url=link.url)
+    async with api_client(settings, issuer.token()) as client:
+        yield client
 
 
 @asynccontextmanager

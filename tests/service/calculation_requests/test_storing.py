@@ -33,19 +33,6 @@ REJECTED = {
 
 
 @pytest.fixture
-def statements() -> StatementLog:
-    """The statements sent to Postgres."""
-    return StatementLog()
-
-
-@pytest.fixture
-async def link(service_settings: ServiceSettings, statements: StatementLog) -> AsyncIterator[TcpProxy]:
-    """The network between the pool and Postgres."""
-    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
-        yield forwarder
-
-
-@pytest.fixture
 async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of one connection."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)

@@ -49,12 +49,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def statements() -> StatementLog:
-    """The statements sent to Postgres."""
-    return StatementLog()
-
-
-@pytest.fixture
 async def link(
     service_settings: ServiceSettings, database: Connection, statements: StatementLog
 ) -> AsyncIterator[TcpProxy]:

@@ -27,13 +27,6 @@ REFUSE_WRITES = "SET default_transaction_read_only = on"
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
-    """The network between the pool and Postgres."""
-    async with TcpProxy(service_settings.database_url) as forwarder:
-        yield forwarder
-
-
-@pytest.fixture
 async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of two connections, with a queue for one caller."""
     settings = msgspec.structs.replace(

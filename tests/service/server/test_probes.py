@@ -25,13 +25,6 @@ from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-async def link(service_settings: ServiceSettings) -> AsyncIterator[TcpProxy]:
-    """The network between the API and Postgres."""
-    async with TcpProxy(service_settings.database_url) as forwarder:
-        yield forwarder
-
-
-@pytest.fixture
 async def distant(
     service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
