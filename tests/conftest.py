@@ -119,6 +119,14 @@ async def database(database_url: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
+@pytest.fixture
+async def other_connection(database_url: str) -> AsyncIterator[Connection]:
+    """A second connection to the test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
 @pytest.fixture(scope="session")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
     """The issuer that the service trusts."""

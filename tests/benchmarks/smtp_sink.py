@@ -42,18 +42,15 @@ class _Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while self._take():
-            pass
+        self._transport.write(b"".join(iter(self._take, b"")))  # in one packet (RFC 2920, section 3.2)
 
-    def _take(self) -> bool:
-        """Answer the next command, or the content after DATA. False if it is not complete yet."""
+    def _take(self) -> bytes:
+        """Return the answer to the next command, or to the content after DATA; empty if it is incomplete."""
         whole, end, rest = self._received.partition(b"\r\n.\r\n" if self._in_content else b"\r\n")
         if not end:
-            return False
+            return b""
         self._received = rest
-        answer = self._answer_content(whole) if self._in_content else self._answer(whole[:4].upper())
-        self._transport.write(answer)
-        return True
+        return self._answer_content(whole) if self._in_content else self._answer(whole[:4].upper())
 
     def _answer_content(self, content: bytes) -> bytes:
         self._in_content = False

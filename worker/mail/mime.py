@@ -10,6 +10,7 @@ from email.header import Header
 from email.utils import formataddr
 
 _LONGEST_LINE = 998  # RFC 5322, section 2.1.1
+_FOLDED_LINE = 76  # as Header folds
 
 
 def multipart(fields: Mapping[str, str], *, text: str, html: str) -> bytes:
@@ -44,15 +45,20 @@ def _head(fields: Mapping[str, str]) -> bytes:
 
 def words(field: str, text: str) -> str:
     """Return a text without line breaks as the value of a header field: folded, and encoded if not ASCII."""
+    if _fits(field, text):
+        return text
     return Header(text, header_name=field).encode(linesep="\r\n")
 
 
 def mailbox(field: str, name: str, address: str) -> str:
     """Return a mailbox as the value of a header field. Its name has no line breaks."""
-    value = Header(header_name=field)
     if name.isascii():
-        value.append(formataddr((name, address)))
-    else:
-        value.append(name)
-        value.append(f"<{address}>")
+        return words(field, formataddr((name, address)))
+    value = Header(name, header_name=field)
+    value.append(f"<{address}>")
     return value.encode(linesep="\r\n")
+
+
+def _fits(field: str, value: str) -> bool:
+    """Whether Header would return a value as it is. Asking it takes longer than all the rest of an e-mail."""
+    return value.isascii() and len(field) + len(": ") + len(value) <= _FOLDED_LINE

@@ -33,6 +33,9 @@ from worker.waiting import Pauses, wait_at_most
 
 _NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
 
+# E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
+_EMAILS_PER_CONNECTION = 2
+
 _log = structlog.get_logger()
 
 
@@ -85,6 +88,7 @@ class Postman:
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
         self._ends = Batches(self._settle)
+        self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -152,7 +156,8 @@ class Postman:
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
-        room = self._allowance.at_most(self._settings.email_concurrency - len(self._under_way))
+        most = self._settings.email_concurrency * _EMAILS_PER_CONNECTION
+        room = self._allowance.at_most(most - len(self._under_way))
         if room == 0:
             return 0
         claimed_until = self._claimed_until()
@@ -188,7 +193,8 @@ class Postman:
     async def _attempt(self, email: Email, sending: _Sending) -> Outcome:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
-            reply = await self._hand_over(email, sending)
+            async with self._connections:
+                reply = await self._hand_over(email, sending)
         except EmailRefused as refusal:
             return outcomes.after_refusal(refusal, email, self._settings)
         except EmailNotComposable as error:

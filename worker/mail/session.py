@@ -6,7 +6,6 @@ aiosmtplib connects, encrypts and logs in. It waits for each reply before it sen
 import asyncio
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple, cast
 
 import aiosmtplib
@@ -59,7 +58,7 @@ class Session:
         return self._between_emails and not self._writer.is_closing()
 
     async def begin(self, sender: str, recipient: str, *, seconds: float) -> list[Reply]:
-        """Send MAIL, RCPT and DATA, each to be answered within *seconds*.
+        """Send MAIL, RCPT and DATA, to be answered within *seconds*: all of them with pipelining, else each.
 
         Returns the replies, up to the first that is no acceptance. After three acceptances the mail server
         waits for the content.
@@ -80,7 +79,7 @@ class Session:
         """Send the content, whose lines end with CRLF, after `begin`. Returns the reply."""
         stuffed = re.sub(rb"(?m)^\.", b"..", content)
         self._writer.write(stuffed + b".\r\n")
-        reply = await self._read_reply(seconds=seconds)
+        (reply,) = await self._read_replies(1, seconds=seconds)
         self._between_emails = not reply.ends_session
         return reply
 
@@ -95,28 +94,36 @@ class Session:
 
     async def _send_all(self, commands: Sequence[str], *, seconds: float) -> list[Reply]:
         """Send commands: all at once, or each after an acceptance of the one before. Returns the replies."""
-        lines = [f"{command}\r\n".encode("ascii") for command in commands]
+        if self._pipelines:
+            self._writer.write("".join(f"{command}\r\n" for command in commands).encode("ascii"))
+            return await self._read_replies(len(commands), seconds=seconds)
         replies: list[Reply] = []
-        for number, line in enumerate(lines):
-            if not self._pipelines:
-                self._writer.write(line)
-            elif number == 0:
-                self._writer.write(b"".join(lines))
-            replies.append(reply := await self._read_reply(seconds=seconds))
-            if reply.code == NO_REPLY or not (self._pipelines or reply.is_acceptance):
+        for command in commands:
+            self._writer.write(f"{command}\r\n".encode("ascii"))
+            replies += await self._read_replies(1, seconds=seconds)
+            if not replies[-1].is_acceptance:
                 break
         return replies
 
-    async def _read_reply(self, *, seconds: float) -> Reply:
-        texts: list[str] = []
-        with suppress(OSError, TimeoutError, ValueError):  # ValueError: a line is too long
+    async def _read_replies(self, number: int, *, seconds: float) -> list[Reply]:
+        """Return the replies, until one does not arrive in time or is not in the form of SMTP: NO_REPLY."""
+        replies: list[Reply] = []
+        try:
             async with asyncio.timeout(seconds):
-                while len(texts) < _MOST_LINES:
-                    line = _REPLY_LINE.fullmatch(await self._reader.readline())
-                    if line is None:
-                        break
-                    texts.append((line[3] or b"").strip().decode("utf-8", "surrogateescape"))
-                    if line[2] != b"-":
-                        return Reply(int(line[1]), "\n".join(texts))
-        self._writer.close()
-        return Reply(NO_REPLY)
+                while len(replies) < number:
+                    replies.append(await self._read_reply())
+        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply
+            self._writer.close()
+            replies.append(Reply(NO_REPLY))
+        return replies
+
+    async def _read_reply(self) -> Reply:
+        texts: list[str] = []
+        while len(texts) < _MOST_LINES:
+            line = _REPLY_LINE.fullmatch(await self._reader.readline())
+            if line is None:
+                break
+            texts.append((line[3] or b"").strip().decode("utf-8", "surrogateescape"))
+            if line[2] != b"-":
+                return Reply(int(line[1]), "\n".join(texts))
+        raise ValueError("not in the form of SMTP")

@@ -122,6 +122,27 @@ async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
     assert intended.uuid.encode() in rude_server.contents[0]
 
 
+async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    mail_server: MailServer,
+    database: Connection,
+    other_connection: Connection,
+) -> None:
+    settings = settings_with(worker_settings, email_concurrency=1)
+    await intend_emails(database, pool, 2)
+
+    locking = other_connection.transaction()
+    await locking.start()
+    await other_connection.execute("SELECT FROM calculation_request FOR UPDATE")
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: len(mail_server.accepted) == 2)
+        assert await states(database) == {"pending": 2}
+        await locking.rollback()
+        await eventually(lambda: all_are(database, "sent"))
+
+
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
     worker_settings: WorkerSettings, pool: Pool, mail_link: TcpProxy, database: Connection
 ) -> None:
@@ -131,11 +152,13 @@ async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
 
     async with open_postman(settings) as postman:
         started = [await postman.start_due() for _ in range(3)]
+        await mail_link.marker_reached.wait()
         mail_link.resume()
         async with running(postman.run):
             await eventually(lambda: all_are(database, "sent"))
 
-    assert started == [2, 0, 0]
+    assert started == [4, 0, 0]
+    assert mail_link.connections == 2
 
 
 async def test_stopping_postman_finishes_the_email_in_hand(

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import asyncpg
 import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
@@ -48,14 +47,6 @@ def deliver(relay: Relay, publisher: Publisher, tap: AbstractQueue) -> Deliver:
         return await take_all(tap)
 
     return relay_all
-
-
-@pytest.fixture
-async def other_connection(database_url: str) -> AsyncIterator[Connection]:
-    """A second connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def finish(database: Connection, request: CalculationRequest, postman: Postman) -> None:
