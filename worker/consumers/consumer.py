@@ -176,7 +176,7 @@ class Consumer(Generic[Content]):
         await asyncio.gather(*self._deliveries, return_exceptions=True)
         await self._acknowledgements.finish()
 
-    def _receive(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _receive(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
         """Start a delivery, in a task that outlives the channel: aio-pika cancels its own when one closes."""
         self._acknowledgements.add(message)
         delivery = asyncio.create_task(self._deliver(dead_letters, message))
