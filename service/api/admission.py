@@ -10,6 +10,7 @@ from service.authentication.api_keys import looks_like_api_key
 from service.authentication.authenticator import Authenticator, bearer_token, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import Pool
+from service.server.asgi import header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
 
@@ -89,4 +90,4 @@ def _authenticator(request: AnyRequest) -> Authenticator:
 
 def _token(request: AnyRequest) -> str:
     """Return the Bearer token, whatever kind it is. Raises as `bearer_token` does."""
-    return bearer_token(request.headers.getall("authorization", []))
+    return bearer_token(header_values(request.scope, b"authorization"))

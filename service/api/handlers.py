@@ -37,6 +37,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from service.server import log_facts
+from service.server.asgi import header_values
 from service.settings import ServiceSettings
 from service.telemetry import logs
 
@@ -99,7 +100,7 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources = request.resources
     facts = log_facts.of(request.scope)
-    key = idempotency_key.parse_key(request.headers.getall("idempotency-key", []))
+    key = idempotency_key.parse_key(header_values(request.scope, b"idempotency-key"))
     body = request_body.parse(await _json_body(request))
     wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
     try:
@@ -227,7 +228,7 @@ async def questionnaire_structure(request: ApiRequest[None]) -> Answer:
     # Callers keep the questions, and ask each time whether they are current. No `Vary`: the questions are the
     # same for every caller, and no shared cache may keep them.
     headers = [(b"etag", etag.encode()), (b"cache-control", b"private, no-cache")]
-    if _is_current(etag, request.headers.getall("if-none-match", [])):
+    if _is_current(etag, header_values(request.scope, b"if-none-match")):
         return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
     return Answer.ok(resources.questionnaire, *headers)
 

@@ -1,5 +1,6 @@
 """Logging: one event per unit of work, as JSON or for the console, without personal or secret data."""
 
+import asyncio
 import json
 import logging
 import logging.config
@@ -71,21 +72,39 @@ def _configure_libraries(level: str, shared: Sequence[Processor], renderer: Proc
 
 
 class _StandardOutput:
-    """Writes each log line in one call. A line that cannot be written must not stop the work."""
+    """Writes log lines, all those of one turn of the event loop at once: a system call each costs more.
+
+    A line that cannot be written must not stop the work.
+    """
 
     def __init__(self, *_: object) -> None:
-        pass
+        self._flushing: asyncio.AbstractEventLoop | None = None  # at the end of its turn
 
     def info(self, line: str) -> None:
         """Write a line of any level."""
+        _attempt(sys.stdout.write, f"{line}\n")
         try:
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
-        except (OSError, ValueError) as error:
-            with suppress(OSError, ValueError):
-                sys.stderr.write(f"a log line could not be written: {type(error).__name__}\n")
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._flush()
+            return
+        if self._flushing is not loop:
+            self._flushing = loop
+            loop.call_soon(self._flush)
 
     debug = warning = error = critical = info
+
+    def _flush(self) -> None:
+        self._flushing = None
+        _attempt(sys.stdout.flush)
+
+
+def _attempt(operation: Callable[..., object], *arguments: str) -> None:
+    try:
+        operation(*arguments)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"a log line could not be written: {type(error).__name__}\n")
 
 
 def _encode(event: Mapping[str, Any], *, default: Callable[[object], object]) -> str:

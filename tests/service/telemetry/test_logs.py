@@ -1,9 +1,10 @@
 """Log lines: their format, their level, and failures to write them."""
 
+import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -111,3 +112,48 @@ def test_line_that_cannot_be_written_does_not_stop_the_work(
     assert capsys.readouterr().err == "a log line could not be written: OSError\n"
     with suppress(OSError):
         full.close()
+
+
+async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = configure()
+    file = tmp_path / "log"
+    with file.open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+
+        log.info("first")
+        log.info("second")
+        at_once = file.read_text()
+        await asyncio.sleep(0)
+
+        assert at_once == ""
+        assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["first", "second"]
+
+
+async def test_line_is_written_though_another_event_loop_has_ended_before_it_could(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = configure()
+    file = tmp_path / "log"
+
+    async def log_last() -> None:
+        log.info("last")
+
+    with file.open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+
+        await asyncio.to_thread(_run_one_turn, log_last())
+        log.info("first of the next")
+        await asyncio.sleep(0)
+
+        assert len(file.read_text().splitlines()) == 2
+
+
+def _run_one_turn(work: Coroutine[None, None, None]) -> None:
+    """Run *work* in an event loop that is closed before what it has scheduled."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
