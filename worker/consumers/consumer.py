@@ -112,8 +112,11 @@ class Consumer(Generic[Content]):
         self._leaving = asyncio.Event()  # Nothing more may be handled on the present channel.
         self._consuming = False
         self._obstacle = ""
-        for outcome in ("handled", "dead_lettered", "returned"):
-            metrics.consumer_messages.labels(queue.name, outcome)
+        self._seconds = metrics.consumer_seconds.labels(queue.name)
+        self._outcomes = {
+            outcome: metrics.consumer_messages.labels(queue.name, outcome)
+            for outcome in ("handled", "dead_lettered", "returned")
+        }
         metrics.consumer_reading.labels(queue.name).set_function(lambda: self._consuming)
 
     async def check(self) -> None:
@@ -189,8 +192,7 @@ class Consumer(Generic[Content]):
         topic = topic_of(message.body)
         incoming = trace_context.accept(message.headers.get("traceparent")) or topic.traceparent
         with (
-            bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id)),
-            metrics.consumer_seconds.labels(self._queue.name).time(),
+            self._seconds.time(),
             tracing.span(
                 f"process {self._destination}",
                 "consumer",
@@ -199,14 +201,15 @@ class Consumer(Generic[Content]):
             ) as span,
         ):
             traceparent = tracing.onward(incoming)
-            with bound_contextvars(**logs.about(topic.uuid, traceparent)):
+            about = logs.about(topic.uuid, traceparent)
+            with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
                     outcome = await self._handle_and_settle(dead_letters, message, traceparent)
                 except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
                     self._give_up_channel(error)
                 finally:
                     span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
-                    metrics.consumer_messages.labels(self._queue.name, outcome).inc()
+                    self._outcomes[outcome].inc()
 
     async def _handle_and_settle(
         self, dead_letters: AbstractChannel, message: AbstractIncomingMessage, traceparent: str
