@@ -33,7 +33,6 @@ from service.calculation_requests.model import (
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.calculation_requests.storing import Storage
 from service.identifiers import parse_uuid
-from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from service.server import log_facts
@@ -61,7 +60,6 @@ class Resources(msgspec.Struct, frozen=True):
     pool: Pool
     storage: Storage
     secret_keys: SecretKeyRing
-    relay: RelayWaker
     questionnaire: msgspec.Raw  # encoded once
     questionnaire_etag: str
 
@@ -119,8 +117,6 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
         facts.note_uuid(None)  # Nothing is stored under the new uuid.
         raise
     facts.note_uuid(stored.uuid)
-    if not is_repeat:
-        resources.relay.wake()
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
     return Answer.ok(resources.view(stored), *headers)
 

@@ -20,6 +20,7 @@ from service.calculation_requests.reading import find_by_idempotency_key
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
+from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
@@ -43,9 +44,10 @@ class Validation(Protocol):
 class Storage:
     """Stores new requests, each with its request.created, and those that arrive together in a group."""
 
-    def __init__(self, pool: Pool, keys: SecretKeyRing, *, timeout_seconds: float) -> None:
+    def __init__(self, pool: Pool, keys: SecretKeyRing, relay: RelayWaker, *, timeout_seconds: float) -> None:
         self._pool = pool
         self._keys = keys
+        self._relay = relay
         self._timeout_seconds = timeout_seconds
         self._group_commit = GroupCommit(pool, _INSERT, seconds=timeout_seconds)
 
@@ -61,8 +63,8 @@ class Storage:
     ) -> tuple[CalculationRequest, bool]:
         """Store the request that *validate* builds. Returns it, and whether it is a repeat.
 
-        A repeat is the request that was stored with this key, as it is now. Calls *on_uuid* with the new uuid
-        first, because after an outage the request may have been stored.
+        A repeat is the request that was stored with this key, as it is now; a new one wakes the relay. Calls
+        *on_uuid* with the new uuid first, because after an outage the request may have been stored.
 
         With a waiver, the request is stored alone: the conveyancer's fee setting is read first, on the same
         connection. Raises what *validate* raises, PostgresUnavailable, UnknownConveyancer,
@@ -74,7 +76,8 @@ class Storage:
                 validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys
             )
             on_uuid(request.uuid)
-            is_stored = await self._insert_in_group(request, traceparent, idempotency)
+            wakes = self._relay.goes_with_commit()
+            is_stored = await self._insert_in_group(request, traceparent, idempotency, wakes=wakes)
         else:
             async with self._connection(until) as connection:
                 waiver_applies = await fee_waiver.applies(
@@ -87,17 +90,27 @@ class Storage:
                 is_stored = await insert(
                     connection, request, traceparent=traceparent, idempotency=idempotency
                 )
+                wakes = False
         if is_stored:
+            if not wakes:
+                self._relay.wake()
             return request, False
         if idempotency is None:
             raise UnknownConveyancer
         return await self._find_or_insert(request, traceparent, idempotency, until=until)
 
     async def _insert_in_group(
-        self, request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
+        self,
+        request: CalculationRequest,
+        traceparent: str | None,
+        idempotency: Idempotency | None,
+        *,
+        wakes: bool,
     ) -> bool:
         with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            stored = await self._group_commit.execute(_arguments(request, traceparent, idempotency))
+            stored = await self._group_commit.execute(
+                _arguments(request, traceparent, idempotency, wakes=wakes)
+            )
         return request.id in stored
 
     async def _find_or_insert(
@@ -117,6 +130,7 @@ class Storage:
                     )
                     return stored, True
                 if await insert(connection, request, traceparent=traceparent, idempotency=idempotency):
+                    self._relay.wake()
                     return request, False
             left = waits_until - time.monotonic()
             if left <= 0:
@@ -152,14 +166,16 @@ async def insert(
     *,
     traceparent: str | None,
     idempotency: Idempotency | None = None,
+    wakes: bool = False,
 ) -> bool:
-    """Store a request and its request.created event in one statement.
+    """Store a request and its request.created event in one statement. With *wakes* it also wakes the relays.
 
     False, and nothing is stored, when the conveyancer is unknown, or when another create has used or is using
     the idempotency key.
     """
     with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-        stored = await connection.fetchval(_INSERT, *_arguments(request, traceparent, idempotency))
+        arguments = _arguments(request, traceparent, idempotency, wakes=wakes)
+        stored = await connection.fetchval(_INSERT, *arguments)
     return stored is not None
 
 
@@ -197,14 +213,14 @@ _INSERT = with_columns(
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
     SELECT $4, stored.id, $5, stored.sequence, $6, $7
       FROM stored
-    RETURNING request_id
+    RETURNING request_id, CASE WHEN $8 THEN pg_notify($9, '')::text END
     """,
-    values_after=7,
+    values_after=9,
 )
 
 
 def _arguments(
-    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None
+    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None, *, wakes: bool
 ) -> tuple[Any, ...]:
     """Return the arguments of _INSERT."""
     created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
@@ -216,6 +232,8 @@ def _arguments(
         created.type,
         traceparent,
         events.encode(created, time=request.created_at, traceparent=traceparent),
+        wakes,
+        lanes.CHANNEL,
         *msgspec.structs.astuple(request),
     )
 

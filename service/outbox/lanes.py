@@ -14,7 +14,7 @@ def lane_of(request_id: UUID) -> int:
 
 
 async def notify(connection: Connection) -> None:
-    """Wake the relays. Not in the transaction that writes: NOTIFY makes commits queue for one lock.
+    """Wake the relays. Seldom in the transaction that writes: NOTIFY makes commits queue for one lock.
 
     In every commit it cut 12,700 creates a second to 3,600.
     """

@@ -37,10 +37,13 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         await connection.execute(self.fill, events, subjects.event())
         await connection.execute("ANALYZE outbox")
 
-    async def store(self, connection: Connection) -> str:
-        """Store one more event, the product's with its request; return the uuid of the request."""
+    async def store(self, connection: Connection, *, wakes: bool) -> str:
+        """Store one more event, the product's with its request; return the uuid of the request.
+
+        *wakes* is for the product, whose commits seldom wake the relay. Those of its peers always do.
+        """
         if not self.append:
-            return await subjects.store(connection)
+            return await subjects.store(connection, wakes=wakes)
         uuid = uuid_of(new_request_id())
         await connection.execute(self.append, uuid, subjects.event(uuid))
         return uuid

@@ -62,10 +62,10 @@ async def create_statement() -> Statement:
     return recorder.statement
 
 
-async def store(connection: Connection) -> str:
-    """Store a request as the API does, and return its uuid."""
+async def store(connection: Connection, *, wakes: bool = False) -> str:
+    """Store a request as the API does, and return its uuid. With *wakes* the commit wakes the relay."""
     request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
-    await storing.insert(connection, request, traceparent=trace_context.begin())
+    await storing.insert(connection, request, traceparent=trace_context.begin(), wakes=wakes)
     return request.uuid
 
 

@@ -151,10 +151,11 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
     waking = asyncio.create_task(waker.run())
 
     async def store() -> None:
+        wakes = waker.goes_with_commit()
         async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
-            uuid = await outbox.store(connection)
+            uuid = await outbox.store(connection, wakes=wakes)
         arrivals.committed[uuid] = time.monotonic()
-        if outbox is outboxes.OURS:
+        if outbox is outboxes.OURS and not wakes:
             waker.wake()
 
     began = time.monotonic()

@@ -15,6 +15,8 @@ from service.calculation_requests import storing
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
 from service.calculation_requests.storing import Storage
+from service.outbox import lanes
+from service.outbox.waker import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
@@ -43,7 +45,7 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 @pytest.fixture
 async def storage(pool: Pool, statements: StatementLog) -> Storage:
     """A storage whose statement is already prepared, on its only connection."""
-    opened = Storage(pool, KEYS, timeout_seconds=SECONDS)
+    opened = Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
     await store(opened, "the first")
     statements.clear()
     return opened
@@ -198,7 +200,7 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
 
 
 async def test_wait_for_a_key_ends_in_time(storage: Storage, pool: Pool, database_url: str) -> None:
-    hasty = Storage(pool, KEYS, timeout_seconds=0.5)
+    hasty = Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=0.5)
     async with asyncio.timeout(SECONDS), holding(database_url, "held"):
         with pytest.raises(IdempotencyKeyInFlight):
             await store(storage, "held", wait_seconds=0.2)
@@ -237,7 +239,10 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
     )
     settings = msgspec.structs.replace(service_settings, database_pool_size=1)
     async with open_pool(settings) as one, open_pool(settings) as another:
-        storages = [Storage(pool, KEYS, timeout_seconds=SECONDS) for pool in (one, another)]
+        storages = [
+            Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
+            for pool in (one, another)
+        ]
         for storage in storages:
             await store(storage, None)  # connects
         groups = await asyncio.gather(store_all(storages[0], "a", "b"), store_all(storages[1], "b", "a"))
@@ -261,3 +266,19 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     again = await store_all(storage, *keys, *keys)
     assert {is_repeat for _, is_repeat in again} == {True}
     assert await count_stored(database, *keys) == len(keys)
+
+
+async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(
+    pool: Pool, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waker = RelayWaker(pool, timeout_seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
+    woken: list[object] = []
+    monkeypatch.setattr(waker, "wake", lambda: woken.append(None))
+    storage = Storage(pool, KEYS, waker, timeout_seconds=SECONDS)
+    notified: list[object] = []
+    await database.add_listener(lanes.CHANNEL, lambda *_: notified.append(None))
+
+    await asyncio.gather(*(store(storage, None) for _ in range(5)))
+    await database.fetchval("SELECT 1")  # NOTIFYs arrive before an answer.
+
+    assert (len(notified), len(woken)) == (1, 4)
