@@ -12,7 +12,7 @@ from service.postgres.pool import Pool
 
 _INTERVAL_SECONDS = (0.005, 0.02)  # from one NOTIFY to the next, with few commits and with many
 _SECONDS_PER_COMMIT = 0.001
-_QUIET_SECONDS = 0.1  # after the last commit
+_QUIET_SECONDS = 0.005  # since the last commit
 
 
 class RelayWaker:
@@ -31,7 +31,7 @@ class RelayWaker:
     def goes_with_commit(self) -> bool:
         """Whether the caller should write its NOTIFY in the transaction, instead of calling `wake` after it.
 
-        That is a round trip sooner. Only the first commit after a quiet time does it: see `lanes.notify`.
+        That is a round trip sooner. Only a commit after a quiet time does it: see `lanes.notify`.
         """
         last, self._last = self._last, time.monotonic()
         return self._last - last >= _QUIET_SECONDS
