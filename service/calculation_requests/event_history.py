@@ -10,6 +10,7 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests import conveyancers
+from service.calculation_requests.emails import end_event
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -17,8 +18,6 @@ from service.outbox.events import (
     Reason,
     RequestCalculated,
     RequestCreated,
-    RequestEmailFailed,
-    RequestEmailSent,
     RequestEvent,
 )
 from service.postgres.pool import Connection
@@ -48,17 +47,15 @@ class EndedEmail(msgspec.Struct, frozen=True):
 
     def recorded_event(self, request: AnnouncedRequest) -> RecordedEvent:
         """Return the event that was written at the end of this e-mail."""
-        facts = request.event_payload(sequence=self.sequence)
-        event = (
-            RequestEmailSent(**facts)
-            if self.state == "sent"
-            else RequestEmailFailed(**facts, reason=self._reason(), smtp_code=self.smtp_code or 0)
-        )
+        code = self.smtp_code or 0
+        event = end_event(request, sequence=self.sequence, reason=self._reason(code), smtp_code=code)
         return RecordedEvent(event, self.settled_at.replace(microsecond=0))
 
-    def _reason(self) -> Reason:
+    def _reason(self, code: int) -> Reason | None:
         """Return why the e-mail failed. Rows older than version 4 of the schema have a code alone."""
-        return self.reason or ("refused" if (self.smtp_code or 0) >= 500 else "gave_up")
+        if self.state == "sent":
+            return None
+        return self.reason or ("refused" if code >= 500 else "gave_up")
 
 
 class EventHistory(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The record of what operators changed: who, when and why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -20,23 +20,23 @@ class OperatorAction(msgspec.Struct, frozen=True):
     """A change that an operator made to a request."""
 
     action: str  # the words of the command
+    subject: str | None  # the id of the event, or the key of the e-mail
     operator: str
     reason: str | None
     at: datetime
 
 
-async def record(connection: Connection, request_ids: Sequence[UUID], action: str, by: Operator) -> None:
-    """Record a change of these requests, in the caller's transaction."""
-    await connection.execute(
+async def record(
+    connection: Connection, action: str, changed: Iterable[tuple[UUID, str | None]], by: Operator
+) -> None:
+    """Record what was changed, in the caller's transaction: requests, and of each the event or e-mail."""
+    rows = [(request_id, action, subject, by.name, by.reason) for request_id, subject in changed]
+    await connection.executemany(
         """
-        INSERT INTO operator_action (request_id, action, operator, reason)
-        SELECT request_id, $2, $3, $4
-          FROM unnest($1::uuid[]) AS request_id
+        INSERT INTO operator_action (request_id, action, subject, operator, reason)
+        VALUES ($1, $2, $3, $4, $5)
         """,
-        request_ids,
-        action,
-        by.name,
-        by.reason,
+        rows,
     )
 
 
@@ -44,7 +44,7 @@ async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]
     """Return the changes of a request, oldest first."""
     rows = await connection.fetch(
         """
-        SELECT action, operator, reason, at
+        SELECT action, subject, operator, reason, at
           FROM operator_action
          WHERE request_id = $1
          ORDER BY id

@@ -142,14 +142,15 @@ def _described(done: Changed) -> str:
 
 async def _make_due(connection: Connection, found: Sequence[EmailKey], by: Operator) -> list[EmailKey]:
     await email_statements.make_due(connection, found)
-    await operator_actions.record(connection, [each.request_id for each in found], "emails retry", by)
+    changed = [(each.request_id, each.key) for each in found]
+    await operator_actions.record(connection, "emails retry", changed, by)
     return list(found)
 
 
 async def _add_again(connection: Connection, found: Sequence[EmailKey], by: Operator) -> list[EmailKey]:
     added = await emails.add_again(connection, [each.request_id for each in found])
-    await operator_actions.record(connection, list(added), "emails resend", by)
-    return [each for each in found if each.request_id in added]
+    await operator_actions.record(connection, "emails resend", added.items(), by)
+    return [EmailKey(key, request_id) for request_id, key in added.items()]
 
 
 _RETRY = _Change(email_statements.find_delayed, _make_due)

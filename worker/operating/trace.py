@@ -165,7 +165,8 @@ def _describe_event(event: EventStanding) -> str:
 
 
 def _describe_action(action: OperatorAction) -> str:
-    return f"by {action.operator}" + (f": {action.reason}" if action.reason else "")
+    subject = f"{action.subject}, " if action.subject else ""
+    return f"{subject}by {action.operator}" + (f": {action.reason}" if action.reason else "")
 
 
 def _describe_email(email: LedgerEmail) -> str:

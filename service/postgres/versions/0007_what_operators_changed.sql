@@ -5,6 +5,7 @@ CREATE TABLE operator_action (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request_id uuid NOT NULL,
     action     text NOT NULL,  -- the words of the command
+    subject    text,           -- the id of the event, or the key of the e-mail
     operator   text NOT NULL,
     reason     text,
     at         timestamptz NOT NULL DEFAULT now()

@@ -132,7 +132,6 @@ async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
     worker_settings: WorkerSettings,
     database: Connection,
     postman: Postman,
-    mail_server: MailServer,
     stored_request: CalculationRequest,
 ) -> None:
     await intend(database, stored_request)
