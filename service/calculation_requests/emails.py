@@ -127,7 +127,7 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> set[str
 
 
 async def cancel_first(connection: Connection, keys: Mapping[str, UUID]) -> None:
-    """End the first e-mails of requests before they begin, in the caller's transaction: request.created is gone.
+    """End the first e-mails of requests, whose request.created is gone, in the caller's transaction.
 
     *keys* are those of the e-mails, with their requests. An e-mail that has begun is left alone.
     """

@@ -1,14 +1,11 @@
 """The words of the command line: how a command is added to the parser, and the types of its arguments."""
 
 import argparse
-import getpass
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TypeAlias
 from uuid import UUID
 
-from service.calculation_requests.operator_actions import Operator
 from service.identifiers import parse_uuid
 from service.outbox.events import EVENT_TYPES
 from worker.operating.answers import Answer, OperatorError
@@ -36,24 +33,6 @@ def add_group(commands: Subcommands, name: str, description: str) -> Subcommands
     """Add a command that consists of subcommands."""
     group = commands.add_parser(name, help=description, description=description)
     return group.add_subparsers(required=True, metavar="COMMAND")
-
-
-def add_operator(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the operator of a command that changes something."""
-    command.add_argument("--by", default=_login(), metavar="NAME", help="who (default: %(default)s)")
-    command.add_argument("--reason", metavar="TEXT", help="why; no personal data")
-
-
-def operator(options: argparse.Namespace) -> Operator:
-    """Return the operator whom `add_operator`'s arguments name."""
-    return Operator(options.by, options.reason)
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # In a container the user often has no name.
-        return f"uid {os.getuid()}"
 
 
 # These raise InvalidArgument, not the error of argparse, which prints the usage and exits with status 2.

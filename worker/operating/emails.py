@@ -58,7 +58,7 @@ def add_to(commands: Subcommands) -> None:
         add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
     for command in (retrying, resending):
         command.add_argument("--dry-run", action="store_true", help="count the e-mails, write nothing")
-        arguments.add_operator(command)
+        operator_actions.add_arguments(command)
 
 
 async def list_emails(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
@@ -116,7 +116,7 @@ async def _change(
     options: argparse.Namespace, environment: Mapping[str, str], states: Sequence[State], change: _Change
 ) -> Answer:
     """Change the selected e-mails page by page, each page and its record in one transaction."""
-    selection, by = _selection(options, states), arguments.operator(options)
+    selection, by = _selection(options, states), operator_actions.operator(options)
     keys: list[str] = []
     number, after = 0, ""
     async with connections.postgres(environment) as connection:

@@ -66,7 +66,7 @@ def add_to(commands: Subcommands) -> None:
     discarding.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
     for command in (retrying, parking, discarding):
         command.set_defaults(lane_seconds=_LANE_SECONDS)
-        arguments.add_operator(command)
+        operator_actions.add_arguments(command)
     replay.add_to(group)
 
 
@@ -204,7 +204,7 @@ async def _record(
     connection: Connection, action: str, keys: Sequence[EventKey], options: argparse.Namespace
 ) -> None:
     changed = [(key.request_id, key.event_id) for key in keys]
-    await operator_actions.record(connection, action, changed, arguments.operator(options))
+    await operator_actions.record(connection, action, changed, operator_actions.operator(options))
 
 
 def _keys(event_ids: Sequence[str]) -> list[EventKey]:
