@@ -1,11 +1,17 @@
 """The conveyancers, who are the tenants: their names, and whether they charge a calculation fee."""
 
+from datetime import datetime
+
+import msgspec
+
 from service import lines
+from service.calculation_requests import operator_actions
+from service.calculation_requests.operator_actions import Operator
 from service.postgres.pool import Connection
 
 
 class UnknownConveyancer(Exception):
-    """No conveyancer is registered under this identifier."""
+    """No conveyancer is registered under this identifier, or it is disabled."""
 
 
 class InvalidConveyancer(Exception):
@@ -42,16 +48,51 @@ def _check(field: str, value: str) -> None:
         raise InvalidConveyancer(f"the {field} of a conveyancer: more than {lines.CHARACTERS} characters")
 
 
-async def list_all(connection: Connection) -> list[tuple[str, str, bool]]:
-    """Return (id, name, charges_calculation_fee) of every conveyancer, by id."""
+class Conveyancer(msgspec.Struct, frozen=True):
+    """A registered law firm."""
+
+    id: str
+    name: str
+    charges_calculation_fee: bool
+    disabled_at: datetime | None
+
+
+async def list_all(connection: Connection) -> list[Conveyancer]:
+    """Return every conveyancer, by id."""
     rows = await connection.fetch(
         """
-        SELECT id, name, charges_calculation_fee
+        SELECT id, name, charges_calculation_fee, disabled_at
           FROM conveyancer
          ORDER BY id
         """
     )
-    return [(row["id"], row["name"], row["charges_calculation_fee"]) for row in rows]
+    return [Conveyancer(*row) for row in rows]
+
+
+async def set_disabled(connection: Connection, conveyancer_id: str, by: Operator, *, disabled: bool) -> None:
+    """Disable a conveyancer, or enable it again. Raises UnknownConveyancer if it is not registered.
+
+    Its access tokens then open no request, and its API keys nothing. Its customers' links stay open.
+    """
+    async with connection.transaction():
+        before = await connection.fetchrow(
+            "SELECT disabled_at FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE", conveyancer_id
+        )
+        if before is None:
+            raise UnknownConveyancer
+        if (before["disabled_at"] is not None) == disabled:
+            return
+        await connection.execute(
+            """
+            UPDATE conveyancer
+               SET disabled_at = CASE WHEN $2 THEN now() END
+             WHERE id = $1
+            """,
+            conveyancer_id,
+            disabled,
+        )
+        action = "conveyancer disable" if disabled else "conveyancer enable"
+        await operator_actions.record_of_conveyancer(connection, action, conveyancer_id, by)
 
 
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
@@ -59,7 +100,7 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
     charges = await connection.fetchval(
         """
         SELECT charges_calculation_fee
-          FROM conveyancer
+          FROM active_conveyancer
          WHERE id = $1
         """,
         conveyancer_id,
@@ -70,6 +111,7 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
 
 
 async def check_registered(connection: Connection, conveyancer_id: str) -> None:
-    """Raise UnknownConveyancer unless this conveyancer is registered."""
-    if not await connection.fetchval("SELECT EXISTS (SELECT FROM conveyancer WHERE id = $1)", conveyancer_id):
+    """Raise UnknownConveyancer unless this conveyancer is registered, and not disabled."""
+    exists = "SELECT EXISTS (SELECT FROM active_conveyancer WHERE id = $1)"
+    if not await connection.fetchval(exists, conveyancer_id):
         raise UnknownConveyancer

@@ -161,6 +161,7 @@ _FIND = f"""
       FROM {_REQUESTS_AND_EMAILS}
      WHERE request.id = $1
        AND request.conveyancer_id = $2
+       AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
 """  # noqa: S608 - constants only
 # Not limited to one conveyancer, as `reading.read_internally`.
 _READ_INTERNALLY = f"""

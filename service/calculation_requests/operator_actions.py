@@ -61,13 +61,32 @@ async def record(
     )
 
 
+async def record_of_conveyancer(
+    connection: Connection, action: str, conveyancer_id: str, by: Operator
+) -> None:
+    """Record that a conveyancer was changed, in the caller's transaction."""
+    await connection.execute(
+        """
+        INSERT INTO operator_action (conveyancer_id, action, operator, reason)
+        VALUES ($1, $2, $3, $4)
+        """,
+        conveyancer_id,
+        action,
+        by.name,
+        by.reason,
+    )
+
+
 async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
-    """Return the changes of a request, oldest first."""
+    """Return the changes of a request and of its conveyancer, oldest first."""
     rows = await connection.fetch(
         """
         SELECT action, subject, operator, reason, at
           FROM operator_action
          WHERE request_id = $1
+            OR conveyancer_id = (SELECT conveyancer_id
+                                   FROM calculation_request
+                                  WHERE id = $1)
          ORDER BY id
         """,
         request_id,
