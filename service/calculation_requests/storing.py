@@ -170,7 +170,7 @@ _SPAN = {
 }
 
 # Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown or disabled, or when another create has used or is using the idempotency key.
+# when the conveyancer is unknown or disabled, or another create has used or is using the idempotency key.
 #
 # It never waits for another create: a group would delay its members, and groups with the same keys could
 # deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the

@@ -23,4 +23,5 @@ async def test_conveyancer_with_an_unreadable_id_or_name_is_refused(database: Co
 async def test_id_and_name_of_255_characters_are_accepted(database: Connection) -> None:
     await conveyancers.register(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
 
-    assert Conveyancer("x" * 255, "é" * 255, False, None) in await conveyancers.list_all(database)
+    longest = Conveyancer("x" * 255, "é" * 255, charges_calculation_fee=False, disabled_at=None)
+    assert longest in await conveyancers.list_all(database)
