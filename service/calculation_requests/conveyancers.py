@@ -5,8 +5,6 @@ from datetime import datetime
 import msgspec
 
 from service import lines
-from service.calculation_requests import operator_actions
-from service.calculation_requests.operator_actions import Operator
 from service.postgres.pool import Connection
 
 
@@ -67,32 +65,6 @@ async def list_all(connection: Connection) -> list[Conveyancer]:
         """
     )
     return [Conveyancer(*row) for row in rows]
-
-
-async def set_disabled(connection: Connection, conveyancer_id: str, by: Operator, *, disabled: bool) -> None:
-    """Disable a conveyancer, or enable it again. Raises UnknownConveyancer if it is not registered.
-
-    Its access tokens then open no request, and its API keys nothing. Its customers' links stay open.
-    """
-    async with connection.transaction():
-        before = await connection.fetchrow(
-            "SELECT disabled_at FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE", conveyancer_id
-        )
-        if before is None:
-            raise UnknownConveyancer
-        if (before["disabled_at"] is not None) == disabled:
-            return
-        await connection.execute(
-            """
-            UPDATE conveyancer
-               SET disabled_at = CASE WHEN $2 THEN now() END
-             WHERE id = $1
-            """,
-            conveyancer_id,
-            disabled,
-        )
-        action = "conveyancer disable" if disabled else "conveyancer enable"
-        await operator_actions.record_of_conveyancer(connection, action, conveyancer_id, by)
 
 
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:

@@ -10,7 +10,6 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests import conveyancers
-from service.calculation_requests.emails import end_event
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -18,6 +17,8 @@ from service.outbox.events import (
     Reason,
     RequestCalculated,
     RequestCreated,
+    RequestEmailFailed,
+    RequestEmailSent,
     RequestEvent,
 )
 from service.postgres.pool import Connection
@@ -34,6 +35,16 @@ class RecordedEvent(msgspec.Struct, frozen=True):
 
     event: RequestEvent
     at: datetime
+
+
+def end_event(
+    request: AnnouncedRequest, *, sequence: int, reason: Reason | None, smtp_code: int
+) -> RequestEmailSent | RequestEmailFailed:
+    """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
+    facts = request.event_payload(sequence=sequence)
+    if reason is None:
+        return RequestEmailSent(**facts)
+    return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
 class EndedEmail(msgspec.Struct, frozen=True):

@@ -3,8 +3,9 @@
 import argparse
 import sys
 
-from service.calculation_requests import conveyancers, operator_actions
+from service.calculation_requests import conveyancers
 from service.commands.command import Subcommands, add_command, add_group, with_connection
+from service.operations import disabling, operator_actions
 
 
 def add_to(commands: Subcommands) -> None:
@@ -55,6 +56,6 @@ def enable(arguments: argparse.Namespace) -> None:
 def _set_disabled(arguments: argparse.Namespace, *, disabled: bool) -> None:
     by = operator_actions.operator(arguments)
     with_connection(
-        lambda connection: conveyancers.set_disabled(connection, arguments.id, by, disabled=disabled)
+        lambda connection: disabling.set_disabled(connection, arguments.id, by, disabled=disabled)
     )
     sys.stdout.write(f"conveyancer {arguments.id} {'disabled' if disabled else 'enabled'}\n")

@@ -5,10 +5,11 @@ import sys
 from uuid import UUID
 
 from service import lines
-from service.calculation_requests import correcting, email_addresses, operator_actions
+from service.calculation_requests import email_addresses
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.commands.command import CommandFailed, Subcommands, add_command, add_group, with_connection
 from service.identifiers import parse_uuid
+from service.operations import correcting, operator_actions
 from service.settings import Settings, load
 
 _LONGEST_ADDRESS = 254

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from service.calculation_requests import operator_actions
 from service.identifiers import parse_uuid
+from service.operations import operator_actions
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
@@ -15,10 +15,11 @@ from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman
 from tests.worker.operating.test_emails import assert_sound, states
 from worker.mail import ledger
 from worker.mail.ledger import Intent
-from worker.mail.postman import Postman
+from worker.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -66,11 +67,11 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     service_settings: ServiceSettings,
     client: httpx.AsyncClient,
     database: Connection,
-    postman: Postman,
+    worker_settings: WorkerSettings,
     mail_server: MailServer,
     created: dict[str, str],
 ) -> None:
-    async with running(postman.run):
+    async with open_postman(worker_settings) as postman, running(postman.run):
         await eventually(lambda: settled(database, 1))
         words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
         ended = await run(*words, "--by", "Ada", "--reason", "typing error", environment=environment)

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import emails
-from service.calculation_requests.emails import EmailEnd
+from service.operations import emails
+from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
 from worker.batches import Outcomes

@@ -6,8 +6,8 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from service.calculation_requests import emails, operator_actions
-from service.calculation_requests.operator_actions import Operator
+from service.operations import emails, operator_actions
+from service.operations.operator_actions import Operator
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, email_statements
 from worker.operating.answers import Answer, table

@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from service.calculation_requests import emails, operator_actions
+from service.operations import emails, operator_actions
 from service.outbox import lanes as outbox_lanes
 from service.outbox.events import RequestCreated
 from service.postgres import loans

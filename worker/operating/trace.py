@@ -8,11 +8,12 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import event_history, operator_actions
+from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory
 from service.calculation_requests.model import RequestNotFound
-from service.calculation_requests.operator_actions import OperatorAction
 from service.identifiers import uuid_of
+from service.operations import operator_actions
+from service.operations.operator_actions import OperatorAction
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, email_statements, outbox_statements

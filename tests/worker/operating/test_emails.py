@@ -72,7 +72,7 @@ async def test_failed_email_is_sent_again_as_a_new_one(
         await eventually(lambda: mail_server.accepted)
         await eventually(lambda: database.fetchval("SELECT bool_and(settled_at IS NOT NULL) FROM email"))
 
-    assert done == Changed(dry_run=False, emails=1, keys=[key_of(stored_request)])
+    assert done == Changed(dry_run=False, emails=1, keys=[key_of(stored_request, 2)])
     assert await states(database) == {key_of(stored_request): "failed", key_of(stored_request, 2): "sent"}
     (mail,) = mail_server.accepted
     assert mail.message["Message-ID"] == f"<{key_of(stored_request, 2)}@service.example.com>"
@@ -157,6 +157,7 @@ async def test_waiting_email_is_due_after_a_retry(
     mail_server.rcpt_reply = "450 4.2.1 try later"
     await intend(database, stored_request)
     await attempt_emails(database, postman)
+    await database.execute("UPDATE email SET next_attempt_at = now() + interval '1 hour'")
     mail_server.rcpt_reply = "250 OK"
 
     of_another_code = await changed(worker_settings, "retry", "--code", "451")

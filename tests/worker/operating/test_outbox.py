@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from service.calculation_requests import operator_actions
 from service.calculation_requests.model import CalculationRequest
+from service.operations import operator_actions
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection

@@ -10,9 +10,9 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading, storing
-from service.calculation_requests.model import AnnouncedRequest
+from service.calculation_requests.event_history import end_event
 from service.calculation_requests.storing import Announcement
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
+from service.outbox.events import Reason
 from service.postgres.pool import Connection
 
 
@@ -25,16 +25,6 @@ class EmailEnd(msgspec.Struct, frozen=True):
     reason: Reason | None = None  # None: sent
     smtp_code: int = 0
     traceparent: str | None = None
-
-
-def end_event(
-    request: AnnouncedRequest, *, sequence: int, reason: Reason | None, smtp_code: int
-) -> RequestEmailSent | RequestEmailFailed:
-    """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
-    facts = request.event_payload(sequence=sequence)
-    if reason is None:
-        return RequestEmailSent(**facts)
-    return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
 async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:

@@ -4,10 +4,11 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import emails, operator_actions, reading, request_secrets, storing
+from service.calculation_requests import reading, request_secrets, storing
 from service.calculation_requests.model import RequestNotFound
-from service.calculation_requests.operator_actions import Operator
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.operations import emails, operator_actions
+from service.operations.operator_actions import Operator
 from service.postgres.pool import Connection
 
 
