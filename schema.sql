@@ -12,8 +12,15 @@ CREATE TABLE conveyancer (
     id                      text PRIMARY KEY CHECK (id <> '' AND length(id) <= 255),
     name                    text NOT NULL,
     charges_calculation_fee boolean NOT NULL,
-    created_at              timestamptz NOT NULL DEFAULT now()
+    created_at              timestamptz NOT NULL DEFAULT now(),
+    disabled_at             timestamptz     -- since when the service refuses it
 );
+
+-- The conveyancers that may use the service now.
+CREATE VIEW active_conveyancer AS
+SELECT id, name, charges_calculation_fee
+  FROM conveyancer
+ WHERE disabled_at IS NULL;
 
 -- Keys that open the questionnaire. Only the hash of a key is kept; its prefix is its public name.
 CREATE TABLE api_key (
@@ -214,4 +221,24 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
-INSERT INTO schema_version (version) VALUES (6);
+-- The changes that operators made: a row for each request or conveyancer concerned. They contain no personal data of
+-- customers.
+CREATE TABLE operator_action (
+    id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    request_id     uuid,
+    conveyancer_id text,
+    action         text NOT NULL,  -- the words of the command
+    subject        text,           -- the id of the event, or the key of the e-mail
+    operator       text NOT NULL,
+    reason         text,
+    at             timestamptz NOT NULL DEFAULT now(),
+    CHECK ((request_id IS NULL) <> (conveyancer_id IS NULL))
+);
+
+-- Finds the changes to a request, for operators (trace).
+CREATE INDEX operator_action_request ON operator_action (request_id) WHERE request_id IS NOT NULL;
+
+-- Finds the changes to a conveyancer, for operators (trace).
+CREATE INDEX operator_action_conveyancer ON operator_action (conveyancer_id) WHERE conveyancer_id IS NOT NULL;
+
+INSERT INTO schema_version (version) VALUES (7);

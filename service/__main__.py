@@ -7,19 +7,21 @@ from collections.abc import Sequence
 import asyncpg
 
 from service.calculation_requests.conveyancers import InvalidConveyancer, UnknownConveyancer
-from service.commands import access_token, api_keys, conveyancers, doctor, documents, schema, serve
+from service.calculation_requests.model import RequestNotFound
+from service.commands import access_token, api_keys, conveyancers, doctor, documents, requests, schema, serve
 from service.commands.command import CommandFailed
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaBusy
 from service.settings import InvalidSetting
 
-_COMMANDS = (serve, documents, doctor, schema, conveyancers, api_keys, access_token)
+_COMMANDS = (serve, documents, doctor, schema, conveyancers, api_keys, requests, access_token)
 
 _EXPECTED = (
     CommandFailed,
     InvalidConveyancer,
     InvalidSetting,
     PostgresUnavailable,
+    RequestNotFound,
     SchemaBusy,
     UnknownConveyancer,
 )

@@ -1,6 +1,6 @@
 """The command line of the worker: `python -m worker [relay|notifications|calculations ...]`.
 
-For operators: `python -m worker outbox|dead-letters|trace|reconcile|doctor`, each with `--help`.
+For operators: `python -m worker outbox|emails|dead-letters|trace|reconcile|doctor`, each with `--help`.
 """
 
 import argparse

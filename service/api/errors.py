@@ -161,7 +161,7 @@ _KINDS: dict[type[Exception], ErrorKind] = {
     UnknownConveyancer: ErrorKind(
         HTTPStatus.FORBIDDEN,
         "unknown_conveyancer",
-        "The access token names a conveyancer that is not registered: ask the operators to register it.",
+        "The access token names a conveyancer that is not registered, or is disabled: ask the operators.",
     ),
     RequestNotFound: ErrorKind(
         HTTPStatus.NOT_FOUND,

@@ -86,6 +86,8 @@ async def find(connection: Connection, api_key: str) -> str | None:
         """
         SELECT prefix
           FROM api_key
+          JOIN active_conveyancer AS conveyancer
+            ON conveyancer.id = api_key.conveyancer_id
          WHERE key_sha256 = $1
            AND revoked_at IS NULL
         """,

@@ -1,11 +1,15 @@
 """The conveyancers, who are the tenants: their names, and whether they charge a calculation fee."""
 
+from datetime import datetime
+
+import msgspec
+
 from service import lines
 from service.postgres.pool import Connection
 
 
 class UnknownConveyancer(Exception):
-    """No conveyancer is registered under this identifier."""
+    """No conveyancer is registered under this identifier, or it is disabled."""
 
 
 class InvalidConveyancer(Exception):
@@ -42,16 +46,25 @@ def _check(field: str, value: str) -> None:
         raise InvalidConveyancer(f"the {field} of a conveyancer: more than {lines.CHARACTERS} characters")
 
 
-async def list_all(connection: Connection) -> list[tuple[str, str, bool]]:
-    """Return (id, name, charges_calculation_fee) of every conveyancer, by id."""
+class Conveyancer(msgspec.Struct, frozen=True):
+    """A registered law firm."""
+
+    id: str
+    name: str
+    charges_calculation_fee: bool
+    disabled_at: datetime | None
+
+
+async def list_all(connection: Connection) -> list[Conveyancer]:
+    """Return every conveyancer, by id."""
     rows = await connection.fetch(
         """
-        SELECT id, name, charges_calculation_fee
+        SELECT id, name, charges_calculation_fee, disabled_at
           FROM conveyancer
          ORDER BY id
         """
     )
-    return [(row["id"], row["name"], row["charges_calculation_fee"]) for row in rows]
+    return [Conveyancer(*row) for row in rows]
 
 
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
@@ -59,7 +72,7 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
     charges = await connection.fetchval(
         """
         SELECT charges_calculation_fee
-          FROM conveyancer
+          FROM active_conveyancer
          WHERE id = $1
         """,
         conveyancer_id,
@@ -70,6 +83,7 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
 
 
 async def check_registered(connection: Connection, conveyancer_id: str) -> None:
-    """Raise UnknownConveyancer unless this conveyancer is registered."""
-    if not await connection.fetchval("SELECT EXISTS (SELECT FROM conveyancer WHERE id = $1)", conveyancer_id):
+    """Raise UnknownConveyancer unless this conveyancer is registered, and not disabled."""
+    exists = "SELECT EXISTS (SELECT FROM active_conveyancer WHERE id = $1)"
+    if not await connection.fetchval(exists, conveyancer_id):
         raise UnknownConveyancer

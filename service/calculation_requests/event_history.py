@@ -37,6 +37,16 @@ class RecordedEvent(msgspec.Struct, frozen=True):
     at: datetime
 
 
+def end_event(
+    request: AnnouncedRequest, *, sequence: int, reason: Reason | None, smtp_code: int
+) -> RequestEmailSent | RequestEmailFailed:
+    """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
+    facts = request.event_payload(sequence=sequence)
+    if reason is None:
+        return RequestEmailSent(**facts)
+    return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
+
+
 class EndedEmail(msgspec.Struct, frozen=True):
     """An e-mail that was sent or has failed, and the sequence of the event that said so."""
 
@@ -48,17 +58,15 @@ class EndedEmail(msgspec.Struct, frozen=True):
 
     def recorded_event(self, request: AnnouncedRequest) -> RecordedEvent:
         """Return the event that was written at the end of this e-mail."""
-        facts = request.event_payload(sequence=self.sequence)
-        event = (
-            RequestEmailSent(**facts)
-            if self.state == "sent"
-            else RequestEmailFailed(**facts, reason=self._reason(), smtp_code=self.smtp_code or 0)
-        )
+        code = self.smtp_code or 0
+        event = end_event(request, sequence=self.sequence, reason=self._reason(code), smtp_code=code)
         return RecordedEvent(event, self.settled_at.replace(microsecond=0))
 
-    def _reason(self) -> Reason:
+    def _reason(self, code: int) -> Reason | None:
         """Return why the e-mail failed. Rows older than version 4 of the schema have a code alone."""
-        return self.reason or ("refused" if (self.smtp_code or 0) >= 500 else "gave_up")
+        if self.state == "sent":
+            return None
+        return self.reason or ("refused" if code >= 500 else "gave_up")
 
 
 class EventHistory(msgspec.Struct, frozen=True):
@@ -164,6 +172,7 @@ _FIND = f"""
       FROM {_REQUESTS_AND_EMAILS}
      WHERE request.id = $1
        AND request.conveyancer_id = $2
+       AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
 """  # noqa: S608 - constants only
 # Not limited to one conveyancer, as `reading.read_internally`.
 _READ_INTERNALLY = f"""

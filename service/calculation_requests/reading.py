@@ -27,7 +27,7 @@ async def find_by_idempotency_key(
     row = await connection.fetchrow(
         """
         SELECT request.id, request.idempotency_sha256
-          FROM conveyancer
+          FROM active_conveyancer AS conveyancer
           LEFT JOIN calculation_request AS request
             ON request.conveyancer_id = conveyancer.id
            AND request.idempotency_key = $1
@@ -61,7 +61,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 _FIND = with_columns(
     """
     SELECT {request_columns}
-      FROM conveyancer
+      FROM active_conveyancer AS conveyancer
       LEFT JOIN calculation_request AS request
         ON request.id = $1
        AND request.conveyancer_id = conveyancer.id
@@ -182,6 +182,7 @@ _LIST_NEWEST = with_columns(
               FROM calculation_request
              WHERE conveyancer_id >= $1
                AND (conveyancer_id, id) < ($1, $2)
+               AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
              ORDER BY conveyancer_id DESC, id DESC
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, id DESC
@@ -196,6 +197,7 @@ _LIST_NEWEST_BY_EXTERNAL_ID = with_columns(
              WHERE external_id IS NOT NULL
                AND (conveyancer_id, external_id) >= ($1, $2)
                AND (conveyancer_id, external_id, id) < ($1, $2, $3)
+               AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
              ORDER BY conveyancer_id DESC, external_id DESC, id DESC
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, external_id DESC, id DESC

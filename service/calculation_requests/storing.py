@@ -186,21 +186,21 @@ _SPAN = {
 }
 
 # Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown, or when another create has used or is using the idempotency key.
+# when the conveyancer is unknown or disabled, or another create has used or is using the idempotency key.
 #
 # It never waits for another create: a group would delay its members, and groups with the same keys could
 # deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the
 # request stored with it. So a key that is stored is left alone; any other is locked until the transaction
 # ends, unless it is locked already. ON CONFLICT is for creates committed after this statement began.
 #
-# Selects from conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
+# Selects from active_conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
 _INSERT = with_columns(
     """
     WITH stored AS (
         INSERT INTO calculation_request ({columns}, idempotency_key, idempotency_sha256)
         SELECT {values}, $2, $3
-          FROM conveyancer
-         WHERE conveyancer.id = $1
+          FROM active_conveyancer
+         WHERE active_conveyancer.id = $1
            AND ($2::text IS NULL
                 OR NOT EXISTS (SELECT
                                  FROM calculation_request

@@ -1,10 +1,11 @@
-"""`conveyancer add|list`: the law firms that may use the service."""
+"""`conveyancer add|list|disable|enable`: the law firms that may use the service."""
 
 import argparse
 import sys
 
 from service.calculation_requests import conveyancers
 from service.commands.command import Subcommands, add_command, add_group, with_connection
+from service.operations import disabling, operator_actions
 
 
 def add_to(commands: Subcommands) -> None:
@@ -15,6 +16,10 @@ def add_to(commands: Subcommands) -> None:
     adding.add_argument("--name", required=True, help="the name of the firm")
     adding.add_argument("--charges-calculation-fee", action=argparse.BooleanOptionalAction, default=False)
     add_command(group, "list", list_all)
+    for name, run in (("disable", disable), ("enable", enable)):
+        command = add_command(group, name, run)
+        command.add_argument("id", help="as it was registered")
+        operator_actions.add_arguments(command)
 
 
 def add(arguments: argparse.Namespace) -> None:
@@ -31,7 +36,26 @@ def add(arguments: argparse.Namespace) -> None:
 
 
 def list_all(_: argparse.Namespace) -> None:
-    """Print the id and name of every conveyancer, and whether it charges a calculation fee."""
-    for conveyancer_id, name, charges in with_connection(conveyancers.list_all):
-        fee = "charges-calculation-fee" if charges else "no-fee"
-        sys.stdout.write(f"{conveyancer_id}\t{name}\t{fee}\n")
+    """Print the id and name of every conveyancer, whether it charges a fee, and whether it is disabled."""
+    for conveyancer in with_connection(conveyancers.list_all):
+        fee = "charges-calculation-fee" if conveyancer.charges_calculation_fee else "no-fee"
+        state = ["disabled"] if conveyancer.disabled_at else []
+        sys.stdout.write("\t".join((conveyancer.id, conveyancer.name, fee, *state)) + "\n")
+
+
+def disable(arguments: argparse.Namespace) -> None:
+    """Refuse a conveyancer's access tokens and API keys from now on. Its customers' links stay open."""
+    _set_disabled(arguments, disabled=True)
+
+
+def enable(arguments: argparse.Namespace) -> None:
+    """Serve a conveyancer again that was disabled."""
+    _set_disabled(arguments, disabled=False)
+
+
+def _set_disabled(arguments: argparse.Namespace, *, disabled: bool) -> None:
+    by = operator_actions.operator(arguments)
+    with_connection(
+        lambda connection: disabling.set_disabled(connection, arguments.id, by, disabled=disabled)
+    )
+    sys.stdout.write(f"conveyancer {arguments.id} {'disabled' if disabled else 'enabled'}\n")

@@ -8,7 +8,6 @@ import msgspec
 
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.events import RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
 
 
@@ -130,60 +129,6 @@ async def renew(
         seconds,
     )
     return {row["event_id"] for row in rows}
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """The end of an e-mail: the event that announces it, and the mail server's reply."""
-
-    event_id: str
-    event: RequestEmailSent | RequestEmailFailed
-    server_reply: str
-
-
-async def lock_pending(connection: Connection, event_ids: Sequence[str]) -> set[str]:
-    """Return those of these e-mails that have not ended, and lock their rows until the transaction ends."""
-    rows = await connection.fetch(
-        """
-        SELECT event_id
-          FROM email
-         WHERE event_id = ANY($1)
-           AND state = 'pending'
-         ORDER BY event_id
-           FOR UPDATE
-        """,
-        event_ids,
-    )
-    return {row["event_id"] for row in rows}
-
-
-async def settle(connection: Connection, settlements: Sequence[Settlement], *, settled_at: datetime) -> None:
-    """Record that pending e-mails were sent or have failed, as their events say.
-
-    The claims are not checked: a mail server's reply holds even if another process has taken the e-mail over.
-    """
-    failures = [each.event if isinstance(each.event, RequestEmailFailed) else None for each in settlements]
-    await connection.execute(
-        """
-        UPDATE email
-           SET state = CASE WHEN settled.reason IS NULL THEN 'sent' ELSE 'failed' END,
-               server_reply = settled.server_reply,
-               attempts = attempts + 1,
-               claimed_by = NULL,
-               settled_at = $6,
-               event_sequence = settled.sequence,
-               smtp_code = settled.smtp_code,
-               reason = settled.reason
-          FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[])
-               AS settled (event_id, server_reply, sequence, smtp_code, reason)
-         WHERE email.event_id = settled.event_id
-        """,
-        [each.event_id for each in settlements],
-        [each.server_reply for each in settlements],
-        [each.event.sequence for each in settlements],
-        [failure and failure.smtp_code for failure in failures],
-        [failure and failure.reason for failure in failures],
-        settled_at,
-    )
 
 
 async def postpone(

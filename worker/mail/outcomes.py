@@ -7,14 +7,13 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading, storing
-from service.calculation_requests.model import AnnouncedRequest
-from service.calculation_requests.storing import Announcement
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
+from service.operations import emails
+from service.operations.emails import EmailEnd
+from service.outbox.events import Reason
 from service.postgres.pool import Connection
 from worker.batches import Outcomes
 from worker.mail import ledger
-from worker.mail.ledger import Email, Settlement
+from worker.mail.ledger import Email
 from worker.mail.session import NO_REPLY
 from worker.mail.smtp import EmailRefused
 from worker.settings import WorkerSettings
@@ -40,9 +39,9 @@ class Sent(Outcome, frozen=True):
 
     reply: str
 
-    def event(self, request: AnnouncedRequest, *, sequence: int) -> RequestEmailSent:
-        """Return the event that announces it."""
-        return RequestEmailSent(**request.event_payload(sequence=sequence))
+    def end_of(self, email: Email) -> EmailEnd:
+        """Return it as the end of *email*."""
+        return EmailEnd(email.event_id, email.request.id, self.reply, traceparent=email.traceparent)
 
 
 class Failed(Outcome, frozen=True):
@@ -54,10 +53,10 @@ class Failed(Outcome, frozen=True):
     reply: str
     smtp_code: int = NO_REPLY
 
-    def event(self, request: AnnouncedRequest, *, sequence: int) -> RequestEmailFailed:
-        """Return the event that announces it."""
-        return RequestEmailFailed(
-            **request.event_payload(sequence=sequence), reason=self.reason, smtp_code=self.smtp_code
+    def end_of(self, email: Email) -> EmailEnd:
+        """Return it as the end of *email*."""
+        return EmailEnd(
+            email.event_id, email.request.id, self.reply, self.reason, self.smtp_code, email.traceparent
         )
 
 
@@ -111,20 +110,7 @@ async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Fail
 
     Those that were recorded before are left alone.
     """
-    requests = await reading.lock_all(connection, {email.request.id for email, _ in ends})
-    pending = await ledger.lock_pending(connection, [email.event_id for email, _ in ends])
-    sequences = {request_id: request.sequence for request_id, request in requests.items()}
-    settled_at = storing.now()
-    settlements, announcements = [], []
-    for email, outcome in ends:
-        if email.event_id in pending:
-            sequences[email.request.id] += 1
-            event = outcome.event(requests[email.request.id], sequence=sequences[email.request.id])
-            settlements.append(Settlement(email.event_id, event, outcome.reply))
-            announcements.append(Announcement(email.request.id, event, settled_at, email.traceparent))
-    if settlements:
-        await ledger.settle(connection, settlements, settled_at=settled_at)
-        await storing.announce(connection, announcements)
+    await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
     return [None] * len(ends)
 
 

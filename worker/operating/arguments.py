@@ -69,6 +69,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def smtp_code(text: str) -> int:
+    """Read a reply code of a mail server. Raises InvalidArgument."""
+    if not (text.isascii() and text.isdigit() and len(text) == 3 and text[0] in "245"):
+        raise InvalidArgument(f"{text!r} is not a reply code of a mail server, such as 450 or 550")
+    return int(text)
+
+
 def positive(text: str) -> float:
     """Read a duration or a rate. Raises InvalidArgument."""
     try:

@@ -1,4 +1,4 @@
-"""`outbox stats|list|retry|park`: the events that have not been published."""
+"""`outbox stats|list|retry|park|discard`: the events that have not been published."""
 
 import argparse
 import asyncio
@@ -9,7 +9,9 @@ from typing import get_args
 
 import msgspec
 
+from service.operations import emails, operator_actions
 from service.outbox import lanes as outbox_lanes
+from service.outbox.events import RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements, replay
@@ -50,7 +52,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_to(commands: Subcommands) -> None:
     """Add the commands to the parser."""
-    group = add_group(commands, "outbox", "Show, retry, park and replay events.")
+    group = add_group(commands, "outbox", "Show, retry, park, discard and replay events.")
     add_command(group, "stats", stats)
     listing = add_command(group, "list", list_events)
     listing.add_argument("--pending", action="store_true", help="the oldest pending events instead")
@@ -60,8 +62,11 @@ def add_to(commands: Subcommands) -> None:
     retrying.add_argument("--all-parked", action="store_true", help="every parked event")
     parking = add_command(group, "park", park)
     parking.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
-    for command in (retrying, parking):
+    discarding = add_command(group, "discard", discard)
+    discarding.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
+    for command in (retrying, parking, discarding):
         command.set_defaults(lane_seconds=_LANE_SECONDS)
+        operator_actions.add_arguments(command)
     replay.add_to(group)
 
 
@@ -152,7 +157,9 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
             keys = await outbox_statements.read_parked(connection)
         for lane in await outbox_statements.lanes_of(connection, keys):
             async with _locked_lane(connection, lane, options.lane_seconds):
-                retried += await outbox_statements.retry(connection, lane, keys)
+                in_lane = await outbox_statements.retry(connection, lane, keys)
+                await _record(connection, "outbox retry", in_lane, options)
+            retried += in_lane
         await outbox_lanes.notify(connection)
     return _outcomes({key.event_id: "due now" for key in retried}, keys, "not held")
 
@@ -167,8 +174,37 @@ async def park(options: argparse.Namespace, environment: Mapping[str, str]) -> A
                 for key in keys:
                     held = await outbox_statements.park_held(connection, lane, key)
                     if held or await outbox_statements.park_pending(connection, lane, key):
+                        await _record(connection, "outbox park", [key], options)
                         parked.add(key)
     return _outcomes({key.event_id: "parked" for key in sorted(parked)}, keys, "not in the outbox")
+
+
+async def discard(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Delete events that can never be published, for good. Later events of their requests are then published.
+
+    Without its request.created a request gets no e-mail: request.email_failed says so.
+    """
+    if not options.reason:
+        raise InvalidArgument("say why with --reason: a discarded event cannot be restored")
+    keys = _keys(options.event_ids)
+    discarded: list[EventKey] = []
+    async with connections.postgres(environment) as connection:
+        for lane in await outbox_statements.lanes_of(connection, keys):
+            async with _locked_lane(connection, lane, options.lane_seconds):
+                in_lane = await outbox_statements.discard(connection, lane, keys)
+                await _record(connection, "outbox discard", in_lane, options)
+                created = [key for key in in_lane if key.type == RequestCreated.type]
+                await emails.cancel_first(connection, {key.event_id: key.request_id for key in created})
+            discarded += in_lane
+        await outbox_lanes.notify(connection)
+    return _outcomes({key.event_id: "discarded" for key in discarded}, keys, "not in the outbox")
+
+
+async def _record(
+    connection: Connection, action: str, keys: Sequence[EventKey], options: argparse.Namespace
+) -> None:
+    changed = [(key.request_id, key.event_id) for key in keys]
+    await operator_actions.record(connection, action, changed, operator_actions.operator(options))
 
 
 def _keys(event_ids: Sequence[str]) -> list[EventKey]:

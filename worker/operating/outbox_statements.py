@@ -241,6 +241,34 @@ async def park_pending(connection: Connection, lane: int, key: EventKey) -> bool
     return moved != "INSERT 0 0"
 
 
+async def discard(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
+    """Delete unpublished events of a locked lane. Returns those found. The later ones of a request follow."""
+    rows = await connection.fetch(
+        """
+        WITH unwanted AS (
+            SELECT *
+              FROM unnest($2::uuid[], $3::text[], $4::integer[]) AS event (request_id, type, sequence)
+        ), pending AS (
+            DELETE FROM outbox
+             WHERE lane = $1
+               AND (request_id, type, sequence) IN (SELECT * FROM unwanted)
+            RETURNING request_id, type, sequence
+        ), held AS (
+            DELETE FROM outbox_held
+             WHERE lane = $1
+               AND (request_id, type, sequence) IN (SELECT * FROM unwanted)
+            RETURNING request_id, type, sequence
+        )
+        SELECT * FROM pending
+        UNION
+        SELECT * FROM held
+        """,
+        lane,
+        *_as_columns(keys),
+    )
+    return [EventKey(**row) for row in rows]
+
+
 async def has_room(connection: Connection, limit: int) -> bool:
     """Whether fewer than *limit* events are pending."""
     pending: int = await connection.fetchval(

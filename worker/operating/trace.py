@@ -1,10 +1,9 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import get_args
 from uuid import UUID
 
 import msgspec
@@ -13,26 +12,17 @@ from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import uuid_of
+from service.operations import operator_actions
+from service.operations.operator_actions import OperatorAction
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, outbox_statements
+from worker.operating import arguments, connections, email_statements, outbox_statements
 from worker.operating.answers import Answer, cell, table
 from worker.operating.arguments import Subcommands, add_command
+from worker.operating.email_statements import LedgerEmail, Selection, State
 from worker.operating.outbox_statements import EventKey, UndeliveredEvent
 
-_ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
-
-
-class EmailStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an e-mail to the customer. Addresses are removed from the mail server's reply."""
-
-    state: str
-    attempts: int
-    created_at: datetime
-    next_attempt_at: datetime | None
-    settled_at: datetime | None
-    reason: str | None
-    server_reply: str | None
+_MOST_EMAILS = 100
 
 
 class EventStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +48,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     calculation_id: str | None
     calculated_at: datetime | None
-    emails: list[EmailStanding]
+    emails: list[LedgerEmail]
     events: list[EventStanding]
+    actions: list[OperatorAction]
     conclusion: str
 
 
@@ -79,7 +70,8 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         histories = await event_history.read(connection, [request_id])
-        emails = await read_emails(connection, request_id)
+        emails = await email_statements.read(connection, _emails_of(request_id), limit=_MOST_EMAILS)
+        actions = await operator_actions.read(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
     if not histories:
         raise RequestNotFound
@@ -95,28 +87,13 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
         calculated_at=history.calculated_at,
         emails=emails,
         events=events,
+        actions=actions,
         conclusion=_conclude(request.calculation_id, emails[-1] if emails else None, events),
     )
 
 
-async def read_emails(connection: Connection, request_id: UUID) -> list[EmailStanding]:
-    """Return the states of the e-mails of a request, the latest last."""
-    rows = await connection.fetch(
-        """
-        SELECT state, attempts, created_at, settled_at, reason, server_reply,
-               CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
-          FROM email
-         WHERE request_id = $1
-         ORDER BY created_at, event_id
-        """,
-        request_id,
-    )
-    return [_email_standing(row) for row in rows]
-
-
-def _email_standing(row: Mapping[str, Any]) -> EmailStanding:
-    reply = row["server_reply"]
-    return EmailStanding(**{**row, "server_reply": reply and _ADDRESS.sub("[address]", reply)})
+def _emails_of(request_id: UUID) -> Selection:
+    return Selection(states=get_args(State), request_id=request_id)
 
 
 def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -> list[EventStanding]:
@@ -146,9 +123,7 @@ def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -
     return sorted(found.values(), key=lambda event: event.sequence)
 
 
-def _conclude(
-    calculation_id: str | None, email: EmailStanding | None, events: Sequence[EventStanding]
-) -> str:
+def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Sequence[EventStanding]) -> str:
     """Return in one sentence what the request is waiting for."""
     created = next(event for event in events if event.type == RequestCreated.type)
     if calculation_id is not None:
@@ -172,6 +147,7 @@ def _as_text(trace: Trace) -> str:
     lines += [
         ("e-mail", email.settled_at or email.created_at, _describe_email(email)) for email in trace.emails
     ]
+    lines += [(action.action, action.at, _describe_action(action)) for action in trace.actions]
     if trace.calculated_at is not None:
         lines.append(("calculation", trace.calculated_at, cell(trace.calculation_id)))
     lines.sort(key=lambda line: line[1])
@@ -189,7 +165,12 @@ def _describe_event(event: EventStanding) -> str:
     return text + (f": {event.last_error}" if event.last_error else "")
 
 
-def _describe_email(email: EmailStanding) -> str:
+def _describe_action(action: OperatorAction) -> str:
+    subject = f"{action.subject}, " if action.subject else ""
+    return f"{subject}by {action.operator}" + (f": {action.reason}" if action.reason else "")
+
+
+def _describe_email(email: LedgerEmail) -> str:
     text = f"{email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
         text += f", next at {cell(email.next_attempt_at)}"

@@ -3,7 +3,7 @@
 import pytest
 
 from service.calculation_requests import conveyancers
-from service.calculation_requests.conveyancers import InvalidConveyancer
+from service.calculation_requests.conveyancers import Conveyancer, InvalidConveyancer
 from service.postgres.pool import Connection
 
 
@@ -23,4 +23,5 @@ async def test_conveyancer_with_an_unreadable_id_or_name_is_refused(database: Co
 async def test_id_and_name_of_255_characters_are_accepted(database: Connection) -> None:
     await conveyancers.register(database, "x" * 255, name="é" * 255, charges_calculation_fee=False)
 
-    assert ("x" * 255, "é" * 255, False) in await conveyancers.list_all(database)
+    longest = Conveyancer("x" * 255, "é" * 255, charges_calculation_fee=False, disabled_at=None)
+    assert longest in await conveyancers.list_all(database)

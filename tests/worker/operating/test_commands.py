@@ -28,7 +28,11 @@ EVERY_DATABASE_COMMAND = [
     ("outbox", "list"),
     ("outbox", "retry", "--all-parked"),
     ("outbox", "park", "req_0000000000000000000000.request.created.1"),
+    ("outbox", "discard", "req_0000000000000000000000.request.created.1", "--reason", "a test"),
     ("outbox", "replay", "--from", "2026-01-01"),
+    ("emails", "list"),
+    ("emails", "retry", "--code", "450"),
+    ("emails", "resend", "--code", "550"),
     ("trace", "req_0000000000000000000000"),
     ("reconcile",),
 ]

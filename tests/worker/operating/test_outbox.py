@@ -8,18 +8,23 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
+from service.operations import operator_actions
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
+from tests.worker.operating.steps import intend
 from tests.worker.operating.test_commands import command
 from worker.operating import outbox as operating_outbox
 from worker.operating import outbox_statements
+from worker.operating.arguments import InvalidArgument
 from worker.operating.outbox import LaneBusy
 from worker.operating.outbox_statements import EventKey
 from worker.rabbitmq import topology
+from worker.reconciliation import checks
+from worker.reconciliation.checks import Limits
 from worker.relay.lanes import lock_lanes
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
@@ -393,3 +398,85 @@ async def test_outbox_has_room_below_the_limit(database: Connection) -> None:
 
     assert await outbox_statements.has_room(database, 2)
     assert not await outbox_statements.has_room(database, 1)
+
+
+async def test_discarded_event_is_gone_and_the_later_ones_are_delivered(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    deliver: Deliver,
+    refused: CalculationRequest,
+) -> None:
+    await park_all(database)
+
+    words = ("--by", "Ada", "--reason", "cannot be encoded")
+    answer = await command(worker_settings, "outbox", "discard", event_id(refused), *words)
+    again = await command(worker_settings, "outbox", "discard", event_id(refused), *words)
+
+    assert answer.data == {event_id(refused): "discarded"}
+    assert (again.data, again.status) == ({event_id(refused): "not in the outbox"}, 0)
+    assert await deliver() == [
+        event_id(refused, "request.email_sent", 2),
+        event_id(refused, "request.email_failed", 3),
+    ]
+    [action] = await operator_actions.read(database, refused.id)
+    assert (action.action, action.subject) == ("outbox discard", event_id(refused))
+    assert (action.operator, action.reason) == ("Ada", "cannot be encoded")
+
+
+async def test_request_whose_first_event_was_discarded_has_an_email_that_was_cancelled(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    key = event_id(stored_request)
+
+    await command(worker_settings, "outbox", "discard", key, "--reason", "a test of the firm")
+    await intend(database, stored_request)  # The message had arrived all the same.
+
+    email = await database.fetchrow("SELECT state, reason, attempts, event_sequence FROM email")
+    assert tuple(email or ()) == ("failed", "cancelled", 0, 2)
+    async with database.transaction(isolation="repeatable_read", readonly=True):
+        anomalies = await checks.find_anomalies(database, Limits(event_seconds=0.0))
+    assert {anomaly.name for anomaly in anomalies if anomaly.count} <= {"event_overdue"}
+
+
+async def test_discarding_a_replayed_event_leaves_the_email_alone(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await intend(database, stored_request)
+
+    await command(
+        worker_settings, "outbox", "discard", event_id(stored_request), "--reason", "replayed twice"
+    )
+
+    assert await database.fetchval("SELECT state FROM email") == "pending"
+
+
+async def test_orphaned_event_can_be_discarded(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute("DELETE FROM calculation_request")
+
+    answer = await command(
+        worker_settings, "outbox", "discard", event_id(stored_request), "--reason", "an orphan"
+    )
+
+    assert answer.data == {event_id(stored_request): "discarded"}
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_discarding_needs_a_reason(worker_settings: WorkerSettings) -> None:
+    with pytest.raises(InvalidArgument, match="--reason"):
+        await command(worker_settings, "outbox", "discard", "req_0000000000000000000000.request.created.1")
+
+
+async def test_parked_and_retried_events_are_on_record(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    for verb in ("park", "retry", "retry"):
+        await command(worker_settings, "outbox", verb, event_id(stored_request), "--by", "Ada")
+
+    actions = await operator_actions.read(database, stored_request.id)
+    assert [(action.action, action.operator) for action in actions] == [
+        ("outbox park", "Ada"),
+        ("outbox retry", "Ada"),
+        ("outbox retry", "Ada"),
+    ]

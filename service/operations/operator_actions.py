@@ -1,0 +1,94 @@
+"""The record of what operators changed: who, when and why."""
+
+import argparse
+import getpass
+import os
+from collections.abc import Iterable
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from service.postgres.pool import Connection
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """The operator who runs a command, and why."""
+
+    name: str
+    reason: str | None
+
+
+class OperatorAction(msgspec.Struct, frozen=True):
+    """A change that an operator made to a request."""
+
+    action: str  # the words of the command
+    subject: str | None  # the id of the event, or the key of the e-mail
+    operator: str
+    reason: str | None
+    at: datetime
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the operator to a command that changes something."""
+    command.add_argument("--by", default=_login(), metavar="NAME", help="who (default: %(default)s)")
+    command.add_argument("--reason", metavar="TEXT", help="why; no personal data")
+
+
+def operator(options: argparse.Namespace) -> Operator:
+    """Return the operator whom these arguments name."""
+    return Operator(options.by, options.reason)
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # In a container the user often has no name.
+        return f"uid {os.getuid()}"
+
+
+async def record(
+    connection: Connection, action: str, changed: Iterable[tuple[UUID, str | None]], by: Operator
+) -> None:
+    """Record what was changed, in the caller's transaction: requests, and of each the event or e-mail."""
+    rows = [(request_id, action, subject, by.name, by.reason) for request_id, subject in changed]
+    await connection.executemany(
+        """
+        INSERT INTO operator_action (request_id, action, subject, operator, reason)
+        VALUES ($1, $2, $3, $4, $5)
+        """,
+        rows,
+    )
+
+
+async def record_of_conveyancer(
+    connection: Connection, action: str, conveyancer_id: str, by: Operator
+) -> None:
+    """Record that a conveyancer was changed, in the caller's transaction."""
+    await connection.execute(
+        """
+        INSERT INTO operator_action (conveyancer_id, action, operator, reason)
+        VALUES ($1, $2, $3, $4)
+        """,
+        conveyancer_id,
+        action,
+        by.name,
+        by.reason,
+    )
+
+
+async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
+    """Return the changes of a request and of its conveyancer, oldest first."""
+    rows = await connection.fetch(
+        """
+        SELECT action, subject, operator, reason, at
+          FROM operator_action
+         WHERE request_id = $1
+            OR conveyancer_id = (SELECT conveyancer_id
+                                   FROM calculation_request
+                                  WHERE id = $1)
+         ORDER BY id
+        """,
+        request_id,
+    )
+    return [OperatorAction(*row) for row in rows]
