@@ -95,7 +95,9 @@ def _levels(value: Any) -> int:  # noqa: ANN401 - any JSON value
 Name = Annotated[
     str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE), lines.check_filled_line
 ]
-EmailAddress = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema=_EMAIL), _check_email]
+EmailAddress = Annotated[
+    str, msgspec.Meta(max_length=email_addresses.LONGEST, extra_json_schema=_EMAIL), _check_email
+]
 PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE), lines.check_line]
 ExternalId = Annotated[
     str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=LINE), lines.check_line

@@ -5,6 +5,8 @@ from functools import lru_cache
 
 import email_validator
 
+LONGEST = 254  # characters
+
 # An address may contain an encoded word (RFC 2047), but mail programs decode it: the mail would go to another
 # recipient, or could not be composed.
 ENCODED_WORD = re.compile(r"=\?.*\?=")

@@ -12,8 +12,6 @@ from service.identifiers import parse_uuid
 from service.operations import correcting, operator_actions
 from service.settings import Settings, load
 
-_LONGEST_ADDRESS = 254
-
 
 def add_to(commands: Subcommands) -> None:
     """Add the commands to the parser."""
@@ -31,7 +29,7 @@ def correct(arguments: argparse.Namespace) -> None:
     """Correct the customer's address. The link that was sent is dead; the right customer gets a new one."""
     address = arguments.customer_email
     if (
-        len(address) > _LONGEST_ADDRESS
+        len(address) > email_addresses.LONGEST
         or lines.check_line(address)
         or not email_addresses.is_accepted(address)
     ):

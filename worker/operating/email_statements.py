@@ -113,7 +113,6 @@ async def find_ended(
            AND NOT EXISTS (SELECT
                              FROM email AS later
                             WHERE later.request_id = email.request_id
-                              AND length(later.event_id) >= length(email.event_id)
                               AND (length(later.event_id), later.event_id)
                                   > (length(email.event_id), email.event_id))
          ORDER BY event_id
