@@ -4,14 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import asyncpg
-
 from service.calculation_requests.conveyancers import InvalidConveyancer, UnknownConveyancer
 from service.calculation_requests.model import RequestNotFound
 from service.commands import access_token, api_keys, conveyancers, doctor, documents, requests, schema, serve
 from service.commands.command import CommandFailed
+from service.operations.operator_arguments import InvalidOperator
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.schema import SchemaBusy
+from service.postgres.schema import SchemaBusy, SchemaOutdated
 from service.settings import InvalidSetting
 
 _COMMANDS = (serve, documents, doctor, schema, conveyancers, api_keys, requests, access_token)
@@ -19,11 +18,12 @@ _COMMANDS = (serve, documents, doctor, schema, conveyancers, api_keys, requests,
 _EXPECTED = (
     CommandFailed,
     InvalidConveyancer,
+    InvalidOperator,
     InvalidSetting,
     PostgresUnavailable,
     RequestNotFound,
     SchemaBusy,
-    UnknownConveyancer,
+    SchemaOutdated,
 )
 
 
@@ -34,8 +34,10 @@ def main(words: Sequence[str]) -> int:
         status: int | None = arguments.run(arguments)
     except _EXPECTED as error:
         return _fail(str(error) or error.__doc__ or "")
-    except asyncpg.UndefinedTableError:
-        return _fail("The database has no schema: run `python -m service schema apply` first.")
+    except UnknownConveyancer:
+        return _fail(
+            "No conveyancer is registered under this identifier: see `python -m service conveyancer list`."
+        )
     except OSError as error:
         return _fail(str(error) or type(error).__name__)
     return status or 0

@@ -123,7 +123,9 @@ class Authenticator:
         async with loans.connection(self._pool, seconds=seconds) as connection:
             prefix = await api_keys.find(connection, token)
         if prefix is None:
-            raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
+            raise InvalidCredentials(
+                "The API key is not valid: it was revoked or never issued, or its firm is disabled."
+            )
         self._api_key_uses.note(prefix)
 
     async def _verify_no_api_key(self, token: str) -> Caller | InternalReader:

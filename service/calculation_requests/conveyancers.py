@@ -18,25 +18,27 @@ class InvalidConveyancer(Exception):
 
 async def register(
     connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool
-) -> None:
+) -> bool:
     """Register a conveyancer, or change the name and fee setting of a registered one.
 
-    Raises InvalidConveyancer.
+    Returns whether it is disabled. Raises InvalidConveyancer.
     """
     _check("id", conveyancer_id)
     _check("name", name)
-    await connection.execute(
+    is_disabled: bool = await connection.fetchval(
         """
         INSERT INTO conveyancer (id, name, charges_calculation_fee)
         VALUES ($1, $2, $3)
         ON CONFLICT (id) DO UPDATE
            SET name = excluded.name,
                charges_calculation_fee = excluded.charges_calculation_fee
+        RETURNING disabled_at IS NOT NULL
         """,
         conveyancer_id,
         name,
         charges_calculation_fee,
     )
+    return is_disabled
 
 
 def _check(field: str, value: str) -> None:

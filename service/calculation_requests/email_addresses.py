@@ -20,6 +20,8 @@ _PLAIN_ADDRESS = re.compile(
 
 def is_accepted(address: str) -> bool:
     """Whether *address* is one valid recipient, with an ASCII local part and no encoded words."""
+    if len(address) > LONGEST:
+        return False
     plain = _PLAIN_ADDRESS.fullmatch(address)
     return _is_valid_domain(plain[1]) if plain else _is_valid(address)
 

@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import asyncpg
 
-from service.postgres import outages
+from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.settings import DatabaseSettings, load
@@ -34,13 +34,18 @@ def add_group(commands: Subcommands, name: str, description: str) -> Subcommands
     return group.add_subparsers(required=True, metavar="COMMAND")
 
 
-def with_connection(work: Callable[[Connection], Awaitable[Result]]) -> Result:
-    """Return what *work* returns, given a connection. Raises InvalidSetting and PostgresUnavailable."""
+def with_connection(work: Callable[[Connection], Awaitable[Result]], *, checks_schema: bool = True) -> Result:
+    """Return what *work* returns, given a connection.
+
+    Raises InvalidSetting, PostgresUnavailable and, unless the work is on the schema itself, SchemaOutdated.
+    """
     url = load(DatabaseSettings).database_url
 
     async def run() -> Result:
         connection: Connection = await asyncpg.connect(url, timeout=10)
         try:
+            if checks_schema:
+                await schema.check(connection)
             return await work(connection)
         finally:
             await connection.close(timeout=10)

@@ -5,7 +5,7 @@ import sys
 
 from service.calculation_requests import conveyancers
 from service.commands.command import Subcommands, add_command, add_group, with_connection
-from service.operations import disabling, operator_actions
+from service.operations import disabling, operator_arguments
 
 
 def add_to(commands: Subcommands) -> None:
@@ -19,12 +19,12 @@ def add_to(commands: Subcommands) -> None:
     for name, run in (("disable", disable), ("enable", enable)):
         command = add_command(group, name, run)
         command.add_argument("id", help="as it was registered")
-        operator_actions.add_arguments(command)
+        operator_arguments.add_arguments(command)
 
 
 def add(arguments: argparse.Namespace) -> None:
     """Register a conveyancer, or change the name and fee setting of a registered one."""
-    with_connection(
+    is_disabled = with_connection(
         lambda connection: conveyancers.register(
             connection,
             arguments.id,
@@ -32,7 +32,8 @@ def add(arguments: argparse.Namespace) -> None:
             charges_calculation_fee=arguments.charges_calculation_fee,
         )
     )
-    sys.stdout.write(f"conveyancer {arguments.id} registered\n")
+    still = ", and still disabled" if is_disabled else ""
+    sys.stdout.write(f"conveyancer {arguments.id} registered{still}\n")
 
 
 def list_all(_: argparse.Namespace) -> None:
@@ -54,7 +55,7 @@ def enable(arguments: argparse.Namespace) -> None:
 
 
 def _set_disabled(arguments: argparse.Namespace, *, disabled: bool) -> None:
-    by = operator_actions.operator(arguments)
+    by = operator_arguments.operator(arguments)
     with_connection(
         lambda connection: disabling.set_disabled(connection, arguments.id, by, disabled=disabled)
     )

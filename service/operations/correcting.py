@@ -9,6 +9,7 @@ from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.operations import emails, operator_actions
 from service.operations.operator_actions import Operator
+from service.postgres import loans
 from service.postgres.pool import Connection
 
 
@@ -21,16 +22,25 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     sends_email: bool = True
 
 
-async def carry_out(connection: Connection, request_id: UUID, change: Change, *, keys: SecretKeyRing) -> None:
-    """Change a request, and send its customer another e-mail. Raises RequestNotFound.
+class Changed(msgspec.Struct, frozen=True):
+    """What came of a change: the key of the e-mail that the customer gets now, if any."""
 
-    Pending e-mails are cancelled, because one that is being sent has the old address and the dead link. The
-    first e-mail, while request.created has not been consumed, will have the new ones.
+    email: str | None
+
+
+async def carry_out(
+    connection: Connection, request_id: UUID, change: Change, *, keys: SecretKeyRing
+) -> Changed | None:
+    """Change a request, and send its customer another e-mail. Returns None if it has this address already.
+
+    Pending e-mails are cancelled, because they may have been claimed with the old address and the dead link.
+
+    Raises RequestNotFound.
     """
-    async with connection.transaction():
+    async with loans.bounded_transaction(connection):
         if not await reading.lock_all(connection, [request_id]):
             raise RequestNotFound
-        await connection.execute(
+        changed = await connection.fetchval(
             """
             UPDATE calculation_request
                SET customer_email = coalesce($2, customer_email),
@@ -38,6 +48,8 @@ async def carry_out(connection: Connection, request_id: UUID, change: Change, *,
                    secret_key_id = $4,
                    updated_at = $5
              WHERE id = $1
+               AND customer_email IS DISTINCT FROM $2
+            RETURNING true
             """,
             request_id,
             change.customer_email,
@@ -45,7 +57,8 @@ async def carry_out(connection: Connection, request_id: UUID, change: Change, *,
             keys.current_id,
             storing.now(),
         )
-        await emails.cancel(connection, [request_id])
-        added = await emails.add_again(connection, [request_id]) if change.sends_email else {}
-        subject = added.get(request_id)
-        await operator_actions.record(connection, change.action, [(request_id, subject)], change.by)
+        if not changed:
+            return None
+        key = await emails.replace(connection, request_id, sends=change.sends_email)
+        await operator_actions.record(connection, change.action, [(request_id, key)], change.by)
+    return Changed(key)

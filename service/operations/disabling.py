@@ -3,6 +3,7 @@
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.operations import operator_actions
 from service.operations.operator_actions import Operator
+from service.postgres import loans
 from service.postgres.pool import Connection
 
 
@@ -11,7 +12,7 @@ async def set_disabled(connection: Connection, conveyancer_id: str, by: Operator
 
     Its access tokens then open no request, and its API keys nothing. Its customers' links stay open.
     """
-    async with connection.transaction():
+    async with loans.bounded_transaction(connection):
         before = await connection.fetchrow(
             "SELECT disabled_at FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE", conveyancer_id
         )

@@ -2,6 +2,8 @@
 
 The first e-mail of a request is brought about by its request.created. Its key is the id of that event. The
 keys of the others are that of the first one and a number, from 2 on. The Message-ID is made from the key.
+
+A transaction locks the requests first and then their e-mails, so that no two deadlock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,9 @@ import msgspec
 from service.calculation_requests import reading, storing
 from service.calculation_requests.event_history import end_event
 from service.calculation_requests.storing import Announcement
-from service.outbox.events import Reason
+from service.identifiers import uuid_of
+from service.outbox import events
+from service.outbox.events import Reason, RequestCreated
 from service.postgres.pool import Connection
 
 
@@ -95,10 +99,29 @@ async def _lock_pending(connection: Connection, keys: Sequence[str]) -> set[str]
     return {row["event_id"] for row in rows}
 
 
+async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> str | None:
+    """End the pending e-mails of a locked request unsent, and record that another is to be sent.
+
+    Returns its key. It is the first e-mail if request.created has not been consumed: the consumer then adds
+    none. Without *sends* no e-mail is sent, not even that one.
+    """
+    first = events.event_id(uuid_of(request_id), RequestCreated.type, 1)
+    # Waits for a consumer that is adding this e-mail, so that it is seen below.
+    added = await _add_first(connection, {first: request_id})
+    if added and sends:
+        return first
+    await cancel(connection, [request_id])
+    if not sends:
+        return None
+    keys = await connection.fetch("SELECT event_id FROM email WHERE request_id = $1", request_id)
+    another = await add_again(connection, {row["event_id"]: request_id for row in keys})
+    return another[request_id]
+
+
 async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> set[str]:
     """End the pending e-mails of these requests unsent, in the caller's transaction. Returns their keys.
 
-    One whose content is being given to the mail server may arrive all the same.
+    One that a worker has claimed may be sent all the same: the worker may have read its row already.
     """
     rows = await connection.fetch(
         """
@@ -121,41 +144,48 @@ async def cancel_first(connection: Connection, keys: Mapping[str, UUID]) -> None
 
     *keys* are those of the e-mails, with their requests. An e-mail that has begun is left alone.
     """
+    requests = await reading.lock_all(connection, set(keys.values()))
+    existing = {key: request_id for key, request_id in keys.items() if request_id in requests}
+    added = await _add_first(connection, existing)
+    await settle(connection, [EmailEnd(key, keys[key], None, "cancelled") for key in added])
+
+
+async def _add_first(connection: Connection, keys: Mapping[str, UUID]) -> list[str]:
+    """Add the first e-mails of locked requests. Returns the keys of those that did not exist."""
     rows = await connection.fetch(
         """
         INSERT INTO email (event_id, request_id)
-        SELECT first.event_id, first.request_id
+        SELECT event_id, request_id
           FROM unnest($1::text[], $2::uuid[]) AS first (event_id, request_id)
-          JOIN calculation_request AS request
-            ON request.id = first.request_id
-         ORDER BY first.event_id
+         ORDER BY event_id -- as a consumer does, or the two could deadlock
         ON CONFLICT (event_id) DO NOTHING
         RETURNING event_id
         """,
         list(keys),
         list(keys.values()),
     )
-    begun = [row["event_id"] for row in rows]
-    await settle(connection, [EmailEnd(key, keys[key], None, "cancelled") for key in begun])
+    return [row["event_id"] for row in rows]
 
 
-async def add_again(connection: Connection, request_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """Record that another e-mail is to be sent for each of these requests, in the caller's transaction.
+async def add_again(connection: Connection, keys: Mapping[str, UUID]) -> dict[UUID, str]:
+    """Record that another e-mail is to be sent after each of these, in the caller's transaction.
 
-    Returns their keys by request. A request with a pending e-mail gets none, nor does one that has had none.
+    *keys* are those of the e-mails, with their requests. Returns the new keys by request. An e-mail that is
+    pending, or is not the last of its request, gets none.
     """
+    await reading.lock_all(connection, set(keys.values()))
     rows = await connection.fetch(
         """
         INSERT INTO email (event_id, request_id)
         SELECT min(event_id) || '.' || (count(*) + 1), request_id
           FROM email
-         WHERE request_id = ANY($1)
+         WHERE request_id = ANY($2)
          GROUP BY request_id
         HAVING bool_and(state <> 'pending')
-         ORDER BY request_id -- or two operators with the same requests could deadlock
-        ON CONFLICT (event_id) DO NOTHING
+           AND (array_agg(event_id ORDER BY length(event_id) DESC, event_id DESC))[1] = ANY($1)
         RETURNING request_id, event_id
         """,
-        request_ids,
+        list(keys),
+        list(set(keys.values())),
     )
     return {row["request_id"]: row["event_id"] for row in rows}

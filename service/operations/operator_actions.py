@@ -1,8 +1,5 @@
 """The record of what operators changed: who, when and why."""
 
-import argparse
-import getpass
-import os
 from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
@@ -27,24 +24,6 @@ class OperatorAction(msgspec.Struct, frozen=True):
     operator: str
     reason: str | None
     at: datetime
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the operator to a command that changes something."""
-    command.add_argument("--by", default=_login(), metavar="NAME", help="who (default: %(default)s)")
-    command.add_argument("--reason", metavar="TEXT", help="why; no personal data")
-
-
-def operator(options: argparse.Namespace) -> Operator:
-    """Return the operator whom these arguments name."""
-    return Operator(options.by, options.reason)
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # In a container the user often has no name.
-        return f"uid {os.getuid()}"
 
 
 async def record(

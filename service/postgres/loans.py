@@ -99,6 +99,17 @@ async def transaction(
             raise
 
 
+@asynccontextmanager
+async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
+    """Open a transaction over a connection of the caller's own, which is not from a pool.
+
+    Postgres ends it, too, after SILENCE_SECONDS of silence.
+    """
+    async with own.transaction():
+        await own.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENCE_SECONDS:g}s'")
+        yield
+
+
 async def _roll_back(lent: Connection) -> None:
     try:
         await lent.execute("ROLLBACK")

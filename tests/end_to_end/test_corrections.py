@@ -1,21 +1,27 @@
 """`request correct` and `new-secret`: the old link is dead, and the right customer gets a new one."""
 
+import asyncio
 from collections.abc import Mapping
 
 import httpx
 import pytest
 
+from service.calculation_requests import reading
 from service.identifiers import parse_uuid
-from service.operations import operator_actions
-from service.postgres.pool import Connection
+from service.operations import correcting, emails, operator_actions
+from service.operations.operator_actions import Operator
+from service.outbox.events import RequestCreated
+from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import open_postman
+from tests.worker.conftest import KEYS, open_postman, settings_with
+from tests.worker.deliveries import intend_email
 from tests.worker.operating.test_emails import assert_sound, states
 from worker.mail import ledger
 from worker.mail.ledger import Intent
@@ -77,7 +83,8 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
         ended = await run(*words, "--by", "Ada", "--reason", "typing error", environment=environment)
         await eventually(lambda: settled(database, 2))
 
-    assert ended == Ended(0, f"{created['uuid']} corrected, with a new secret\n", "")
+    said = f"{created['uuid']} corrected, with a new secret; e-mail {first_key(created)}.2 is due\n"
+    assert ended == Ended(0, said, "")
     wrong, right = mail_server.accepted
     assert (wrong.recipients, right.recipients) == ([created["customer_email"]], ["eve@example.com"])
     now = (await client.get(f"/v1/request/{created['uuid']}")).json()["data"]
@@ -96,17 +103,11 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     await assert_sound(database)
 
 
-@pytest.mark.parametrize("claimed", [False, True])
-async def test_email_that_is_pending_is_cancelled_and_replaced(
+async def test_email_that_is_due_is_cancelled_and_replaced(
     environment: Mapping[str, str],
     database: Connection,
     created: dict[str, str],
-    *,
-    claimed: bool,
 ) -> None:
-    if claimed:
-        await database.execute("UPDATE email SET claimed_by = gen_random_uuid()")
-
     ended = await run("service", "request", "new-secret", created["uuid"], environment=environment)
 
     assert ended.status == 0
@@ -114,7 +115,39 @@ async def test_email_that_is_pending_is_cancelled_and_replaced(
     assert await database.fetchval("SELECT reason FROM email WHERE state = 'failed'") == "cancelled"
 
 
-async def test_no_email_is_sent_on_demand(
+async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
+    environment: Mapping[str, str],
+    database: Connection,
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    created: dict[str, str],
+) -> None:
+    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
+
+    async with TcpProxy(mail_server.url) as mail_link:
+        mail_link.hold_before(b"RCPT")
+        # The claim is not renewed meanwhile: the postman would notice that it has lost it.
+        settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0)
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(mail_link.marker_reached.is_set)
+            ended = await run(*words, environment=environment)
+            mail_link.resume()
+            await eventually(lambda: settled(database, 1))
+
+    assert ended.status == 0
+    assert {mail.recipients[0] for mail in mail_server.accepted} == {
+        created["customer_email"],
+        "eve@example.com",
+    }
+    rows = await database.fetch("SELECT event_id, state, reason FROM email ORDER BY event_id")
+    assert [tuple(row) for row in rows] == [
+        (first_key(created), "failed", "cancelled"),
+        (f"{first_key(created)}.2", "sent", None),
+    ]
+    await assert_sound(database)
+
+
+async def test_operator_can_do_without_an_email(
     environment: Mapping[str, str],
     service_settings: ServiceSettings,
     database: Connection,
@@ -124,24 +157,168 @@ async def test_no_email_is_sent_on_demand(
 
     ended = await run(*words, environment=environment)
 
-    assert ended == Ended(0, f"{created['uuid']} has a new secret\n", "")
+    assert ended == Ended(0, f"{created['uuid']} has a new secret; no e-mail is sent\n", "")
     assert await states(database) == {first_key(created): "failed"}
     assert not await opens(service_settings, created, created["secret"])
 
 
-async def test_first_email_has_the_corrected_address_if_it_has_not_begun(
+@pytest.mark.parametrize("sends", [True, False])
+async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_of_the_event(
     environment: Mapping[str, str],
     database: Connection,
     client: httpx.AsyncClient,
+    pool: Pool,
+    worker_settings: WorkerSettings,
+    mail_server: MailServer,
+    *,
+    sends: bool,
 ) -> None:
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
 
-    ended = await run(*words, environment=environment)
+    ended = await run(*words, *([] if sends else ["--no-email"]), environment=environment)
+    before = await states(database)
+    await intend_email(await event_of(database, created), pool=pool)
+    async with open_postman(worker_settings) as postman, running(postman.run):
+        await eventually(lambda: database.fetchval("SELECT bool_and(settled_at IS NOT NULL) FROM email"))
 
     assert ended.status == 0
-    assert await states(database) == {}  # request.created brings it about, once it is consumed.
-    assert await database.fetchval("SELECT customer_email FROM calculation_request") == "eve@example.com"
+    assert before == {first_key(created): "pending" if sends else "failed"}
+    assert await states(database) == {first_key(created): "sent" if sends else "failed"}
+    assert [mail.recipients for mail in mail_server.accepted] == ([["eve@example.com"]] if sends else [])
+    await assert_sound(database)
+
+
+async def event_of(database: Connection, created: Mapping[str, str]) -> RequestCreated:
+    """Return the request.created of a request."""
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+    request = (await reading.lock_all(database, [request_id]))[request_id]
+    return RequestCreated(**request.event_payload(sequence=1))
+
+
+async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
+    environment: Mapping[str, str],
+    database: Connection,
+    other_connection: Connection,
+    client: httpx.AsyncClient,
+) -> None:
+    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+
+    async with other_connection.transaction():
+        await ledger.add(other_connection, [Intent(first_key(created), request_id)])
+        words = ("service", "request", "new-secret", created["uuid"])
+        renewing = asyncio.create_task(run(*words, environment=environment))
+        await eventually(lambda: is_waiting(database))
+
+    assert (await renewing).status == 0
+    assert await states(database) == {first_key(created): "failed", f"{first_key(created)}.2": "pending"}
+
+
+async def is_waiting(database: Connection) -> bool:
+    """Whether a transaction waits for another one."""
+    number = await database.fetchval(
+        """
+        SELECT count(*)
+          FROM pg_stat_activity
+         WHERE datname = current_database()
+           AND wait_event_type = 'Lock'
+        """
+    )
+    return bool(number)
+
+
+async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
+    environment: Mapping[str, str],
+    database: Connection,
+    other_connection: Connection,
+    created: dict[str, str],
+) -> None:
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+    await database.execute(
+        "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now(), event_sequence = 2"
+    )
+    await database.execute("UPDATE calculation_request SET sequence = 2")
+    key = first_key(created)
+    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
+
+    async with other_connection.transaction():
+        resent = await emails.add_again(other_connection, {key: request_id})
+        changing = asyncio.create_task(run(*words, environment=environment))
+        await eventually(lambda: is_waiting(database))
+    corrected = await changing
+    resent_late = await emails.add_again(database, {key: request_id, f"{key}.2": request_id})
+
+    assert (resent, corrected.status, resent_late) == ({request_id: f"{key}.2"}, 0, {})
+    assert await states(database) == {key: "failed", f"{key}.2": "failed", f"{key}.3": "pending"}
+    await assert_sound(database)
+
+
+async def test_operators_who_correct_at_once_leave_one_email_pending(
+    database: Connection, other_connection: Connection, created: dict[str, str]
+) -> None:
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+
+    async def correct(connection: Connection, address: str) -> str | None:
+        by = Operator(address, None)
+        change = correcting.Change(action="request correct", by=by, customer_email=address)
+        changed = await correcting.carry_out(connection, request_id, change, keys=KEYS)
+        return changed.email if changed else None
+
+    keys = await asyncio.gather(
+        correct(database, "eve@example.com"), correct(other_connection, "adam@example.com")
+    )
+
+    first = first_key(created)
+    assert sorted(map(str, keys)) == [f"{first}.2", f"{first}.3"]
+    assert await states(database) == {first: "failed", f"{first}.2": "failed", f"{first}.3": "pending"}
+    last = "eve@example.com" if keys[0] == f"{first}.3" else "adam@example.com"
+    assert await database.fetchval("SELECT customer_email FROM calculation_request") == last
+    await assert_sound(database)
+
+
+async def test_correction_to_the_same_address_changes_nothing(
+    environment: Mapping[str, str], database: Connection, created: dict[str, str]
+) -> None:
+    words = ("service", "request", "correct", created["uuid"], "--customer-email")
+    before = await database.fetch("SELECT * FROM calculation_request")
+
+    ended = await run(*words, created["customer_email"], environment=environment)
+
+    assert ended == Ended(0, f"{created['uuid']} has this address already: nothing was changed\n", "")
+    assert await database.fetch("SELECT * FROM calculation_request") == before
+    assert await states(database) == {first_key(created): "pending"}
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
+
+
+async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_nothing(
+    environment: Mapping[str, str], link: TcpProxy, database: Connection, created: dict[str, str]
+) -> None:
+    """For instance with its machine: TCP would notice after two hours."""
+    before = await database.fetch("SELECT * FROM calculation_request")
+    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
+    link.hold_before(b"INSERT INTO operator_action")
+    changing = asyncio.create_task(run(*words, environment={**environment, "DATABASE_URL": link.url}))
+    await link.marker_reached.wait()
+
+    async def is_free() -> bool:
+        return bool(await database.fetch("SELECT FROM calculation_request FOR UPDATE SKIP LOCKED"))
+
+    was_free = await is_free()
+    await eventually(is_free)
+    await link.cut()
+    ended = await changing
+
+    assert not was_free
+    assert ended.status == 1
+    assert "Postgres at DATABASE_URL is unreachable" in ended.errors
+    assert await database.fetch("SELECT * FROM calculation_request") == before
+    assert await states(database) == {first_key(created): "pending"}
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
 @pytest.mark.parametrize(

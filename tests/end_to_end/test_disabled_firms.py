@@ -1,5 +1,6 @@
 """`conveyancer disable`: a firm is refused at once, and its customers' links stay open."""
 
+import asyncio
 from collections.abc import Mapping
 
 import httpx
@@ -11,6 +12,8 @@ from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.processes import Ended, bare_environment
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 
 STRUCTURE = "/v1/questionnaire/structure"
 
@@ -66,6 +69,7 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
     assert refused == [403] * 6
     assert requests_before == requests_after
     assert (by_key.status_code, by_link.status_code, by_token.status_code) == (401, 200, 200)
+    assert "or its firm is disabled" in by_key.text
     assert listed.output.splitlines()[0].split("\t")[-1] == "disabled"
     assert enabled == Ended(0, f"conveyancer {CONVEYANCER} enabled\n", "")
     rows = await database.fetch("SELECT conveyancer_id, action, operator FROM operator_action ORDER BY id")
@@ -76,8 +80,81 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
     assert rows[0]["operator"] == "Ada"
 
 
-async def test_unknown_firm_cannot_be_disabled(environment: Mapping[str, str]) -> None:
-    ended = await run("service", "conveyancer", "disable", "nobody", environment=environment)
+@pytest.mark.parametrize(
+    "words", [("conveyancer", "disable"), ("conveyancer", "enable"), ("api-key", "create")]
+)
+async def test_unknown_firm_is_pointed_out(environment: Mapping[str, str], *, words: tuple[str, ...]) -> None:
+    ended = await run("service", *words, "nobody", environment=environment)
 
     assert (ended.status, ended.output) == (1, "")
-    assert ended.errors == "No conveyancer is registered under this identifier, or it is disabled.\n"
+    said = "No conveyancer is registered under this identifier: see `python -m service conveyancer list`.\n"
+    assert ended.errors == said
+
+
+async def test_firm_that_is_registered_again_stays_disabled(environment: Mapping[str, str]) -> None:
+    await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
+
+    words = ("service", "conveyancer", "add", CONVEYANCER, "--name", "Acme and Sons")
+    ended = await run(*words, environment=environment)
+
+    assert ended == Ended(0, f"conveyancer {CONVEYANCER} registered, and still disabled\n", "")
+
+
+async def test_operator_without_a_name_is_refused(
+    environment: Mapping[str, str], database: Connection
+) -> None:
+    words = ("conveyancer", "disable", CONVEYANCER, "--by", "")
+
+    ended = await run("service", *words, environment=environment)
+
+    assert ended == Ended(1, "", "--by: say who runs the command, in one line.\n")
+    assert await database.fetchval("SELECT count(*) FROM conveyancer WHERE disabled_at IS NOT NULL") == 0
+
+
+async def test_operator_who_vanished_holds_no_lock_for_long(
+    environment: Mapping[str, str], link: TcpProxy, database: Connection
+) -> None:
+    """For instance with its machine: TCP would notice after two hours."""
+    link.hold_before(b"INSERT INTO operator_action")
+    words = ("service", "conveyancer", "disable", CONVEYANCER)
+    disabling = asyncio.create_task(run(*words, environment={**environment, "DATABASE_URL": link.url}))
+    await link.marker_reached.wait()
+
+    async def is_free() -> bool:
+        free = "SELECT FROM conveyancer WHERE id = $1 FOR UPDATE SKIP LOCKED"
+        return bool(await database.fetch(free, CONVEYANCER))
+
+    was_free = await is_free()
+    await eventually(is_free)
+    await link.cut()
+
+    assert not was_free
+    assert (await disabling).status == 1
+    assert await database.fetchval("SELECT count(*) FROM conveyancer WHERE disabled_at IS NOT NULL") == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("conveyancer", "list"),
+        ("conveyancer", "disable", CONVEYANCER),
+        ("api-key", "list"),
+        ("request", "new-secret", "req_0000000000000000000000"),
+    ],
+    ids=" ".join,
+)
+async def test_outdated_schema_is_reported_in_one_line(
+    service_settings: ServiceSettings, database: Connection, *, words: tuple[str, ...]
+) -> None:
+    await database.execute("DELETE FROM schema_version WHERE version > 6")
+    environment = bare_environment(
+        DATABASE_URL=service_settings.database_url,
+        APP_URL=service_settings.app_url,
+        REQUEST_SECRET_KEYS=service_settings.request_secret_keys,
+    )
+
+    ended = await run("service", *words, environment=environment)
+
+    assert (ended.status, ended.output) == (1, "")
+    assert len(ended.errors.splitlines()) == 1
+    assert "older than this release needs" in ended.errors

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from service.calculation_requests.model import RequestNotFound
+from service.operations.operator_arguments import InvalidOperator
 from service.postgres import outages
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting
@@ -18,7 +19,14 @@ from worker.rabbitmq.connection import BrokerUnavailable
 
 COMMANDS = frozenset({"outbox", "emails", "dead-letters", "trace", "reconcile", "doctor"})
 
-EXPECTED = (OperatorError, BrokerUnavailable, InvalidSetting, RequestNotFound, SchemaOutdated)
+EXPECTED = (
+    OperatorError,
+    BrokerUnavailable,
+    InvalidOperator,
+    InvalidSetting,
+    RequestNotFound,
+    SchemaOutdated,
+)
 
 
 def main(words: Sequence[str]) -> int:

@@ -6,8 +6,9 @@ from typing import NamedTuple, get_args
 
 import msgspec
 
-from service.operations import emails, operator_actions
+from service.operations import emails, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
+from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, email_statements
 from worker.operating.answers import Answer, table
@@ -58,7 +59,7 @@ def add_to(commands: Subcommands) -> None:
         add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
     for command in (retrying, resending):
         command.add_argument("--dry-run", action="store_true", help="count the e-mails, write nothing")
-        operator_actions.add_arguments(command)
+        operator_arguments.add_arguments(command)
 
 
 async def list_emails(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
@@ -116,12 +117,12 @@ async def _change(
     options: argparse.Namespace, environment: Mapping[str, str], states: Sequence[State], change: _Change
 ) -> Answer:
     """Change the selected e-mails page by page, each page and its record in one transaction."""
-    selection, by = _selection(options, states), operator_actions.operator(options)
+    selection, by = _selection(options, states), operator_arguments.operator(options)
     keys: list[str] = []
     number, after = 0, ""
     async with connections.postgres(environment) as connection:
         while True:
-            async with connection.transaction():
+            async with loans.bounded_transaction(connection):
                 found = await change.find(connection, selection, after=after, limit=_PAGE_EMAILS)
                 if not found:
                     break
@@ -148,7 +149,7 @@ async def _make_due(connection: Connection, found: Sequence[EmailKey], by: Opera
 
 
 async def _add_again(connection: Connection, found: Sequence[EmailKey], by: Operator) -> list[EmailKey]:
-    added = await emails.add_again(connection, [each.request_id for each in found])
+    added = await emails.add_again(connection, {each.key: each.request_id for each in found})
     await operator_actions.record(connection, "emails resend", added.items(), by)
     return [EmailKey(key, request_id) for request_id, key in added.items()]
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import msgspec
 
-from service.operations import emails, operator_actions
+from service.operations import emails, operator_actions, operator_arguments
 from service.outbox import lanes as outbox_lanes
 from service.outbox.events import RequestCreated
 from service.postgres import loans
@@ -24,7 +24,6 @@ STATES: tuple[State, ...] = get_args(State)
 
 _LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
 _LANE_POLL_SECONDS = 0.02
-_END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{loans.SILENCE_SECONDS:g}s'"
 
 
 class LaneBusy(OperatorError):
@@ -66,7 +65,7 @@ def add_to(commands: Subcommands) -> None:
     discarding.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
     for command in (retrying, parking, discarding):
         command.set_defaults(lane_seconds=_LANE_SECONDS)
-        operator_actions.add_arguments(command)
+        operator_arguments.add_arguments(command)
     replay.add_to(group)
 
 
@@ -204,7 +203,7 @@ async def _record(
     connection: Connection, action: str, keys: Sequence[EventKey], options: argparse.Namespace
 ) -> None:
     changed = [(key.request_id, key.event_id) for key in keys]
-    await operator_actions.record(connection, action, changed, operator_actions.operator(options))
+    await operator_actions.record(connection, action, changed, operator_arguments.operator(options))
 
 
 def _keys(event_ids: Sequence[str]) -> list[EventKey]:
@@ -231,8 +230,7 @@ async def _locked_lane(connection: Connection, lane: int, seconds: float) -> Asy
     vanishes: TCP would keep it locked for two hours.
     """
     for _ in range(int(seconds / _LANE_POLL_SECONDS)):
-        async with connection.transaction():
-            await connection.execute(_END_WHEN_SILENT)
+        async with loans.bounded_transaction(connection):
             if (await lock_lanes(connection, [lane])).lanes:
                 yield
                 return

@@ -17,6 +17,7 @@ from service.calculation_requests.model import RequestNotFound
 from service.identifiers import first_id_at
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES, RequestCreated
+from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements
 from worker.operating.answers import Answer, OperatorError
@@ -201,7 +202,7 @@ async def replay_batch(
     The requests are locked, so that no new event comes between those of one request.
     """
     rows: list[EventToReplay] = []
-    async with connection.transaction():
+    async with loans.bounded_transaction(connection):
         if len(await reading.lock_all(connection, request_ids)) < len(request_ids):
             raise RequestNotFound
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)

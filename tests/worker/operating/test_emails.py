@@ -6,11 +6,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
+from service.operations import emails
+from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import store
+from tests.worker.conftest import settings_with, store
 from tests.worker.operating.steps import attempt_emails, intend, refuse_email
 from tests.worker.operating.test_commands import command
 from worker.mail.postman import Postman
@@ -110,6 +113,60 @@ async def test_operators_who_resend_at_once_add_one_email(
     assert sum(each.emails for each in done) == 1
     assert len(await states(database)) == 2
     assert len(await actions(database)) == 1
+
+
+async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_a_third_time(
+    database: Connection,
+    postman: Postman,
+    mail_server: MailServer,
+    stored_request: CalculationRequest,
+) -> None:
+    await refuse_email(database, postman, mail_server, stored_request)
+    first = {key_of(stored_request): stored_request.id}
+
+    added = await emails.add_again(database, first)
+    await attempt_emails(database, postman)
+    added_late = await emails.add_again(database, first)
+
+    assert (added, added_late) == ({stored_request.id: key_of(stored_request, 2)}, {})
+    assert list((await states(database)).values()) == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("verb", ["retry", "resend"])
+async def test_operator_who_vanished_holds_no_lock_for_long(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: TcpProxy,
+    stored_request: CalculationRequest,
+    *,
+    verb: str,
+) -> None:
+    """For instance with its machine: TCP would notice after two hours."""
+    await intend(database, stored_request)
+    if verb == "retry":
+        await database.execute("UPDATE email SET next_attempt_at = now() + interval '1 h'")
+    else:
+        await database.execute(
+            "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now() - interval '1 s'"
+        )
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(b"INSERT INTO operator_action")
+    changing = asyncio.create_task(changed(away, verb, "--uuid", stored_request.uuid))
+    await postgres_link.marker_reached.wait()
+    locked = "email" if verb == "retry" else "calculation_request"
+
+    async def is_free() -> bool:
+        return bool(await database.fetch(f"SELECT FROM {locked} FOR UPDATE SKIP LOCKED"))
+
+    was_free = await is_free()
+    await eventually(is_free)
+    await postgres_link.cut()
+
+    assert not was_free
+    with pytest.raises((*OUTAGE_ERRORS, PostgresUnavailable)):
+        await changing
+    assert len(await states(database)) == 1
+    assert await actions(database) == []
 
 
 async def test_email_that_failed_again_is_sent_a_third_time(
