@@ -14,6 +14,7 @@ from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
+from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import MailServer
@@ -211,23 +212,10 @@ async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
         await ledger.add(other_connection, [Intent(first_key(created), request_id)])
         words = ("service", "request", "new-secret", created["uuid"])
         renewing = asyncio.create_task(run(*words, environment=environment))
-        await eventually(lambda: is_waiting(database))
+        await eventually(lambda: has_waiting_statement(database))
 
     assert (await renewing).status == 0
     assert await states(database) == {first_key(created): "failed", f"{first_key(created)}.2": "pending"}
-
-
-async def is_waiting(database: Connection) -> bool:
-    """Whether a transaction waits for another one."""
-    number = await database.fetchval(
-        """
-        SELECT count(*)
-          FROM pg_stat_activity
-         WHERE datname = current_database()
-           AND wait_event_type = 'Lock'
-        """
-    )
-    return bool(number)
 
 
 async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
@@ -248,7 +236,7 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     async with other_connection.transaction():
         resent = await emails.add_again(other_connection, {key: request_id})
         changing = asyncio.create_task(run(*words, environment=environment))
-        await eventually(lambda: is_waiting(database))
+        await eventually(lambda: has_waiting_statement(database))
     corrected = await changing
     resent_late = await emails.add_again(database, {key: request_id, f"{key}.2": request_id})
 

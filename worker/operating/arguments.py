@@ -70,9 +70,9 @@ def count(text: str) -> int:
 
 
 def smtp_code(text: str) -> int:
-    """Read a reply code of a mail server. Raises InvalidArgument."""
-    if not (text.isascii() and text.isdigit() and len(text) == 3 and text[0] in "245"):
-        raise InvalidArgument(f"{text!r} is not a reply code of a mail server, such as 450 or 550")
+    """Read the code of a mail server's refusal. Raises InvalidArgument."""
+    if not (text.isascii() and text.isdigit() and len(text) == 3 and text[0] in "45"):
+        raise InvalidArgument(f"{text!r} is not the code of a mail server's refusal, such as 450 or 550")
     return int(text)
 
 

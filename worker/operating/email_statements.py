@@ -46,14 +46,14 @@ class EmailKey(NamedTuple):
 
 
 async def read(connection: Connection, selection: Selection, *, limit: int) -> list[LedgerEmail]:
-    """Return the selected e-mails, in the order of their beginning."""
+    """Return the newest of the selected e-mails, newest first."""
     rows = await connection.fetch(
         f"""
         SELECT event_id AS key, state, attempts, created_at, settled_at, reason, server_reply,
                CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
           FROM email
          WHERE {_SELECTED}
-         ORDER BY created_at, event_id
+         ORDER BY created_at DESC, event_id DESC
          LIMIT $6
         """,  # noqa: S608 - constants only
         *_arguments(selection),
@@ -103,13 +103,17 @@ async def make_due(connection: Connection, found: Sequence[EmailKey]) -> None:
 async def find_ended(
     connection: Connection, selection: Selection, *, after: str, limit: int
 ) -> list[EmailKey]:
-    """Return the next of those selected that are the last e-mail of their request."""
+    """Return the next of those selected that are the last e-mail of their request.
+
+    One that an operator cancelled is left out unless its request is selected by name.
+    """
     rows = await connection.fetch(
         f"""
         SELECT event_id, request_id
           FROM email
          WHERE {_SELECTED}
            AND event_id > $6
+           AND ($2::uuid IS NOT NULL OR reason IS DISTINCT FROM 'cancelled')
            AND NOT EXISTS (SELECT
                              FROM email AS later
                             WHERE later.request_id = email.request_id

@@ -2,10 +2,14 @@
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple, get_args
+from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests import event_history
+from service.calculation_requests.model import RequestNotFound
 from service.operations import emails, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
 from service.postgres import loans
@@ -54,7 +58,7 @@ def add_to(commands: Subcommands) -> None:
             dest="since",
             type=arguments.time,
             metavar="TIME",
-            help="ISO 8601, UTC without an offset",
+            help="ended, or if pending written, at or after this: ISO 8601, UTC without an offset",
         )
         add("--to", dest="until", type=arguments.time, metavar="TIME", help="exclusive (default: now)")
     for command in (retrying, resending):
@@ -63,11 +67,11 @@ def add_to(commands: Subcommands) -> None:
 
 
 async def list_emails(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Show e-mails, the oldest first, with the mail server's last replies."""
+    """Show e-mails, the newest first, with the mail server's last replies."""
     states = [options.state] if options.state else get_args(State)
     async with connections.postgres(environment) as connection:
         found = await email_statements.read(connection, _selection(options, states), limit=options.limit)
-    headings = ("e-mail", "state", "attempts", "reply", "written", "ended", "next attempt")
+    headings = ("e-mail", "state", "reason", "attempts", "reply", "written", "ended", "next attempt")
     return Answer(found, table(headings, map(_row, found)) if found else "none")
 
 
@@ -75,6 +79,7 @@ def _row(email: LedgerEmail) -> tuple[object, ...]:
     return (
         email.key,
         email.state,
+        email.reason,
         email.attempts,
         email.server_reply,
         email.created_at,
@@ -90,7 +95,10 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 async def resend(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Send failed e-mails again, as new ones. Those of requests with another e-mail since are left alone."""
+    """Send failed e-mails again, as new ones. Those of requests with another e-mail since are left alone.
+
+    Those that operators cancelled are sent again only with --uuid.
+    """
     _check_chosen(options)
     if options.sent and options.uuid is None:
         raise InvalidArgument("--sent needs --uuid: an e-mail that was sent is sent again for one request")
@@ -116,8 +124,12 @@ def _selection(options: argparse.Namespace, states: Sequence[State]) -> Selectio
 async def _change(
     options: argparse.Namespace, environment: Mapping[str, str], states: Sequence[State], change: _Change
 ) -> Answer:
-    """Change the selected e-mails page by page, each page and its record in one transaction."""
+    """Change the selected e-mails page by page, each page and its record in one transaction.
+
+    Those that end while the command runs are left alone.
+    """
     selection, by = _selection(options, states), operator_arguments.operator(options)
+    selection = msgspec.structs.replace(selection, until=options.until or datetime.now(UTC))
     keys: list[str] = []
     number, after = 0, ""
     async with connections.postgres(environment) as connection:
@@ -130,15 +142,29 @@ async def _change(
             number += len(changed)
             keys += [each.key for each in changed[: _SHOWN - len(keys)]]
             after = found[-1].key
-    done = Changed(options.dry_run, number, keys)
-    return Answer(done, _described(done))
+        done = Changed(options.dry_run, number, keys)
+        text = _described(done)
+        if number == 0 and options.uuid is not None:
+            text += f". {await _latest(connection, options.uuid)}"
+    return Answer(done, text)
+
+
+async def _latest(connection: Connection, request_id: UUID) -> str:
+    """Return in a sentence what became of the latest e-mail of a request. Raises RequestNotFound."""
+    every = Selection(states=get_args(State), request_id=request_id)
+    for email in await email_statements.read(connection, every, limit=1):
+        return f"The latest of this request, {email.key}, is {email.state}."
+    if not await event_history.read(connection, [request_id]):
+        raise RequestNotFound
+    return "This request has had none yet."
 
 
 def _described(done: Changed) -> str:
     verb = "would be due" if done.dry_run else "due now"
     listed = "".join(f"\n  {key}" for key in done.keys)
     more = f"\n  and {done.emails - len(done.keys)} more" if done.emails > len(done.keys) else ""
-    return f"{done.emails} e-mails {verb}{listed}{more}"
+    noun = "e-mail" if done.emails == 1 else "e-mails"
+    return f"{done.emails} {noun} {verb}{listed}{more}"
 
 
 async def _make_due(connection: Connection, found: Sequence[EmailKey], by: Operator) -> list[EmailKey]:

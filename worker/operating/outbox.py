@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from service.outbox.events import RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements, replay
-from worker.operating.answers import Answer, OperatorError, table
+from worker.operating.answers import Answer, table
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
 from worker.operating.outbox_statements import EventKey, State, UndeliveredEvent
 from worker.relay.lanes import lock_lanes
@@ -24,10 +24,11 @@ STATES: tuple[State, ...] = get_args(State)
 
 _LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
 _LANE_POLL_SECONDS = 0.02
+_BUSY = "busy: a relay holds its lane; try again"
 
 
-class LaneBusy(OperatorError):
-    """A relay holds the lane of these events: try again."""
+class LaneBusy(Exception):
+    """A relay holds the lane of these events."""
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -150,32 +151,29 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     if options.all_parked == bool(options.event_ids):
         raise InvalidArgument("name the events to retry, or --all-parked")
     keys = _keys(options.event_ids)
-    retried: list[EventKey] = []
+    command = _Command("outbox retry", "due now", outbox_statements.retry)
     async with connections.postgres(environment) as connection:
         if options.all_parked:
             keys = await outbox_statements.read_parked(connection)
-        for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
-                in_lane = await outbox_statements.retry(connection, lane, keys)
-                await _record(connection, "outbox retry", in_lane, options)
-            retried += in_lane
+        outcomes = await command.carry_out(connection, keys, options)
         await outbox_lanes.notify(connection)
-    return _outcomes({key.event_id: "due now" for key in retried}, keys, "not held")
+        states = await outbox_statements.read_states(connection, keys)
+    unchanged = {key: _NOT_RETRIED[state] for key, state in states.items() if state in _NOT_RETRIED}
+    return _answer(keys, unchanged | outcomes, otherwise="not held")
+
+
+_NOT_RETRIED = {"failing": "due already", "waiting": "due in its turn"}
 
 
 async def park(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
     """Hold events back until they are retried. Later events of their requests wait behind them."""
     keys = _keys(options.event_ids)
-    parked = set()
+    command = _Command("outbox park", "parked", outbox_statements.park)
     async with connections.postgres(environment) as connection:
-        for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
-                for key in keys:
-                    held = await outbox_statements.park_held(connection, lane, key)
-                    if held or await outbox_statements.park_pending(connection, lane, key):
-                        await _record(connection, "outbox park", [key], options)
-                        parked.add(key)
-    return _outcomes({key.event_id: "parked" for key in sorted(parked)}, keys, "not in the outbox")
+        outcomes = await command.carry_out(connection, keys, options)
+        states = await outbox_statements.read_states(connection, keys)
+    parked = {key: "parked before" for key, state in states.items() if state == "parked"}
+    return _answer(keys, parked | outcomes, otherwise="not in the outbox")
 
 
 async def discard(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
@@ -186,24 +184,49 @@ async def discard(options: argparse.Namespace, environment: Mapping[str, str]) -
     if not options.reason:
         raise InvalidArgument("say why with --reason: a discarded event cannot be restored")
     keys = _keys(options.event_ids)
-    discarded: list[EventKey] = []
+    command = _Command(operator_actions.DISCARD, "discarded", _discard)
     async with connections.postgres(environment) as connection:
-        for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
-                in_lane = await outbox_statements.discard(connection, lane, keys)
-                await _record(connection, "outbox discard", in_lane, options)
-                created = [key for key in in_lane if key.type == RequestCreated.type]
-                await emails.cancel_first(connection, {key.event_id: key.request_id for key in created})
-            discarded += in_lane
+        outcomes = await command.carry_out(connection, keys, options)
         await outbox_lanes.notify(connection)
-    return _outcomes({key.event_id: "discarded" for key in discarded}, keys, "not in the outbox")
+        ids = await operator_actions.discarded(connection, [key.request_id for key in keys])
+    discarded = {key: "discarded before" for key in keys if key.event_id in ids}
+    return _answer(keys, discarded | outcomes, otherwise="not in the outbox")
 
 
-async def _record(
-    connection: Connection, action: str, keys: Sequence[EventKey], options: argparse.Namespace
-) -> None:
-    changed = [(key.request_id, key.event_id) for key in keys]
-    await operator_actions.record(connection, action, changed, operator_arguments.operator(options))
+async def _discard(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
+    discarded = await outbox_statements.discard(connection, lane, keys)
+    created = [key for key in discarded if key.type == RequestCreated.type]
+    await emails.cancel_first(connection, {key.event_id: key.request_id for key in created})
+    return discarded
+
+
+class _Command(NamedTuple):
+    """A command that changes events: its words on the record, its outcome for each event, and its work."""
+
+    words: str
+    outcome: str
+    work: Callable[[Connection, int, Sequence[EventKey]], Awaitable[list[EventKey]]]
+
+    async def carry_out(
+        self, connection: Connection, keys: Sequence[EventKey], options: argparse.Namespace
+    ) -> dict[EventKey, str]:
+        """Change events lane by lane, each lane with its record in one transaction.
+
+        Returns the outcomes: of those that were changed, and of those whose lane stayed busy.
+        """
+        by = operator_arguments.operator(options)
+        outcomes: dict[EventKey, str] = {}
+        for lane, in_lane in (await outbox_statements.by_lane(connection, keys)).items():
+            try:
+                async with _locked_lane(connection, lane, options.lane_seconds):
+                    changed = await self.work(connection, lane, in_lane)
+                    record = [(key.request_id, key.event_id) for key in changed]
+                    await operator_actions.record(connection, self.words, record, by)
+            except LaneBusy:
+                outcomes |= dict.fromkeys(in_lane, _BUSY)
+            else:
+                outcomes |= dict.fromkeys(changed, self.outcome)
+        return outcomes
 
 
 def _keys(event_ids: Sequence[str]) -> list[EventKey]:
@@ -216,10 +239,11 @@ def _keys(event_ids: Sequence[str]) -> list[EventKey]:
     return keys
 
 
-def _outcomes(done: Mapping[str, str], asked: Sequence[EventKey], missing: str) -> Answer:
+def _answer(asked: Sequence[EventKey], outcomes: Mapping[EventKey, str], *, otherwise: str) -> Answer:
     """Answer with the outcome for each event. A missing one is not an error: it may have been published."""
-    outcomes = {**done, **{key.event_id: missing for key in asked if key.event_id not in done}}
-    return Answer(outcomes, table(("event id", "outcome"), outcomes.items()) if outcomes else "none")
+    found = {key.event_id: outcomes.get(key, otherwise) for key in asked}
+    text = table(("event id", "outcome"), found.items()) if found else "none"
+    return Answer(found, text, status=int(_BUSY in found.values()))
 
 
 @asynccontextmanager

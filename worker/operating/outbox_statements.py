@@ -147,22 +147,38 @@ async def read_parked(connection: Connection) -> list[EventKey]:
     return [EventKey(**row) for row in rows]
 
 
-async def lanes_of(connection: Connection, keys: Sequence[EventKey]) -> list[int]:
-    """Return the lanes with unpublished events of these requests. An event never changes its lane."""
+async def by_lane(connection: Connection, keys: Sequence[EventKey]) -> dict[int, list[EventKey]]:
+    """Return the events by the lane of their request, if it has unpublished ones. A lane never changes."""
     rows = await connection.fetch(
         """
-        SELECT DISTINCT lane
+        SELECT DISTINCT lane, request_id
           FROM undelivered_event
          WHERE request_id = ANY($1)
          ORDER BY lane
         """,
         [key.request_id for key in keys],
     )
-    return [row["lane"] for row in rows]
+    found: dict[int, list[EventKey]] = {}
+    for lane, request_id in rows:
+        found.setdefault(lane, []).extend(key for key in keys if key.request_id == request_id)
+    return found
+
+
+async def read_states(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, State]:
+    """Return the states of those events that are unpublished."""
+    rows = await connection.fetch(
+        """
+        SELECT request_id, type, sequence, state
+          FROM undelivered_event
+         WHERE request_id = ANY($1)
+        """,
+        [key.request_id for key in keys],
+    )
+    return {EventKey(*row[:-1]): row["state"] for row in rows}
 
 
 async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
-    """Make held events of a locked lane due now, parked ones included. Returns those found.
+    """Make held events of a locked lane due now, parked ones included. Returns those that were not.
 
     Their attempts are kept. An event that is not the first of its request still waits for its turn.
     """
@@ -186,6 +202,7 @@ async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> 
            AND outbox_held.request_id = wanted.request_id
            AND outbox_held.type = wanted.type
            AND outbox_held.sequence = wanted.sequence
+           AND (parked_at IS NOT NULL OR outbox_held.id = first.id AND next_attempt_at > clock_timestamp())
         RETURNING outbox_held.request_id, outbox_held.type, outbox_held.sequence
         """,
         lane,
@@ -194,17 +211,27 @@ async def retry(connection: Connection, lane: int, keys: Sequence[EventKey]) -> 
     return [EventKey(**row) for row in rows]
 
 
-async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
-    """Park a held event of a locked lane. False when it is not held; parking again changes nothing."""
+async def park(connection: Connection, lane: int, keys: Sequence[EventKey]) -> list[EventKey]:
+    """Park events of a locked lane. Returns those that were not parked."""
+    return [
+        key
+        for key in keys
+        if await _park_held(connection, lane, key) or await _park_pending(connection, lane, key)
+    ]
+
+
+async def _park_held(connection: Connection, lane: int, key: EventKey) -> bool:
+    """Park a held event of a locked lane. False when it is not held, or is parked already."""
     parked = await connection.execute(
         """
         UPDATE outbox_held
-           SET parked_at = coalesce(parked_at, clock_timestamp()),
+           SET parked_at = clock_timestamp(),
                last_error = coalesce(last_error, $5)
          WHERE lane = $1
            AND request_id = $2
            AND type = $3
            AND sequence = $4
+           AND parked_at IS NULL
         """,
         lane,
         key.request_id,
@@ -215,7 +242,7 @@ async def park_held(connection: Connection, lane: int, key: EventKey) -> bool:
     return parked != "UPDATE 0"
 
 
-async def park_pending(connection: Connection, lane: int, key: EventKey) -> bool:
+async def _park_pending(connection: Connection, lane: int, key: EventKey) -> bool:
     """Park a pending event of a locked lane. False when it is not pending."""
     moved = await connection.execute(
         """

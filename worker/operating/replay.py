@@ -5,7 +5,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -15,8 +15,9 @@ from service.calculation_requests import event_history, reading
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import first_id_at
+from service.operations import operator_actions
 from service.outbox import events, lanes
-from service.outbox.events import EVENT_TYPES, RequestCreated
+from service.outbox.events import EVENT_TYPES, RequestCreated, RequestEvent
 from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements
@@ -42,14 +43,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     types: frozenset[str]
     request_id: UUID | None = None
 
-    def of(self, history: EventHistory) -> list[RecordedEvent]:
-        """Return the selected events of a request, in order."""
+    def of(self, history: EventHistory, *, discarded: Collection[str] = ()) -> list[RecordedEvent]:
+        """Return the selected events of a request, in order, without those that operators *discarded*."""
         return [
             recorded
             for recorded in history.recorded_events()
             if recorded.event.type in self.types
             and (self.since is None or recorded.at >= self.since)
             and recorded.at < self.until
+            and _id_of(recorded.event) not in discarded
         ]
 
     def first_id(self) -> UUID:
@@ -57,6 +59,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         if self.since is None or self.types != {RequestCreated.type}:
             return UUID(int=0)
         return first_id_at(self.since - _CLOCK_SLACK)
+
+
+def _id_of(event: RequestEvent) -> str:
+    return events.event_id(event.uuid, event.type, event.sequence)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +166,9 @@ async def count(connection: Connection, selection: Selection, limits: Limits) ->
     """Return what a replay would do if every earlier event had been published."""
     tally = Tally(dry_run=True)
     async for page in _pages(connection, selection, limits):
+        discarded = await operator_actions.discarded(connection, [history.request.id for history in page])
         for history in page:
-            tally.add(selection.of(history))
+            tally.add(selection.of(history, discarded=discarded))
     return tally
 
 
@@ -207,11 +214,12 @@ async def replay_batch(
             raise RequestNotFound
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
+        discarded = await operator_actions.discarded(connection, request_ids)
         for history in await event_history.read(connection, request_ids):
             request_id = history.request.id
             if request_id in undelivered:
                 continue
-            selected = selection.of(history)
+            selected = selection.of(history, discarded=discarded)
             tally.add(selected)
             for recorded in selected:
                 event = recorded.event

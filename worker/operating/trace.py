@@ -26,7 +26,7 @@ _MOST_EMAILS = 100
 
 
 class EventStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one event: published, or a state of unpublished events."""
+    """The state of one event: published, discarded, or a state of unpublished events."""
 
     event_id: str
     type: str
@@ -70,13 +70,14 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         histories = await event_history.read(connection, [request_id])
-        emails = await email_statements.read(connection, _emails_of(request_id), limit=_MOST_EMAILS)
+        newest = await email_statements.read(connection, _emails_of(request_id), limit=_MOST_EMAILS)
         actions = await operator_actions.read(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
     if not histories:
         raise RequestNotFound
     [history] = histories
-    events = _standings(history, undelivered)
+    events = _standings(history, undelivered, actions)
+    emails = newest[::-1]
     request = history.request
     return Trace(
         uuid=uuid_of(request_id),
@@ -96,8 +97,11 @@ def _emails_of(request_id: UUID) -> Selection:
     return Selection(states=get_args(State), request_id=request_id)
 
 
-def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -> list[EventStanding]:
+def _standings(
+    history: EventHistory, undelivered: Sequence[UndeliveredEvent], actions: Sequence[OperatorAction]
+) -> list[EventStanding]:
     """Return every event of the rows or the outbox, in order."""
+    discarded = {action.subject for action in actions if action.action == operator_actions.DISCARD}
     found: dict[str, EventStanding] = {}
     for recorded in history.recorded_events():
         key = EventKey(history.request.id, recorded.event.type, recorded.event.sequence)
@@ -106,7 +110,7 @@ def _standings(history: EventHistory, undelivered: Sequence[UndeliveredEvent]) -
             type=key.type,
             sequence=key.sequence,
             written_at=recorded.at,
-            state="published",
+            state="discarded" if key.event_id in discarded else "published",
         )
     for event in undelivered:
         found[event.event_id] = EventStanding(
@@ -171,7 +175,7 @@ def _describe_action(action: OperatorAction) -> str:
 
 
 def _describe_email(email: LedgerEmail) -> str:
-    text = f"{email.state}, {email.attempts} attempts"
+    text = f"{email.key}, {email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
         text += f", next at {cell(email.next_attempt_at)}"
     return text + (f": {email.server_reply}" if email.server_reply else "")

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.operations import emails
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
@@ -36,7 +36,8 @@ async def changed(settings: WorkerSettings, *words: str) -> Changed:
     """Return the answer of `emails retry` or `resend`."""
     answer = await command(settings, "emails", *words)
     assert isinstance(answer.data, Changed)
-    assert answer.text.startswith(f"{answer.data.emails} e-mails ")
+    noun = "e-mail" if answer.data.emails == 1 else "e-mails"
+    assert answer.text.startswith(f"{answer.data.emails} {noun} ")
     return answer.data
 
 
@@ -272,6 +273,68 @@ async def test_time_and_code_choose_the_emails(
     assert len(await actions(database)) == number
 
 
+async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is_named(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    async with database.transaction():
+        await emails.cancel_first(database, {key_of(stored_request): stored_request.id})
+
+    by_time = await changed(worker_settings, "resend", "--from", "2026-01-01")
+    by_name = await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
+
+    assert (by_time.emails, by_name.keys) == (0, [key_of(stored_request, 2)])
+
+
+@pytest.mark.parametrize("verb", ["retry", "resend"])
+async def test_emails_that_end_after_the_command_began_are_left_alone(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest, *, verb: str
+) -> None:
+    """Otherwise a page could find again what an earlier page sent, and what has failed since."""
+    await intend(database, stored_request)
+    pending = "UPDATE email SET created_at = now() + interval '1 h', next_attempt_at = now() + interval '2 h'"
+    ended = "UPDATE email SET state = 'failed', settled_at = now() + interval '1 h'"
+    await database.execute(pending if verb == "retry" else ended)
+
+    by_default = await changed(worker_settings, verb, "--uuid", stored_request.uuid)
+    on_demand = await changed(worker_settings, verb, "--uuid", stored_request.uuid, "--to", LATER)
+
+    assert (by_default.emails, on_demand.emails) == (0, 1)
+
+
+async def test_command_that_changes_nothing_of_a_request_says_why(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    words = ("emails", "resend", "--uuid")
+
+    without_email = await command(worker_settings, *words, stored_request.uuid)
+    await intend(database, stored_request)
+    with_pending_email = await command(worker_settings, *words, stored_request.uuid)
+    with pytest.raises(RequestNotFound):
+        await command(worker_settings, *words, "req_0000000000000000000000")
+
+    assert without_email.text == "0 e-mails due now. This request has had none yet."
+    latest = f"The latest of this request, {key_of(stored_request)}, is pending."
+    assert with_pending_email.text == f"0 e-mails due now. {latest}"
+
+
+async def test_list_begins_with_the_newest_and_says_why_emails_failed(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    async with database.transaction():
+        await emails.cancel_first(database, {key_of(stored_request): stored_request.id})
+    await emails.add_again(database, {key_of(stored_request): stored_request.id})
+
+    answer = await command(worker_settings, "emails", "list")
+    newest = await command(worker_settings, "emails", "list", "--limit", "1")
+
+    assert [line.split()[:3] for line in answer.text.splitlines()] == [
+        ["e-mail", "state", "reason"],
+        [key_of(stored_request, 2), "pending", "-"],
+        [key_of(stored_request), "failed", "cancelled"],
+    ]
+    assert key_of(stored_request, 2) in newest.text
+
+
 async def test_many_emails_are_sent_again_page_by_page(
     worker_settings: WorkerSettings, database: Connection
 ) -> None:
@@ -315,7 +378,8 @@ async def test_listed_replies_show_no_address(
     [
         (["retry"], "say which e-mails"),
         (["resend", "--dry-run"], "say which e-mails"),
-        (["resend", "--code", "99"], "not a reply code"),
+        (["resend", "--code", "99"], "not the code of a mail server's refusal"),
+        (["resend", "--code", "250"], "not the code of a mail server's refusal"),
         (["list", "--uuid", "1"], "not the uuid of a request"),
     ],
 )

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
+from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
-from service.operations import operator_actions
+from service.operations import emails, operator_actions
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
+from tests.harness.databases import has_waiting_statement
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, bind_tap, settings_with, store, take_ids
@@ -20,7 +22,6 @@ from tests.worker.operating.test_commands import command
 from worker.operating import outbox as operating_outbox
 from worker.operating import outbox_statements
 from worker.operating.arguments import InvalidArgument
-from worker.operating.outbox import LaneBusy
 from worker.operating.outbox_statements import EventKey
 from worker.rabbitmq import topology
 from worker.reconciliation import checks
@@ -307,7 +308,7 @@ async def test_parking_again_changes_nothing(
 
     again = await command(worker_settings, "outbox", "park", event_id(refused))
 
-    assert again.data == {event_id(refused): "parked"}
+    assert again.data == {event_id(refused): "parked before"}
     assert await database.fetch("SELECT * FROM outbox_held ORDER BY id") == before
     assert before[0]["last_error"] == "returned: no queue is bound for it"
 
@@ -320,12 +321,13 @@ async def test_lane_held_by_a_relay_is_waited_for(
     park = ("outbox", "park", event_id(stored_request))
     async with database.transaction():
         assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
-        with pytest.raises(LaneBusy):
-            await command(worker_settings, *park, lane_seconds=0.2)
+        busy = await command(worker_settings, *park, lane_seconds=0.2)
         parking = asyncio.create_task(command(worker_settings, *park))
         await asyncio.sleep(0.1)
         assert not parking.done()
 
+    assert busy.data == {event_id(stored_request): "busy: a relay holds its lane; try again"}
+    assert busy.status == 1
     assert (await parking).data == {event_id(stored_request): "parked"}
 
 
@@ -413,7 +415,7 @@ async def test_discarded_event_is_gone_and_the_later_ones_are_delivered(
     again = await command(worker_settings, "outbox", "discard", event_id(refused), *words)
 
     assert answer.data == {event_id(refused): "discarded"}
-    assert (again.data, again.status) == ({event_id(refused): "not in the outbox"}, 0)
+    assert (again.data, again.status) == ({event_id(refused): "discarded before"}, 0)
     assert await deliver() == [
         event_id(refused, "request.email_sent", 2),
         event_id(refused, "request.email_failed", 3),
@@ -468,15 +470,59 @@ async def test_discarding_needs_a_reason(worker_settings: WorkerSettings) -> Non
         await command(worker_settings, "outbox", "discard", "req_0000000000000000000000.request.created.1")
 
 
-async def test_parked_and_retried_events_are_on_record(
+async def test_busy_lane_does_not_keep_events_of_other_lanes_from_being_discarded(
+    worker_settings: WorkerSettings, database: Connection, other_connection: Connection
+) -> None:
+    requests = [await store(database) for _ in range(20)]
+    first, *_, last = sorted(requests, key=lambda request: lanes.lane_of(request.id))
+    assert lanes.lane_of(first.id) < lanes.lane_of(last.id)
+    heard = asyncio.Event()
+    await other_connection.add_listener(lanes.CHANNEL, lambda *_: heard.set())
+    words = ("outbox", "discard", event_id(first), event_id(last), "--reason", "a test")
+
+    async with database.transaction():
+        assert (await lock_lanes(database, [lanes.lane_of(first.id)])).lanes
+        answer = await command(worker_settings, *words, lane_seconds=0.2)
+
+    assert answer.data == {
+        event_id(first): "busy: a relay holds its lane; try again",
+        event_id(last): "discarded",
+    }
+    assert answer.status == 1
+    await eventually(heard.is_set)
+
+
+async def test_discard_beside_a_correction_does_not_deadlock(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    other_connection: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    words = ("outbox", "discard", event_id(stored_request), "--reason", "a test")
+
+    async with other_connection.transaction():
+        await reading.lock_all(other_connection, [stored_request.id])
+        discarding = asyncio.create_task(command(worker_settings, *words))
+        await eventually(lambda: has_waiting_statement(database))
+        replaced = await emails.replace(other_connection, stored_request.id, sends=True)
+
+    assert replaced == event_id(stored_request)
+    assert (await discarding).data == {event_id(stored_request): "discarded"}
+    assert await database.fetchval("SELECT state FROM email") == "pending"
+
+
+async def test_only_changes_are_on_record(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
-    for verb in ("park", "retry", "retry"):
-        await command(worker_settings, "outbox", verb, event_id(stored_request), "--by", "Ada")
+    outcomes: list[str] = []
+    for verb in ("park", "park", "retry", "retry"):
+        answer = await command(worker_settings, "outbox", verb, event_id(stored_request), "--by", "Ada")
+        assert isinstance(answer.data, dict)
+        outcomes += answer.data.values()
 
+    assert outcomes == ["parked", "parked before", "due now", "due in its turn"]
     actions = await operator_actions.read(database, stored_request.id)
     assert [(action.action, action.operator) for action in actions] == [
         ("outbox park", "Ada"),
-        ("outbox retry", "Ada"),
         ("outbox retry", "Ada"),
     ]

@@ -326,6 +326,23 @@ async def test_request_with_an_unpublished_event_is_left_out(
     assert (answer.data.events, answer.data.requests_undelivered) == (0, 1)
 
 
+async def test_discarded_event_is_left_out(
+    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
+) -> None:
+    request = await store(database)
+    created = f"{request.uuid}.request.created.1"
+    await command(worker_settings, "outbox", "discard", created, "--reason", "cannot be published")
+    before = await deliver()
+
+    planned = await command(worker_settings, "outbox", "replay", *ALWAYS, "--dry-run")
+    done = await command(worker_settings, "outbox", "replay", *ALWAYS)
+
+    assert isinstance(planned.data, Tally)
+    assert isinstance(done.data, Tally)
+    assert (planned.data.events, done.data.events) == (1, 1)
+    assert ids(before) == ids(await deliver()) == [f"{request.uuid}.request.email_failed.2"]
+
+
 async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     database: Connection, other_connection: Connection, stored_request: CalculationRequest
 ) -> None:

@@ -182,3 +182,44 @@ async def test_text_lists_the_steps_in_the_order_of_time(
         "request.calculated",
         "calculation",
     ]
+
+
+async def test_changes_by_operators_are_shown(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    key = f"{stored_request.uuid}.request.created.1"
+    by = ("--by", "Ada", "--reason", "a test of the firm")
+    await command(worker_settings, "outbox", "discard", key, *by)
+    await command(worker_settings, "emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
+    await database.execute("DELETE FROM outbox")
+
+    trace = await trace_of(worker_settings, stored_request)
+    text = (await command(worker_settings, "trace", stored_request.uuid)).text
+
+    assert states(trace) == [("request.created", 1, "discarded"), ("request.email_failed", 2, "published")]
+    lines = [line.split(maxsplit=3) for line in text.splitlines()[4:]]
+    said = [(" ".join(words[:2]), words[3]) for words in lines if words[0] in ("outbox", "emails")]
+    assert said == [
+        ("outbox discard", f"{key}, by Ada: a test of the firm"),
+        ("emails resend", f"{key}.2, by Bob"),
+    ]
+    assert [words[2] for words in lines if words[0] == "e-mail"] == [f"{key},", f"{key}.2,"]
+
+
+async def test_newest_of_very_many_emails_decides(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await database.execute(
+        """
+        INSERT INTO email (event_id, request_id, state, created_at)
+        SELECT number, $1, CASE number WHEN 101 THEN 'sent' ELSE 'failed' END,
+               now() + make_interval(secs => number)
+          FROM generate_series(1, 101) AS number
+        """,
+        stored_request.id,
+    )
+
+    trace = await trace_of(worker_settings, stored_request)
+
+    assert [email.key for email in trace.emails] == [str(number) for number in range(2, 102)]
+    assert trace.conclusion == "The mail server has accepted the e-mail. There is no calculation yet."
