@@ -189,7 +189,8 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at, parked_at
   FROM outbox_held;
 
--- The ledger of e-mails: one row per request.created event, written before the e-mail is first sent.
+-- The ledger of e-mails: a row for each, written before it is first sent. The key of a request's first e-mail is the id
+-- of its request.created.
 CREATE TABLE email (
     event_id        text PRIMARY KEY,
     request_id      uuid NOT NULL,

@@ -210,7 +210,7 @@ async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dic
     """Lock the rows of these requests until the transaction ends, and return those that exist.
 
     So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
-    with several requests do not deadlock. Only for the worker.
+    with several requests do not deadlock. For workers and operators, not for the API.
     """
     rows = await connection.fetch(_LOCK_ALL, request_ids)
     return {row["id"]: AnnouncedRequest(*row) for row in rows}

@@ -52,7 +52,7 @@ Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
 
 
 class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
-    """The e-mail to the customer will not be sent: the customer has no link."""
+    """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail follows."""
 
     type: ClassVar[str] = "request.email_failed"
 
@@ -61,7 +61,7 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
         msgspec.Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: reserved, not sent yet."
+            "and names. `cancelled`: by an operator; another e-mail may follow."
         ),
     ]
     smtp_code: Annotated[
