@@ -149,7 +149,8 @@ def _as_text(trace: Trace) -> str:
     lines = [("stored", trace.stored_at, f"by {trace.tenant}")]
     lines += [(event.type, event.written_at, _describe_event(event)) for event in trace.events]
     lines += [
-        ("e-mail", email.settled_at or email.created_at, _describe_email(email)) for email in trace.emails
+        ("e-mail", email.settled_at or email.created_at, _describe_email(email, trace.uuid))
+        for email in trace.emails
     ]
     lines += [(action.action, action.at, _describe_action(action)) for action in trace.actions]
     if trace.calculated_at is not None:
@@ -174,8 +175,9 @@ def _describe_action(action: OperatorAction) -> str:
     return f"{subject}by {action.operator}" + (f": {action.reason}" if action.reason else "")
 
 
-def _describe_email(email: LedgerEmail) -> str:
-    text = f"{email.key}, {email.state}, {email.attempts} attempts"
+def _describe_email(email: LedgerEmail, uuid: str) -> str:
+    key = email.key.removeprefix(f"{uuid}.")  # The reply needs the room.
+    text = f"{key}, {email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
         text += f", next at {cell(email.next_attempt_at)}"
     return text + (f": {email.server_reply}" if email.server_reply else "")

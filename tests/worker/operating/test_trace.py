@@ -203,7 +203,10 @@ async def test_changes_by_operators_are_shown(
         ("outbox discard", f"{key}, by Ada: a test of the firm"),
         ("emails resend", f"{key}.2, by Bob"),
     ]
-    assert [words[2] for words in lines if words[0] == "e-mail"] == [f"{key},", f"{key}.2,"]
+    assert [words[2] for words in lines if words[0] == "e-mail"] == [
+        "request.created.1,",
+        "request.created.1.2,",
+    ]
 
 
 async def test_newest_of_very_many_emails_decides(
