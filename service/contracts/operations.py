@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.handlers import HTTPRouteHandler
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from msgspec.structs import replace
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
@@ -83,7 +83,7 @@ ANY_FAILURE: Mapping[str, Exception] = {
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of an endpoint beyond its handler."""
 
-    handler: HTTPRouteHandler
+    handler: HTTPRouteHandler | ASGIRouteHandler  # the latter is for GET
     tag: str
     security: list[dict[str, list[str]]]
     example: msgspec.Struct  # the payload; its type is that of the answer
