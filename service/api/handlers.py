@@ -28,6 +28,7 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
+    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
@@ -115,7 +116,7 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
     except IdempotencyKeyReused as error:
         facts.note_uuid(error.uuid)
         raise
-    except (IdempotencyKeyInFlight, UnknownConveyancer):
+    except (IdempotencyKeyInFlight, RequestErased, UnknownConveyancer):
         facts.note_uuid(None)  # Nothing is stored under the new uuid.
         raise
     facts.note_uuid(stored.uuid)

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from service.calculation_requests import conveyancers
+from service.calculation_requests import conveyancers, erased
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -105,19 +105,24 @@ class EventHistory(msgspec.Struct, frozen=True):
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
     """Return the history of a request of this conveyancer.
 
-    Raises RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
+    Raises RequestErased, RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
     """
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
         await conveyancers.check_registered(connection, conveyancer_id)
+        await erased.check_own(connection, request_id, conveyancer_id=conveyancer_id)
         raise RequestNotFound
     return found[0]
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
-    """Return the history of a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
+    """Return the history of a request of any conveyancer, for an internal reader.
+
+    Raises RequestErased and RequestNotFound.
+    """
     for history in _histories(await connection.fetch(_READ_INTERNALLY, request_id)):
         return history
+    await erased.check(connection, request_id)
     raise RequestNotFound
 
 

@@ -39,6 +39,7 @@ from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequestView,
+    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
@@ -120,6 +121,7 @@ def _create() -> Operation:
             "two_keys": RepeatedIdempotencyKey(),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
+            "erased": RequestErased(),
             "too_slow": BodyOverdue(),
             "too_large": BodyTooLarge(LARGE_REQUEST),
             "no_content_type": MissingContentType(),
@@ -169,6 +171,7 @@ def _retrieve() -> Operation:
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
+            "erased": RequestErased(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
         },
     )
@@ -191,6 +194,7 @@ def _events() -> Operation:
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
+            "erased": RequestErased(),
         },
     )
 

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading, request_secrets, storing
+from service.calculation_requests import erased, reading, request_secrets, storing
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.operations import emails, operator_actions
@@ -22,13 +22,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def carry_out(connection: Connection, request_id: UUID, change: Change, *, keys: SecretKeyRing) -> None:
-    """Change a request, and send its customer another e-mail. Raises RequestNotFound.
+    """Change a request, and send its customer another e-mail. Raises RequestErased and RequestNotFound.
 
     Pending e-mails are cancelled, because one that is being sent has the old address and the dead link. The
     first e-mail, while request.created has not been consumed, will have the new ones.
     """
     async with connection.transaction():
         if not await reading.lock_all(connection, [request_id]):
+            await erased.check(connection, request_id)
             raise RequestNotFound
         await connection.execute(
             """

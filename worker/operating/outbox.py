@@ -22,7 +22,7 @@ from worker.relay.lanes import lock_lanes
 
 STATES: tuple[State, ...] = get_args(State)
 
-_LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
+LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
 _LANE_POLL_SECONDS = 0.02
 _END_WHEN_SILENT = f"SET LOCAL idle_in_transaction_session_timeout = '{loans.SILENCE_SECONDS:g}s'"
 
@@ -65,7 +65,7 @@ def add_to(commands: Subcommands) -> None:
     discarding = add_command(group, "discard", discard)
     discarding.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
     for command in (retrying, parking, discarding):
-        command.set_defaults(lane_seconds=_LANE_SECONDS)
+        command.set_defaults(lane_seconds=LANE_SECONDS)
         operator_actions.add_arguments(command)
     replay.add_to(group)
 
@@ -156,7 +156,7 @@ async def retry(options: argparse.Namespace, environment: Mapping[str, str]) -> 
         if options.all_parked:
             keys = await outbox_statements.read_parked(connection)
         for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
+            async with locked_lane(connection, lane, options.lane_seconds):
                 in_lane = await outbox_statements.retry(connection, lane, keys)
                 await _record(connection, "outbox retry", in_lane, options)
             retried += in_lane
@@ -170,7 +170,7 @@ async def park(options: argparse.Namespace, environment: Mapping[str, str]) -> A
     parked = set()
     async with connections.postgres(environment) as connection:
         for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
+            async with locked_lane(connection, lane, options.lane_seconds):
                 for key in keys:
                     held = await outbox_statements.park_held(connection, lane, key)
                     if held or await outbox_statements.park_pending(connection, lane, key):
@@ -190,7 +190,7 @@ async def discard(options: argparse.Namespace, environment: Mapping[str, str]) -
     discarded: list[EventKey] = []
     async with connections.postgres(environment) as connection:
         for lane in await outbox_statements.lanes_of(connection, keys):
-            async with _locked_lane(connection, lane, options.lane_seconds):
+            async with locked_lane(connection, lane, options.lane_seconds):
                 in_lane = await outbox_statements.discard(connection, lane, keys)
                 await _record(connection, "outbox discard", in_lane, options)
                 created = [key for key in in_lane if key.type == RequestCreated.type]
@@ -224,7 +224,7 @@ def _outcomes(done: Mapping[str, str], asked: Sequence[EventKey], missing: str) 
 
 
 @asynccontextmanager
-async def _locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
+async def locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
     """Hold a lane as a relay does, whose pass relies on the rows it has read.
 
     Raises LaneBusy when a relay still holds it after *seconds*. Postgres frees the lane when this process

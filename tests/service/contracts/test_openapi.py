@@ -276,6 +276,7 @@ class Provocations:
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
 OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
+    "erased",  # in test_erased_requests.py: only a command erases
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_errors.py: it takes its time
 }
