@@ -174,9 +174,7 @@ def test_every_statement_that_the_api_makes_names_its_conveyancer() -> None:
 
 
 def test_api_uses_no_statement_that_acts_for_every_conveyancer() -> None:
-    modules = {
-        name.partition(".")[0] for name in FOR_EVERY_CONVEYANCER | FOR_OTHERS_THAN_CONVEYANCERS
-    }
+    modules = {name.partition(".")[0] for name in FOR_EVERY_CONVEYANCER | FOR_OTHERS_THAN_CONVEYANCERS}
     users = [*package_of(api), *package_of(calculation_requests)]
     used = {path.stem: names_used(path, modules=modules) for path in users}
 
