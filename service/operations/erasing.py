@@ -42,15 +42,19 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
         )
         await connection.execute(
             """
-            WITH erased AS (
+            WITH request AS (
                 DELETE FROM calculation_request
                  WHERE id = ANY($1)
-                RETURNING id, conveyancer_id, created_at, sequence, calculation_id, idempotency_key
+                RETURNING *
             )
             INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
-                                        idempotency_key)
-            SELECT id, conveyancer_id, created_at, sequence, calculation_id, idempotency_key
-              FROM erased
+                                        calculation_sequence, calculated_at, idempotency_key)
+            SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence,
+                   CASE WHEN calculation_sequence IS NOT NULL
+                        THEN coalesce(calculated_at, updated_at)
+                        END,
+                   idempotency_key
+              FROM request
             """,
             found,
         )

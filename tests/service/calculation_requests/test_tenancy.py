@@ -81,6 +81,7 @@ FOR_EVERY_CONVEYANCER = {
     "reading.sample_secret_keys",
     "storing.announce",
     "event_history.read",
+    "event_history.read_erased",
     "event_history.read_page",
 }
 # Nor do these name a conveyancer: its own secret, or the right of an internal reader, opens the request.

@@ -11,6 +11,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.ports import free_port
+from service.calculation_requests import event_history
 from service.calculation_requests.model import CalculationRequest, RequestErased, RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
@@ -138,6 +139,24 @@ async def test_nothing_personal_is_left_in_any_table_or_dead_letter(
     assert (action.action, action.operator, action.reason) == ("request erase", "Ada", "asked for it")
     await database.execute("DELETE FROM outbox_held")  # what is parked is an anomaly
     await assert_sound(database)
+
+
+@pytest.mark.usefixtures("channel")
+async def test_types_and_times_of_its_events_are_left(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await calculate(database, stored_request)
+    [before] = await event_history.read(database, [stored_request.id])
+
+    await erase(worker_settings, stored_request)
+
+    after = await event_history.read_erased(database, stored_request.id)
+    assert after is not None
+    written = [(each.event.type, each.event.sequence, each.at) for each in after.recorded_events()]
+    assert written[:2] == [
+        (each.event.type, each.event.sequence, each.at) for each in before.recorded_events()
+    ]
+    assert [kind for kind, *_ in written[2:]] == ["request.email_failed"]
 
 
 async def test_erasing_again_changes_nothing_but_removes_later_dead_letters(
