@@ -62,6 +62,11 @@ consumer_seconds = Histogram(
     "consumer_message_seconds", "From receiving a message to settling it.", ["queue"]
 )
 consumer_reading = Gauge("consumer_reading", "1 while the queue is being consumed.", ["queue"])
+consumer_dead_letters = Gauge(
+    "consumer_dead_letters",
+    "Messages ready in the dead-letter queue of this queue; the maximum over processes counts.",
+    ["queue"],
+)
 
 emails = Counter("emails_total", "Attempts to send an e-mail, by outcome.", ["outcome"])
 emails_pending = Gauge(

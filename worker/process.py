@@ -25,6 +25,7 @@ from worker.reconciliation.loop import Discrepancies
 from worker.relay.backlog import outbox_gauges
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
+from worker.retention import Retention
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses
 
@@ -50,6 +51,7 @@ def assemble(
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
         parts["discrepancies"] = Discrepancies(settings, pool).run
+        parts["retention"] = Retention(settings, pool, relay_waker).run
         readings.append(outbox_gauges(relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:

@@ -34,6 +34,9 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     reconcile_seconds: Annotated[float, msgspec.Meta(ge=60, le=86_400)] = 300.0
     reconcile_window_seconds: Annotated[float, msgspec.Meta(ge=7200, le=30 * 86_400)] = 86_400.0
 
+    # Less would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
+    retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
+
     consumer_prefetch: Count = 256
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8

@@ -10,7 +10,7 @@ from service.authentication.api_keys import looks_like_api_key
 from service.authentication.authenticator import Authenticator, bearer_token, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import Pool
-from service.server.asgi import header_values
+from service.server.asgi import Scope, header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
 
@@ -36,6 +36,13 @@ class Admission(msgspec.Struct, frozen=True):
         self.pool.check_not_full()
         self.pool.check_reachable()
 
+    async def admit_api_key_or_token(self, scope: Scope) -> None:
+        """Admit a caller of the questionnaire, with an API key or any access token.
+
+        Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
+        """
+        await self.authenticator.verify_api_key_or_token(_token(scope))
+
 
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     """Return the `before_request` of an endpoint that needs Postgres, and an access token with *scope*.
@@ -45,7 +52,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
     async def admit(request: AnyRequest) -> None:
         request.scope["user"] = await _authenticator(request).verify_access_token(
-            _token(request), scope=scope
+            _token(request.scope), scope=scope
         )
 
     return admit
@@ -53,7 +60,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    request.scope["user"] = await _authenticator(request).verify_reader(_token(request))
+    request.scope["user"] = await _authenticator(request).verify_reader(_token(request.scope))
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -63,22 +70,13 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     one.
     """
     authenticator = _authenticator(request)
-    token = _token(request)
+    token = _token(request.scope)
     if is_jwt(token) or looks_like_api_key(token):
         request.scope["user"] = await authenticator.verify_reader(token)
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:
         raise WrongSecret
-
-
-async def requires_api_key_or_token(request: AnyRequest) -> None:
-    """Admit a caller with an API key or any access token: the `before_request` of the questionnaire.
-
-    Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
-    """
-    admission: Admission = request.app.state.resources.admission
-    await admission.authenticator.verify_api_key_or_token(_token(request))
 
 
 def _authenticator(request: AnyRequest) -> Authenticator:
@@ -88,6 +86,6 @@ def _authenticator(request: AnyRequest) -> Authenticator:
     return admission.authenticator
 
 
-def _token(request: AnyRequest) -> str:
+def _token(scope: Scope) -> str:
     """Return the Bearer token, whatever kind it is. Raises as `bearer_token` does."""
-    return bearer_token(header_values(request.scope, b"authorization"))
+    return bearer_token(header_values(scope, b"authorization"))

@@ -18,6 +18,7 @@ ErrorCode = Literal[
     "insufficient_scope",
     "unknown_conveyancer",
     "not_found",
+    "erased",
     "method_not_allowed",
     "request_timeout",
     "idempotency_key_in_flight",

@@ -24,7 +24,7 @@ from service.authentication.authenticator import (
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import RequestNotFound
+from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
 from service.server import log_facts
@@ -167,6 +167,11 @@ _KINDS: dict[type[Exception], ErrorKind] = {
         HTTPStatus.NOT_FOUND,
         "not_found",
         "There is no request with this uuid that this token may read.",
+    ),
+    RequestErased: ErrorKind(
+        HTTPStatus.GONE,
+        "erased",
+        "The request was erased for good: to make another one, send a new Idempotency-Key.",
     ),
     MalformedFraming: ErrorKind(
         HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."

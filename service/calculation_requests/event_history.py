@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from service.calculation_requests import conveyancers
+from service.calculation_requests import conveyancers, erased
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -105,25 +105,35 @@ class EventHistory(msgspec.Struct, frozen=True):
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
     """Return the history of a request of this conveyancer.
 
-    Raises RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
+    Raises RequestErased, RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
     """
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
         await conveyancers.check_registered(connection, conveyancer_id)
+        await erased.check_own(connection, request_id, conveyancer_id=conveyancer_id)
         raise RequestNotFound
     return found[0]
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
-    """Return the history of a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
+    """Return the history of a request of any conveyancer, for an internal reader.
+
+    Raises RequestErased and RequestNotFound.
+    """
     for history in _histories(await connection.fetch(_READ_INTERNALLY, request_id)):
         return history
+    await erased.check(connection, request_id)
     raise RequestNotFound
 
 
 async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
     """Return the histories of these requests, in the order of their ids."""
     return _histories(await connection.fetch(_READ, request_ids))
+
+
+async def read_erased(connection: Connection, request_id: UUID) -> EventHistory | None:
+    """Return the history of a request that was erased: the types and times of its events are left."""
+    return next(iter(_histories(await connection.fetch(_READ_ERASED, request_id))), None)
 
 
 async def read_page(connection: Connection, *, after: UUID, before: UUID, limit: int) -> list[EventHistory]:
@@ -159,8 +169,8 @@ _COLUMNS = f"""
                 END AS calculated_at,
            email.state AS email_state, email.event_sequence, email.settled_at, email.smtp_code, email.reason
 """.strip()
-_REQUESTS_AND_EMAILS = """
-    calculation_request AS request
+_WITH_EMAILS = """
+    AS request
       LEFT JOIN email
         ON email.request_id = request.id
        AND email.event_sequence IS NOT NULL
@@ -169,7 +179,7 @@ _REQUESTS_AND_EMAILS = """
 
 _FIND = f"""
     SELECT {_COLUMNS}
-      FROM {_REQUESTS_AND_EMAILS}
+      FROM calculation_request {_WITH_EMAILS}
      WHERE request.id = $1
        AND request.conveyancer_id = $2
        AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
@@ -177,19 +187,19 @@ _FIND = f"""
 # Not limited to one conveyancer, as `reading.read_internally`.
 _READ_INTERNALLY = f"""
     SELECT {_COLUMNS}
-      FROM {_REQUESTS_AND_EMAILS}
+      FROM calculation_request {_WITH_EMAILS}
      WHERE request.id = $1
 """  # noqa: S608 - constants only
 _READ = f"""
     SELECT {_COLUMNS}
-      FROM {_REQUESTS_AND_EMAILS}
+      FROM calculation_request {_WITH_EMAILS}
      WHERE request.id = ANY($1)
      ORDER BY request.id
 """  # noqa: S608 - constants only
 # Not a join with the page: for a page of unknown size the planner may read all requests and e-mails.
 _READ_PAGE = f"""
     SELECT {_COLUMNS}
-      FROM {_REQUESTS_AND_EMAILS}
+      FROM calculation_request {_WITH_EMAILS}
      WHERE request.id = ANY(ARRAY(SELECT id
                                     FROM calculation_request
                                    WHERE id > $1
@@ -197,4 +207,13 @@ _READ_PAGE = f"""
                                    ORDER BY id
                                    LIMIT $3))
      ORDER BY request.id
+"""  # noqa: S608 - constants only
+_READ_ERASED = f"""
+    SELECT {_COLUMNS}
+      FROM (SELECT id, conveyancer_id, created_at, 'SDLT_CALCULATION' AS request_type,
+                   NULL::bigint AS property_value, NULL AS external_id, false AS calculation_fee_exempt,
+                   calculation_id, sequence, calculation_sequence, calculated_at,
+                   calculated_at AS updated_at
+              FROM erased_request) {_WITH_EMAILS}
+     WHERE request.id = $1
 """  # noqa: S608 - constants only

@@ -39,7 +39,8 @@ async def applies(
     """Whether a waiver applies. It is ignored if the conveyancer charges no calculation fee.
 
     A repeat of a create whose waiver was ignored must succeed even if the conveyancer has begun to charge. So
-    a bad reason is no error if a request with the same key is stored. Raises UnknownConveyancer.
+    a bad reason is no error if a request with the same key is stored. Raises UnknownConveyancer, and
+    RequestErased if the request with that key was erased.
     """
     if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
         return False

@@ -20,6 +20,10 @@ class RequestNotFound(Exception):
     """There is no such request."""
 
 
+class RequestErased(RequestNotFound):
+    """The request was erased."""
+
+
 class NewCalculationRequest(msgspec.Struct, frozen=True):
     """A valid request to be stored. Whether its fee is waived has been decided."""
 

@@ -6,11 +6,16 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers, request_secrets
+from service.calculation_requests import conveyancers, erased, request_secrets
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import AnnouncedRequest, CalculationRequest, RequestNotFound
+from service.calculation_requests.model import (
+    AnnouncedRequest,
+    CalculationRequest,
+    RequestErased,
+    RequestNotFound,
+)
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
@@ -21,16 +26,19 @@ async def find_by_idempotency_key(
 ) -> CalculationRequest:
     """Return the request that was stored with this key.
 
-    Raises IdempotencyKeyReused if its body was another one, IdempotencyKeyInFlight if there is none, and
-    UnknownConveyancer.
+    Raises IdempotencyKeyReused if its body was another one, RequestErased, IdempotencyKeyInFlight if there is
+    none, and UnknownConveyancer.
     """
     row = await connection.fetchrow(
         """
-        SELECT request.id, request.idempotency_sha256
+        SELECT request.id, request.idempotency_sha256, erased.id AS erased_id
           FROM active_conveyancer AS conveyancer
           LEFT JOIN calculation_request AS request
             ON request.conveyancer_id = conveyancer.id
            AND request.idempotency_key = $1
+          LEFT JOIN erased_request AS erased
+            ON erased.conveyancer_id = conveyancer.id
+           AND erased.idempotency_key = $1
          WHERE conveyancer.id = $2
         """,
         idempotency.key,
@@ -38,6 +46,8 @@ async def find_by_idempotency_key(
     )
     if row is None:
         raise UnknownConveyancer
+    if row["erased_id"] is not None:
+        raise RequestErased
     if row["id"] is None:
         raise IdempotencyKeyInFlight
     if row["idempotency_sha256"] != idempotency.sha256:
@@ -48,19 +58,26 @@ async def find_by_idempotency_key(
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
     """Return a request of this conveyancer.
 
-    Raises RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
+    Raises RequestErased, RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
     """
     row = await connection.fetchrow(_FIND, request_id, conveyancer_id)
     if row is None:
         raise UnknownConveyancer
     if row["id"] is None:
-        raise RequestNotFound
-    return CalculationRequest(*row)
+        raise RequestErased if row["is_erased"] else RequestNotFound
+    return CalculationRequest(*row[:-1])
 
 
+# Erased requests are looked for only if there is no row.
 _FIND = with_columns(
     """
-    SELECT {request_columns}
+    SELECT {request_columns},
+           CASE WHEN request.id IS NULL
+                THEN EXISTS (SELECT
+                               FROM erased_request
+                              WHERE id = $1
+                                AND conveyancer_id = $2)
+                END AS is_erased
       FROM active_conveyancer AS conveyancer
       LEFT JOIN calculation_request AS request
         ON request.id = $1
@@ -110,9 +127,13 @@ _FIND_BY_SECRET = with_columns(
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
-    """Return a request of any conveyancer, for an internal reader. Raises RequestNotFound."""
+    """Return a request of any conveyancer, for an internal reader.
+
+    Raises RequestErased and RequestNotFound.
+    """
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
+        await erased.check(connection, request_id)
         raise RequestNotFound
     return CalculationRequest(*row)
 

@@ -68,7 +68,7 @@ class Storage:
 
         With a waiver, the request is stored alone: the conveyancer's fee setting is read first, on the same
         connection. Raises what *validate* raises, PostgresUnavailable, UnknownConveyancer,
-        IdempotencyKeyReused and IdempotencyKeyInFlight; after the last three nothing is stored.
+        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased; after the last four nothing is stored.
         """
         until = time.monotonic() + self._timeout_seconds
         if waiver is None:
@@ -206,6 +206,10 @@ _INSERT = with_columns(
                                  FROM calculation_request
                                 WHERE conveyancer_id = $1
                                   AND idempotency_key = $2)
+                   AND NOT EXISTS (SELECT
+                                     FROM erased_request
+                                    WHERE conveyancer_id = $1
+                                      AND idempotency_key = $2)
                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, sequence

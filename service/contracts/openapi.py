@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from litestar import MediaType
+from litestar.handlers import HTTPRouteHandler
 
 from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
@@ -140,7 +141,9 @@ def _paths(every: list[Operation], *, has_token_url: bool) -> dict[str, Any]:
             described = _describe(operation)
             if has_token_url:
                 described["security"] = _with_client_credentials(operation.security)
-            item |= {method.lower(): described for method in operation.handler.http_methods}
+            handler = operation.handler
+            methods = handler.http_methods if isinstance(handler, HTTPRouteHandler) else {"GET"}
+            item |= {method.lower(): described for method in methods}
     return paths
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.handlers import HTTPRouteHandler
+from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from msgspec.structs import replace
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
@@ -39,6 +39,7 @@ from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequestView,
+    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
@@ -83,7 +84,7 @@ ANY_FAILURE: Mapping[str, Exception] = {
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of an endpoint beyond its handler."""
 
-    handler: HTTPRouteHandler
+    handler: HTTPRouteHandler | ASGIRouteHandler  # the latter is for GET
     tag: str
     security: list[dict[str, list[str]]]
     example: msgspec.Struct  # the payload; its type is that of the answer
@@ -120,6 +121,7 @@ def _create() -> Operation:
             "two_keys": RepeatedIdempotencyKey(),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
+            "erased": RequestErased(),
             "too_slow": BodyOverdue(),
             "too_large": BodyTooLarge(LARGE_REQUEST),
             "no_content_type": MissingContentType(),
@@ -169,6 +171,7 @@ def _retrieve() -> Operation:
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
+            "erased": RequestErased(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
         },
     )
@@ -191,6 +194,7 @@ def _events() -> Operation:
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
+            "erased": RequestErased(),
         },
     )
 

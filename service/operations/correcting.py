@@ -4,7 +4,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading, request_secrets, storing
+from service.calculation_requests import erased, reading, request_secrets, storing
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.operations import emails, operator_actions
@@ -35,10 +35,11 @@ async def carry_out(
 
     Pending e-mails are cancelled, because they may have been claimed with the old address and the dead link.
 
-    Raises RequestNotFound.
+    Raises RequestErased and RequestNotFound.
     """
     async with loans.bounded_transaction(connection):
         if not await reading.lock_all(connection, [request_id]):
+            await erased.check(connection, request_id)
             raise RequestNotFound
         changed = await connection.fetchval(
             """

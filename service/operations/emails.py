@@ -171,9 +171,9 @@ async def add_again(connection: Connection, keys: Mapping[str, UUID]) -> dict[UU
     """Record that another e-mail is to be sent after each of these, in the caller's transaction.
 
     *keys* are those of the e-mails, with their requests. Returns the new keys by request. An e-mail that is
-    pending, or is not the last of its request, gets none.
+    pending, or is not the last of its request, gets none, nor does one of an erased request.
     """
-    await reading.lock_all(connection, set(keys.values()))
+    requests = await reading.lock_all(connection, set(keys.values()))
     rows = await connection.fetch(
         """
         INSERT INTO email (event_id, request_id)
@@ -186,6 +186,6 @@ async def add_again(connection: Connection, keys: Mapping[str, UUID]) -> dict[UU
         RETURNING request_id, event_id
         """,
         list(keys),
-        list(set(keys.values())),
+        list(requests),
     )
     return {row["request_id"]: row["event_id"] for row in rows}

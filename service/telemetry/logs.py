@@ -6,19 +6,21 @@ import logging
 import logging.config
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import msgspec
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from service.settings import Settings
 from service.telemetry import trace_context
 
 _LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx")
+_encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
 def configure(settings: Settings) -> None:
@@ -26,26 +28,28 @@ def configure(settings: Settings) -> None:
 
     Ours bypass the standard library's logging, which takes several times as long.
     """
-    renderer: Processor = (
-        structlog.processors.JSONRenderer(serializer=_encode)
+    rendering: list[Processor] = (
+        [_in_json]
         if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+        else [
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
+        ]
     )
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[*shared, *rendering],
         logger_factory=_StandardOutput,
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
-    _configure_libraries(settings.log_level, shared, renderer)
+    _configure_libraries(settings.log_level, shared, rendering)
 
 
-def _configure_libraries(level: str, shared: Sequence[Processor], renderer: Processor) -> None:
+def _configure_libraries(level: str, shared: Sequence[Processor], rendering: Sequence[Processor]) -> None:
     """Log the libraries' warnings and errors in our format. At INFO some of them print addresses and URLs."""
     logging.config.dictConfig(
         {
@@ -54,7 +58,7 @@ def _configure_libraries(level: str, shared: Sequence[Processor], renderer: Proc
             "formatters": {
                 "all": {
                     "()": structlog.stdlib.ProcessorFormatter,
-                    "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+                    "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
                     "foreign_pre_chain": [*shared, _demote, _tame],
                 }
             },
@@ -107,11 +111,13 @@ def _attempt(operation: Callable[..., object], *arguments: str) -> None:
             sys.stderr.write(f"a log line could not be written: {type(error).__name__}\n")
 
 
-def _encode(event: Mapping[str, Any], *, default: Callable[[object], object]) -> str:
+def _in_json(_logger: object, _method: str, event: EventDict) -> str:
+    """Return the line with its time. structlog's own processors for both took 2 µs longer."""
+    event["timestamp"] = datetime.now(UTC)
     try:
-        return msgspec.json.encode(event, enc_hook=default).decode()
+        return _encoder.encode(event).decode()
     except UnicodeEncodeError:  # a lone surrogate, which the standard library escapes
-        return json.dumps(event, default=default)
+        return json.dumps(msgspec.to_builtins(event, enc_hook=repr))
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -42,6 +42,7 @@ _COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
     "broker_connected": frozenset({"connection"}),
     "consumer_messages_total": frozenset({"queue", "outcome"}),
     "consumer_reading": frozenset({"queue"}),
+    "consumer_dead_letters": frozenset({"queue"}),
     "emails_total": frozenset({"outcome"}),
     "emails_pending": frozenset(),
     "emails_oldest_pending_age_seconds": frozenset(),
@@ -57,6 +58,7 @@ _OF_ENGINES: Mapping[str, frozenset[str]] = {
     "barman_cloud_cloudnative_pg_io_last_available_backup_timestamp": frozenset(),
     "rabbitmq_build_info": frozenset({"rabbitmq_version", "erlang_version"}),
     "rabbitmq_detailed_queue_info": frozenset({"vhost", "queue", "queue_type", "membership"}),
+    "rabbitmq_detailed_raft_term_total": frozenset({"vhost", "queue"}),
     "kubelet_volume_stats_available_bytes": frozenset({"persistentvolumeclaim"}),
     "kubelet_volume_stats_capacity_bytes": frozenset({"persistentvolumeclaim"}),
 }

@@ -33,7 +33,8 @@ ALL_CALLS = 'http_request_duration_seconds_bucket{route="/v1/request",method="PO
 SHORT_WAITS = 'postgres_pool_wait_seconds_bucket{le="0.1"}'
 LONG_WAITS = 'postgres_pool_wait_seconds_bucket{le="1.0"}'
 ALL_WAITS = 'postgres_pool_wait_seconds_bucket{le="+Inf"}'
-DEAD_LETTERED = 'consumer_messages_total{queue="notifications",outcome="dead_lettered"}'
+DEAD_LETTERS = 'consumer_dead_letters{queue="notifications",pod="1"}'
+NOT_COUNTED = " ".join(["NaN"] * 60)
 RETURNED = 'consumer_messages_total{queue="notifications",outcome="returned"}'
 OLDEST_EMAIL = "emails_oldest_pending_age_seconds"
 SENT = 'emails_total{outcome="sent"}'
@@ -64,8 +65,16 @@ def members(count: int) -> dict[str, str]:
     """Return the series of *count* nodes that hold a queue, and of those that only know of it."""
     membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
     return {
-        f'rabbitmq_detailed_queue_info{{pod="{pod}",queue="notifications",membership="{one}"}}': "1x400"
-        for pod, one in enumerate(membership)
+        f'rabbitmq_detailed_queue_info{{instance="{node}",queue="notifications",membership="{one}"}}': "1x400"
+        for node, one in enumerate(membership)
+    }
+
+
+def members_before_4_1(count: int) -> dict[str, str]:
+    """Return the series of *count* nodes of an older RabbitMQ that hold a queue."""
+    return {
+        f'rabbitmq_detailed_raft_term_total{{instance="{node}",queue="notifications"}}': "1x400"
+        for node in range(count)
     }
 
 
@@ -236,16 +245,26 @@ CASES = [
         },
         at="5m",
     ),
-    fires("MessagesDeadLettered", "one", {DEAD_LETTERED: "0x10 1x50"}, at="4m", queue="notifications"),
+    fires(
+        "MessagesDeadLettered", "one comes", {DEAD_LETTERS: "0x10 1x50"}, at="2m45s", queue="notifications"
+    ),
+    fires("MessagesDeadLettered", "one is left", {DEAD_LETTERS: "1x2000"}, at="8h", queue="notifications"),
     fires(
         "MessagesDeadLettered",
-        "before the first look",
-        {DEAD_LETTERED: "_x10 1x50"},
-        at="4m",
+        "one of two processes counts it",
+        {DEAD_LETTERS: "1x60", 'consumer_dead_letters{queue="notifications",pod="2"}': NOT_COUNTED},
+        at="10m",
         queue="notifications",
     ),
-    silent("MessagesDeadLettered", "long ago", {DEAD_LETTERED: "0x10 1x150"}, at="30m"),
-    silent("MessagesDeadLettered", "none", {DEAD_LETTERED: "0x10"}, at="2m"),
+    fires(
+        "MessagesDeadLettered",
+        "a short outage of the broker",
+        {DEAD_LETTERS: f"1x20 {' '.join(['NaN'] * 16)} 1x20"},
+        at="8m",
+        queue="notifications",
+    ),
+    silent("MessagesDeadLettered", "none is left", {DEAD_LETTERS: "1x10 0x60"}, at="8m"),
+    silent("MessagesDeadLettered", "not counted", {DEAD_LETTERS: NOT_COUNTED}, at="10m"),
     fires(
         "MessagesReturned", "one, up to the limit", {RETURNED: "0+1x20 20x60"}, at="8m", queue="notifications"
     ),
@@ -336,6 +355,21 @@ CASES = [
     silent("RabbitmqNodeMissing", "none is", nodes(3), at="11m"),
     fires("QueueMemberMissing", "one is", members(2), at="91m", queue="notifications"),
     silent("QueueMemberMissing", "none is", members(3), at="91m"),
+    fires("QueueMemberMissing", "one is, before 4.1", members_before_4_1(2), at="91m", queue="notifications"),
+    silent("QueueMemberMissing", "none is, before 4.1", members_before_4_1(3), at="91m"),
+    fires(
+        "QueueMemberMissing",
+        "one is, and the others export both",
+        members(2) | members_before_4_1(2),
+        at="91m",
+        queue="notifications",
+    ),
+    silent(
+        "QueueMemberMissing",
+        "none is, halfway through an upgrade",
+        {**members(2), **members_before_4_1(3)},
+        at="91m",
+    ),
 ]
 # Times at which the first story that makes an alert fire has begun, but not lasted long enough.
 TOO_EARLY = {

@@ -1,7 +1,6 @@
 """The first program of a calculation team, which worker/README.md quotes, and the account that it needs."""
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, Place
-from deploy.local.machine.processes import run_command
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from tests.deploy.pages import code_blocks
@@ -24,6 +22,7 @@ from tests.end_to_end.events import Subscriber
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.queues import count, open_channel
+from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -156,7 +155,7 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
     )
     async with open_channel(broker.url) as channel:
         await topology.declare(channel)
-        await asyncio.to_thread(run_as_operator, account + reader, broker)
+        await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
         async with started(first_consumer(url, tmp_path), ready=False):
             await eventually(lambda: consumes(broker.url))
             exchange = await channel.get_exchange(topology.REQUESTS)
@@ -168,21 +167,6 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
     assert await is_refused(url, send_our_event)
     assert await is_refused(url, read_our_queue)
     assert await is_refused(url, remove_our_queue)
-
-
-def run_as_operator(commands: str, broker: Server) -> None:
-    """Run *commands*, with rabbitmqctl of *broker*."""
-    assert broker.process is not None
-    program = broker.process.program
-    # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
-    path = f"{Path(program.command[0]).parent}:{os.environ['PATH']}"
-    run_command(
-        "rabbitmqctl",
-        ["sh", "-euc", commands],
-        environment={**program.environment, "PATH": path, "PASSWORD": "a-password"},
-        folder=program.folder,
-        seconds=60,
-    )
 
 
 Attempt = Callable[[AbstractChannel], Awaitable[object]]

@@ -96,6 +96,21 @@ def private_servers(place: Place) -> Iterator[Servers]:
         )
 
 
+def run_as_operator(commands: str, broker: Server, **environment: str) -> None:
+    """Run shell *commands*, with the command-line tools of *broker*."""
+    assert broker.process is not None
+    program = broker.process.program
+    # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
+    path = f"{Path(program.command[0]).parent}:{os.environ['PATH']}"
+    run_command(
+        "rabbitmqctl",
+        ["sh", "-euc", commands],
+        environment={**program.environment, "PATH": path, **environment},
+        folder=program.folder,
+        seconds=60,
+    )
+
+
 def _children(pid: int) -> list[int]:
     """Return the children of a process; none on systems without /proc."""
     try:

@@ -6,8 +6,8 @@ from uuid import UUID
 import msgspec
 
 from service import json_faults
-from service.calculation_requests import reading
-from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
+from service.calculation_requests import erased, reading
+from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound
 from service.calculation_requests.storing import Announcement, announce, now
 from service.identifiers import parse_uuid
 from service.outbox import events
@@ -77,14 +77,20 @@ def _parse(body: bytes) -> CalculationCreated:
 async def record_results(connection: Connection, results: Sequence[Delivered[Result]]) -> Outcomes:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The outcome is RequestNotFound, or CalculationAlreadyRecorded when the request has another calculation.
+    The outcome is RequestNotFound, RequestErased, or CalculationAlreadyRecorded when the request has another
+    calculation.
     """
     ids = [result.content.request_id for result in results]
     requests = await reading.lock_all(connection, set(ids))
+    missing = set(ids) - requests.keys()
+    gone = await erased.among(connection, missing) if missing else set()
     outcomes: list[Exception | None] = []
     new: dict[UUID, Delivered[Result]] = {}
     for request_id, result in zip(ids, results, strict=True):
         request = requests.get(request_id)
+        if request_id in gone:
+            outcomes.append(RequestErased("request_uuid: the request was erased"))
+            continue
         if request is None:
             outcomes.append(RequestNotFound("request_uuid: there is no such request"))
             continue

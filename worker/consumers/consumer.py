@@ -21,6 +21,7 @@ from service.telemetry.spans import Attributes
 from worker import metrics
 from worker.batches import Batches, Outcomes
 from worker.consumers.acknowledging import Acknowledgements
+from worker.consumers.dead_letter_count import counting
 from worker.consumers.dead_lettering import dead_letter
 from worker.consumers.topic import topic_of
 from worker.rabbitmq import topology
@@ -161,7 +162,8 @@ class Consumer(Generic[Content]):
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
-            await wait_for_first(leaving, stop)
+            async with counting(channel, self._queue, answer_seconds=self._settings.broker_timeout_seconds):
+                await wait_for_first(leaving, stop)
             if leaving.is_set():
                 raise BrokerUnavailable("a channel or the consumer is lost, or a message was not settled")
             await queue.cancel(tag, timeout=CLOSE_SECONDS)

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from service import json_faults
+from service.calculation_requests import erased
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
@@ -73,11 +74,13 @@ def decode(body: bytes) -> Created:
 async def intend_emails(connection: Connection, created: Sequence[Delivered[Created]]) -> Outcomes:
     """Record that one e-mail is to be sent for each event, however often it is delivered.
 
-    The outcome is RequestNotFound when there is no such request.
+    For an erased request there is nothing to do. The outcome is RequestNotFound when there was no request.
     """
     # The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
     intents = [Intent(event.id, event.request_id, traceparent) for event, traceparent in created]
     known = await ledger.add(connection, intents)
+    if missing := {intent.request_id for intent in intents} - known:
+        known |= await erased.among(connection, missing)
     return [
         None if intent.request_id in known else RequestNotFound("data.uuid: there is no such request")
         for intent in intents

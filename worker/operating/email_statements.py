@@ -105,7 +105,8 @@ async def find_ended(
 ) -> list[EmailKey]:
     """Return the next of those selected that are the last e-mail of their request.
 
-    One that an operator cancelled is left out unless its request is selected by name.
+    One that an operator cancelled is left out unless its request is selected by name, and one of an erased
+    request always.
     """
     rows = await connection.fetch(
         f"""
@@ -114,6 +115,9 @@ async def find_ended(
          WHERE {_SELECTED}
            AND event_id > $6
            AND ($2::uuid IS NOT NULL OR reason IS DISTINCT FROM 'cancelled')
+           AND EXISTS (SELECT
+                         FROM calculation_request AS request
+                        WHERE request.id = email.request_id)
            AND NOT EXISTS (SELECT
                              FROM email AS later
                             WHERE later.request_id = email.request_id

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import event_history
+from service.calculation_requests import erased, event_history
 from service.calculation_requests.model import RequestNotFound
 from service.operations import emails, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
@@ -150,7 +150,11 @@ async def _change(
 
 
 async def _latest(connection: Connection, request_id: UUID) -> str:
-    """Return in a sentence what became of the latest e-mail of a request. Raises RequestNotFound."""
+    """Return in a sentence what became of the latest e-mail of a request.
+
+    Raises RequestErased and RequestNotFound.
+    """
+    await erased.check(connection, request_id)
     every = Selection(states=get_args(State), request_id=request_id)
     for email in await email_statements.read(connection, every, limit=1):
         return f"The latest of this request, {email.key}, is {email.state}."

@@ -15,20 +15,20 @@ from service.outbox.events import RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, outbox_statements, replay
-from worker.operating.answers import Answer, table
+from worker.operating.answers import Answer, OperatorError, table
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
 from worker.operating.outbox_statements import EventKey, State, UndeliveredEvent
 from worker.relay.lanes import lock_lanes
 
 STATES: tuple[State, ...] = get_args(State)
 
-_LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
+LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
 _LANE_POLL_SECONDS = 0.02
 _BUSY = "busy: a relay holds its lane; try again"
 
 
-class LaneBusy(Exception):
-    """A relay holds the lane of these events."""
+class LaneBusy(OperatorError):
+    """A relay holds the lane of these events: try again."""
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def add_to(commands: Subcommands) -> None:
     discarding = add_command(group, "discard", discard)
     discarding.add_argument("event_ids", nargs="+", metavar="EVENT_ID")
     for command in (retrying, parking, discarding):
-        command.set_defaults(lane_seconds=_LANE_SECONDS)
+        command.set_defaults(lane_seconds=LANE_SECONDS)
         operator_arguments.add_arguments(command)
     replay.add_to(group)
 
@@ -218,7 +218,7 @@ class _Command(NamedTuple):
         outcomes: dict[EventKey, str] = {}
         for lane, in_lane in (await outbox_statements.by_lane(connection, keys)).items():
             try:
-                async with _locked_lane(connection, lane, options.lane_seconds):
+                async with locked_lane(connection, lane, options.lane_seconds):
                     changed = await self.work(connection, lane, in_lane)
                     record = [(key.request_id, key.event_id) for key in changed]
                     await operator_actions.record(connection, self.words, record, by)
@@ -247,7 +247,7 @@ def _answer(asked: Sequence[EventKey], outcomes: Mapping[EventKey, str], *, othe
 
 
 @asynccontextmanager
-async def _locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
+async def locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
     """Hold a lane as a relay does, whose pass relies on the rows it has read.
 
     Raises LaneBusy when a relay still holds it after *seconds*. Postgres frees the lane when this process

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import event_history, reading
+from service.calculation_requests import erased, event_history, reading
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import first_id_at
@@ -206,12 +206,12 @@ async def replay_batch(
 ) -> int:
     """Write the selected events of some requests again. Returns their number.
 
-    The requests are locked, so that no new event comes between those of one request.
+    The requests are locked, so that no new event comes between those of one request. One that has been erased
+    meanwhile is left out.
     """
     rows: list[EventToReplay] = []
     async with loans.bounded_transaction(connection):
-        if len(await reading.lock_all(connection, request_ids)) < len(request_ids):
-            raise RequestNotFound
+        await reading.lock_all(connection, request_ids)
         undelivered = await outbox_statements.with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
         discarded = await operator_actions.discarded(connection, request_ids)
@@ -243,6 +243,7 @@ async def _pages(
     if selection.request_id is not None:
         histories = await event_history.read(connection, [selection.request_id])
         if not histories:
+            await erased.check(connection, selection.request_id)
             raise RequestNotFound
         yield histories
         return

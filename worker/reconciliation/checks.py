@@ -51,7 +51,7 @@ def _checks(limits: Limits) -> list[_Check]:
         _Check("email_overdue", unanswered, _OVERDUE_EMAILS, limits.email_seconds),
         _Check("event_overdue", unpublished, _OVERDUE_EVENTS, limits.event_seconds),
         _Check("event_parked", "cannot be encoded, or parked by an operator", _PARKED_EVENTS),
-        _Check("event_orphaned", "an event about a request that does not exist", _ORPHANED_EVENTS),
+        _Check("event_orphaned", "an event about a request that never existed", _ORPHANED_EVENTS),
         _Check("sequence_wrong", "has more or fewer events than its rows account for", _WRONG_SEQUENCES),
     ]
 
@@ -133,6 +133,9 @@ _ORPHANED_EVENTS = """
        AND NOT EXISTS (SELECT
                          FROM calculation_request AS request
                         WHERE request.id = event.request_id)
+       AND NOT EXISTS (SELECT
+                         FROM erased_request AS erased
+                        WHERE erased.id = event.request_id)
 """
 
 # One event for the request itself, one for each settled e-mail, one for its calculation.

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
-from service.operations import emails
+from service.calculation_requests.model import CalculationRequest, RequestErased, RequestNotFound
+from service.operations import emails, erasing
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
@@ -335,14 +335,42 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(
     assert key_of(stored_request, 2) in newest.text
 
 
+async def test_email_of_an_erased_request_is_not_sent_again(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postman: Postman,
+    mail_server: MailServer,
+    stored_request: CalculationRequest,
+) -> None:
+    await refuse_email(database, postman, mail_server, stored_request)
+    async with database.transaction():
+        await erasing.erase(database, [stored_request.id])
+
+    by_code = await changed(worker_settings, "resend", "--code", "550")
+    by_one_who_had_found_it = await emails.add_again(database, {key_of(stored_request): stored_request.id})
+    with pytest.raises(RequestErased):
+        await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
+
+    assert (by_code.emails, by_one_who_had_found_it) == (0, {})
+    assert await states(database) == {key_of(stored_request): "failed"}
+
+
 async def test_many_emails_are_sent_again_page_by_page(
     worker_settings: WorkerSettings, database: Connection
 ) -> None:
+    await store(database)
+    await database.execute(
+        """
+        INSERT INTO calculation_request
+        SELECT (jsonb_populate_record(request, jsonb_build_object('id', gen_random_uuid()))).*
+          FROM calculation_request AS request, generate_series(2, 2500)
+        """
+    )
     await database.execute(
         """
         INSERT INTO email (event_id, request_id, state, smtp_code, settled_at, event_sequence)
-        SELECT number || '.request.created.1', gen_random_uuid(), 'failed', 550, now(), 2
-          FROM generate_series(1, 2500) AS number
+        SELECT id || '.request.created.1', id, 'failed', 550, now() - interval '1 s', 2
+          FROM calculation_request
         """
     )
 

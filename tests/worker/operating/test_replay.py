@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
@@ -430,15 +430,18 @@ async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
     assert [name for name in A_REQUEST if any(name in each for each in statements.executed)] == []
 
 
-async def test_request_that_is_gone_ends_the_replay_of_its_batch(
+async def test_request_erased_during_a_replay_is_left_out(
     database: Connection, stored_request: CalculationRequest
 ) -> None:
+    await database.execute("DELETE FROM outbox")
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
+    erased = new_request_id()
 
-    with pytest.raises(RequestNotFound):
-        await replay.replay_batch(
-            database, [stored_request.id, new_request_id()], selection, Tally(dry_run=False)
-        )
+    written = await replay.replay_batch(
+        database, [stored_request.id, erased], selection, Tally(dry_run=False)
+    )
+
+    assert written == await database.fetchval("SELECT count(*) FROM outbox") == 1
 
 
 async def test_many_requests_are_replayed_in_pages(

@@ -1,0 +1,83 @@
+"""RabbitMQ exports the members of our queues as the alert on them expects it."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.local.machine.folders import Place
+from deploy.local.machine.ports import free_port
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import Server
+from tests.deploy.promtool import run_test
+from tests.deploy.test_alerts import ALERTS, GROUPS, RUNBOOK, matchers, of_target
+from tests.harness.queues import open_channel
+from tests.harness.servers import run_as_operator
+from tests.harness.waiting import eventually
+from worker.rabbitmq import topology
+
+ALERT = "QueueMemberMissing"
+# The address is set first: otherwise the plugin listens on every interface, always on the same port.
+EXPORT = """
+rabbitmqctl eval 'application:set_env(rabbitmq_prometheus, tcp_config, [{ip, "127.0.0.1"}, {port, PORT}]).'
+rabbitmq-plugins enable rabbitmq_prometheus
+"""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Server]:
+    """A node of its own, because the plugin stays enabled."""
+    with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as server:
+        yield server
+
+
+@pytest.mark.long
+async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker: Server, tmp_path: Path) -> None:
+    port = free_port()
+    await asyncio.to_thread(run_as_operator, EXPORT.replace("PORT", str(port)), broker)
+    async with open_channel(broker.url) as channel:
+        await topology.declare(channel)
+    of_a_node = await eventually(lambda: exported_by(port))
+
+    await asyncio.to_thread(run_test, GROUPS, look_at(of_a_node, nodes=2, fires=True), tmp_path)
+    await asyncio.to_thread(run_test, GROUPS, look_at(of_a_node, nodes=3, fires=False), tmp_path)
+
+
+async def exported_by(port: int) -> list[str]:
+    """Return the series of our queues, read as the page says, once there are some of each queue."""
+    (path,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", RUNBOOK.read_text()))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        text = (await client.get(path)).text
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("rabbitmq_detailed_")]
+    return series if all(any(f'queue="{name}"' in one for one in series) for name in names()) else []
+
+
+def names() -> list[str]:
+    return [name for queue in topology.QUEUES for name in (queue.name, queue.dead_letters)]
+
+
+def look_at(exported: list[str], *, nodes: int, fires: bool) -> dict[str, Any]:
+    """Return a test of the alert on *nodes* that all export the same."""
+    firing = {"alertname": ALERT, "alertstate": "firing", **ALERTS[ALERT]["labels"], "namespace": "here"}
+    return {
+        "input_series": [
+            {"series": of_target(f'{series.rstrip("}")},instance="{node}"}}'), "values": "1x400"}
+            for series in exported
+            for node in range(nodes)
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'ALERTS{{alertname="{ALERT}",alertstate="firing"}}',
+                "eval_time": "91m",
+                "exp_samples": [
+                    {"labels": f"ALERTS{{{','.join(matchers({**firing, 'queue': name}))}}}", "value": 1}
+                    for name in names()
+                    if fires
+                ],
+            }
+        ],
+    }

@@ -1,0 +1,66 @@
+"""`request erase`: deletes the personal data of a request, and the dead letters about it."""
+
+import argparse
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+from service.calculation_requests import erased
+from service.calculation_requests.model import RequestNotFound
+from service.identifiers import uuid_of
+from service.operations import erasing, operator_actions, operator_arguments
+from service.operations.operator_actions import Operator
+from service.outbox import lanes
+from service.postgres.pool import Connection
+from worker.operating import arguments, connections, erased_letters
+from worker.operating.answers import Answer
+from worker.operating.arguments import Subcommands, add_command, add_group
+from worker.operating.dead_letter_queues import DEFAULT_LIMITS
+from worker.operating.outbox import LANE_SECONDS, locked_lane
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """What a command erased."""
+
+    uuid: str
+    was_erased_before: bool
+    dead_letters: int  # of any erased request
+
+
+def add_to(commands: Subcommands) -> None:
+    """Add the command to the parser."""
+    group = add_group(commands, "request", "Erase a request.")
+    command = add_command(group, "erase", erase)
+    command.set_defaults(lane_seconds=LANE_SECONDS, limits=DEFAULT_LIMITS)
+    command.add_argument("uuid", type=arguments.request_id, help="req_…")
+    operator_arguments.add_arguments(command)
+
+
+async def erase(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+    """Delete a request for good, and the dead letters about it. If it fails in between, run it again."""
+    async with (
+        connections.rabbitmq(environment) as broker,
+        connections.postgres(environment) as connection,
+    ):
+        is_new = await _erase(
+            connection, options.uuid, operator_arguments.operator(options), lane_seconds=options.lane_seconds
+        )
+        dead_letters = await erased_letters.remove(connection, broker, limits=options.limits)
+    erasure = Erasure(uuid_of(options.uuid), not is_new, dead_letters)
+    done = "erased" if is_new else "had been erased"
+    return Answer(erasure, f"{erasure.uuid} {done}, and {dead_letters} dead letters of erased requests")
+
+
+async def _erase(connection: Connection, request_id: UUID, by: Operator, *, lane_seconds: float) -> bool:
+    """Erase a request in Postgres, and record it. False if it had been erased. Raises RequestNotFound."""
+    async with locked_lane(connection, lanes.lane_of(request_id), lane_seconds):
+        if await erasing.erase(connection, [request_id]):
+            await operator_actions.record(connection, "request erase", [(request_id, None)], by)
+            is_new = True
+        elif await erased.among(connection, [request_id]):
+            is_new = False
+        else:
+            raise RequestNotFound
+    await lanes.notify(connection)
+    return is_new

@@ -1,0 +1,120 @@
+"""The loop that erases requests older than RETENTION_DAYS."""
+
+import asyncio
+import random
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from uuid import UUID
+
+import structlog
+from yarl import URL
+
+from service.identifiers import first_id_at
+from service.operations import erasing
+from service.outbox.lanes import lane_of
+from service.outbox.waker import RelayWaker
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
+from service.server.background import in_background
+from service.telemetry import logs
+from worker.operating import erased_letters
+from worker.operating.answers import OperatorError
+from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
+from worker.relay.lanes import lock_lanes
+from worker.settings import WorkerSettings
+
+_BATCH = 200  # requests looked up together; those of one lane are erased in one transaction
+_PAUSE_SECONDS = 0.2  # between batches, for everything else that Postgres has to do
+_LOCK = 0x5D17_0003  # an advisory lock, held by the replica that erases
+
+_log = structlog.get_logger()
+
+
+class Retention:
+    """Erases what is older than RETENTION_DAYS, in small batches; of several replicas one at a time."""
+
+    def __init__(
+        self, settings: WorkerSettings, pool: Pool, relay: RelayWaker, *, longest_rest_seconds: float = 7200.0
+    ) -> None:
+        self._settings = settings
+        self._longest_rest_seconds = longest_rest_seconds
+        self._pool = pool
+        self._relay = relay
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Erase every hour, on average, until *stop*, which interrupts a batch."""
+        days = self._settings.retention_days
+        if days is None:
+            await stop.wait()
+            return
+        async with in_background("retention", partial(self._keep_erasing, days)):
+            await stop.wait()
+
+    async def _keep_erasing(self, days: int) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0, self._longest_rest_seconds))  # noqa: S311 - spreads the replicas
+            await self.erase_old(days=days)
+
+    async def erase_old(self, *, days: int) -> None:
+        """Erase every request that is older than this, and the dead letters of erased requests."""
+        before = first_id_at(datetime.now(UTC) - timedelta(days=days))
+        number = 0
+        try:
+            while erased := await self._erase_batch(before):
+                number += erased
+                await asyncio.sleep(_PAUSE_SECONDS)
+            await self._remove_dead_letters()
+        except (PostgresUnavailable, BrokerUnavailable, OperatorError, *BROKER_ERRORS) as error:
+            _log.warning("retention_interrupted", error=logs.summarize(error))
+        if number:
+            _log.info("requests_erased", number=number)
+
+    async def _erase_batch(self, before: UUID) -> int:
+        """Erase the oldest requests, those whose lanes are free. Returns their number."""
+        seconds = self._settings.work_timeout_seconds
+        by_lane = defaultdict(list)
+        async with loans.connection(self._pool, seconds=seconds) as connection:
+            for request_id in await _read_oldest(connection, before):
+                by_lane[lane_of(request_id)].append(request_id)
+        number = 0
+        for lane, request_ids in by_lane.items():
+            async with loans.transaction(self._pool, seconds=seconds) as connection:
+                if await _lock(connection) and (await lock_lanes(connection, [lane])).lanes:
+                    number += len(await erasing.erase(connection, request_ids))
+        if number:
+            self._relay.wake()  # E-mails may have been cancelled.
+        return number
+
+    async def _remove_dead_letters(self) -> None:
+        settings = self._settings
+        url = URL(settings.amqp_url).update_query(
+            heartbeat=settings.broker_heartbeat_seconds, name="retention"
+        )
+        async with (
+            open_connection(url, seconds=settings.broker_timeout_seconds) as broker,
+            loans.connection(self._pool, seconds=settings.work_timeout_seconds) as connection,
+        ):
+            await erased_letters.remove(connection, broker)
+
+
+async def _read_oldest(connection: Connection, before: UUID) -> list[UUID]:
+    rows = await connection.fetch(
+        """
+        SELECT id
+          FROM calculation_request
+         WHERE id < $1
+         ORDER BY id
+         LIMIT $2
+        """,
+        before,
+        _BATCH,
+    )
+    return [row["id"] for row in rows]
+
+
+async def _lock(connection: Connection) -> bool:
+    """Take the lock until the transaction ends. False when another replica has it."""
+    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _LOCK)
+    return locked
