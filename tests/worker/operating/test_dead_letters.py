@@ -562,7 +562,7 @@ async def test_nothing_is_moved_that_was_not_recorded(
     postgres_link.hold_before(b"INSERT INTO operator_action")
     away = settings_with(worker_settings, database_url=postgres_link.url)
     redriving = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
-    await postgres_link.marker_reached.wait()
+    await eventually(postgres_link.marker_reached.is_set)
     await postgres_link.cut()
 
     with pytest.raises(NotRecorded, match="Moved: 0"):
@@ -584,7 +584,7 @@ async def test_redrive_that_is_cut_off_loses_nothing_and_moves_nothing_off_the_r
     broker_link.hold_before(ids[3].encode())  # to be published
     away = settings_with(worker_settings, amqp_url=broker_link.url)
     cut_off = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
-    await broker_link.marker_reached.wait()
+    await eventually(broker_link.marker_reached.is_set)
     await broker_link.cut()
     with pytest.raises(BrokerUnavailable):
         await cut_off

@@ -534,7 +534,7 @@ async def test_discarding_that_is_cut_off_changes_nothing_and_can_be_repeated(
     cut_off = asyncio.create_task(
         command(settings_with(worker_settings, database_url=postgres_link.url), *words)
     )
-    await postgres_link.marker_reached.wait()
+    await eventually(postgres_link.marker_reached.is_set)
     await postgres_link.cut()
     with pytest.raises(OUTAGE_ERRORS):
         await cut_off

@@ -320,7 +320,7 @@ async def test_repair_that_is_cut_off_can_be_repeated(
     away = settings_with(worker_settings, database_url=postgres_link.url)
     postgres_link.hold_before(marker)
     cut_off = asyncio.create_task(command(away, "reconcile", "--repair"))
-    await postgres_link.marker_reached.wait()
+    await eventually(postgres_link.marker_reached.is_set)
     await postgres_link.cut()
     with pytest.raises(OUTAGE_ERRORS):
         await cut_off

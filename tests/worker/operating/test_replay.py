@@ -486,7 +486,7 @@ async def test_replay_that_is_cut_off_keeps_whole_batches_with_their_records_and
             limits=Limits(batch_requests=1),
         )
     )
-    await postgres_link.marker_reached.wait()
+    await eventually(postgres_link.marker_reached.is_set)
     await postgres_link.cut()
     with pytest.raises(OUTAGE_ERRORS):
         await cut_off
