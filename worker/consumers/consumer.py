@@ -1,7 +1,6 @@
 """Reads one queue: decodes, handles and settles each message."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -23,7 +22,7 @@ from worker.batches import Batches, Outcomes
 from worker.consumers.acknowledging import Acknowledgements
 from worker.consumers.dead_letter_count import counting
 from worker.consumers.dead_lettering import dead_letter
-from worker.consumers.topic import topic_of
+from worker.consumers.topic import safe_id, topic_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import (
     BROKER_ERRORS,
@@ -42,7 +41,6 @@ Content = TypeVar("Content")
 NO_UUID = "Expected the uuid of a request"
 
 _RETRY_SECONDS = 1.0  # before a message whose handler failed is requeued
-_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 _log = structlog.get_logger()
 
@@ -274,8 +272,3 @@ class Consumer(Generic[Content]):
             "messaging.destination.name": self._destination,
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
-
-
-def safe_id(message_id: str | None) -> str | None:
-    """Return a message id if it is fit for a log line: other teams choose theirs freely."""
-    return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None

@@ -1,5 +1,6 @@
-"""Finds out which request a message is about, for the log lines, before the message is decoded."""
+"""Finds out what a message is about, for log lines and records, whether or not it can be decoded."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -7,6 +8,8 @@ import msgspec
 from service import json_faults
 from service.identifiers import parse_uuid
 from service.telemetry import trace_context
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -36,3 +39,8 @@ def topic_of(body: bytes) -> Topic:
     named = (result, data.get("request_uuid"), data.get("uuid"), outline.subject)
     uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
     return Topic(uuid, trace_context.accept(outline.traceparent))
+
+
+def safe_id(message_id: str | None) -> str | None:
+    """Return a message id if it is fit for a log line: other teams choose theirs freely."""
+    return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None

@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -10,6 +10,12 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from aiormq.exceptions import DeliveryError
 
+from service.identifiers import parse_uuid
+from service.operations import operator_actions, operator_arguments
+from service.operations.operator_actions import Operator
+from service.postgres import outages
+from service.postgres.pool import Connection
+from worker.consumers.topic import safe_id, topic_of
 from worker.operating import arguments, connections, dead_letter_queues
 from worker.operating.answers import Answer, OperatorError, printable, table
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
@@ -20,6 +26,7 @@ from worker.rabbitmq.topology import Queue
 # Headers that say how a message died. They are written anew if it dies again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 _REDRIVEN = "x-redriven"
+_RECORDED_AT_ONCE = 100  # messages
 
 
 class LetterNotFound(OperatorError):
@@ -28,6 +35,10 @@ class LetterNotFound(OperatorError):
 
 class LiveQueueRefuses(OperatorError):
     """The live queue is missing or full. The messages not moved are still dead letters."""
+
+
+class NotRecorded(OperatorError):
+    """Postgres did not record the change. The messages not moved are still dead letters."""
 
 
 class Death(msgspec.Struct, frozen=True):
@@ -94,6 +105,7 @@ def add_to(commands: Subcommands) -> None:
     )
     for command in (listing, showing, redriving):
         command.set_defaults(limits=DEFAULT_LIMITS)
+    operator_arguments.add_arguments(redriving)
     for command in (showing, redriving):
         command.add_argument(
             "--limit", type=arguments.count, default=1000, help="messages to read (default: 1000)"
@@ -167,8 +179,13 @@ def _opened(message: AbstractIncomingMessage, position: int) -> Answer:
 
 
 async def redrive(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Move dead letters back to the end of their queue, in order. A crash may leave one in both queues."""
+    """Move dead letters back to the end of their queue, in order. A crash may leave one in both queues.
+
+    Each is recorded before it is moved, so a command that is cut off may leave records of messages that were
+    not moved. A message that names no request is moved without a record.
+    """
     queue = queue_named(options.queue)
+    by = operator_arguments.operator(options)
     wanted: list[str] = options.message_ids or []
     moved: list[str | None] = []
 
@@ -176,19 +193,40 @@ async def redrive(options: argparse.Namespace, environment: Mapping[str, str]) -
         return not wanted or message.message_id in wanted
 
     async with (
+        connections.postgres(environment) as connection,
         connections.rabbitmq(environment) as broker,
         dead_letter_queues.held(
             broker, queue, limit=options.limit, wanted=is_wanted, limits=options.limits
         ) as held,
     ):
-        for position, message in enumerate(held.messages, 1):
-            if is_wanted(position, message):
+        chosen = [
+            message for position, message in enumerate(held.messages, 1) if is_wanted(position, message)
+        ]
+        for start in range(0, len(chosen), _RECORDED_AT_ONCE):
+            batch = chosen[start : start + _RECORDED_AT_ONCE]
+            await _record(connection, batch, by, len(moved))
+            for message in batch:
                 await _move_back(held.channel, queue, message, len(moved), options.limits)
                 moved.append(message.message_id)
     redriven = Redriven(queue.name, moved, sorted(set(wanted).difference(moved)), held.count - len(moved))
     lines = [f"{len(moved)} messages moved to {queue.name}, {redriven.left} left"]
     lines += [f"{printable(message_id)}: not found" for message_id in redriven.not_found]
     return Answer(redriven, "\n".join(lines))
+
+
+async def _record(
+    connection: Connection, messages: Sequence[AbstractIncomingMessage], by: Operator, moved: int
+) -> None:
+    """Record that these messages are moved, under the requests that they name. Raises NotRecorded."""
+    changed = [
+        (request_id, safe_id(message.message_id))
+        for message in messages
+        if (uuid := topic_of(message.body).uuid) and (request_id := parse_uuid(uuid))
+    ]
+    try:
+        await operator_actions.record(connection, "dead-letters redrive", changed, by)
+    except outages.OUTAGE_ERRORS:  # Some would pass for errors of the broker.
+        raise NotRecorded(f"{NotRecorded.__doc__} Moved: {moved}.") from None
 
 
 async def _move_back(

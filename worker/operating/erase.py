@@ -12,12 +12,18 @@ from service.identifiers import uuid_of
 from service.operations import erasing, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
 from service.outbox import lanes
+from service.postgres import outages
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, erased_letters
-from worker.operating.answers import Answer
+from worker.operating.answers import Answer, OperatorError
 from worker.operating.arguments import Subcommands, add_command, add_group
 from worker.operating.dead_letter_queues import DEFAULT_LIMITS
 from worker.operating.outbox import LANE_SECONDS, locked_lane
+from worker.rabbitmq.connection import BrokerUnavailable
+
+
+class DeadLettersLeft(OperatorError):
+    """The request is erased. Dead letters about it may be left: run this again when all servers answer."""
 
 
 class Erasure(msgspec.Struct, frozen=True):
@@ -39,14 +45,15 @@ def add_to(commands: Subcommands) -> None:
 
 async def erase(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
     """Delete a request for good, and the dead letters about it. If it fails in between, run it again."""
-    async with (
-        connections.rabbitmq(environment) as broker,
-        connections.postgres(environment) as connection,
-    ):
+    async with connections.postgres(environment) as connection:
         is_new = await _erase(
             connection, options.uuid, operator_arguments.operator(options), lane_seconds=options.lane_seconds
         )
-        dead_letters = await erased_letters.remove(connection, broker, limits=options.limits)
+        try:
+            async with connections.rabbitmq(environment) as broker:
+                dead_letters = await erased_letters.remove(connection, broker, limits=options.limits)
+        except (BrokerUnavailable, *outages.OUTAGE_ERRORS):
+            raise DeadLettersLeft from None
     erasure = Erasure(uuid_of(options.uuid), not is_new, dead_letters)
     done = "erased" if is_new else "had been erased"
     return Answer(erasure, f"{erasure.uuid} {done}, and {dead_letters} dead letters of erased requests")

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from service.identifiers import parse_uuid, uuid_of
+from service.operations.operator_actions import Operator
 from service.outbox.events import event_id
 from service.postgres.pool import Connection
 
@@ -323,14 +324,25 @@ async def with_undelivered(connection: Connection, request_ids: Sequence[UUID]) 
     return {row["request_id"] for row in rows}
 
 
-async def append_replayed(connection: Connection, events: Sequence[EventToReplay]) -> None:
-    """Write events to the outbox again, in this order. Their requests must be locked."""
+async def append_replayed(
+    connection: Connection, events: Sequence[EventToReplay], *, action: str, by: Operator
+) -> None:
+    """Write events to the outbox again, in this order, and record each. Their requests must be locked."""
     await connection.execute(
         """
+        WITH event AS (
+            SELECT *
+              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::bytea[], $6::text[])
+                   WITH ORDINALITY AS event (lane, request_id, type, sequence, payload, event_id, position)
+        ), recorded AS (
+            INSERT INTO operator_action (request_id, action, subject, operator, reason)
+            SELECT request_id, $7, event_id, $8, $9
+              FROM event
+             ORDER BY position
+        )
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
         SELECT lane, request_id, type, sequence, payload
-          FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::bytea[])
-               WITH ORDINALITY AS event (lane, request_id, type, sequence, payload, position)
+          FROM event
          ORDER BY position
         """,
         [event.lane for event in events],
@@ -338,6 +350,10 @@ async def append_replayed(connection: Connection, events: Sequence[EventToReplay
         [event.type for event in events],
         [event.sequence for event in events],
         [event.payload for event in events],
+        [event_id(uuid_of(event.request_id), event.type, event.sequence) for event in events],
+        action,
+        by.name,
+        by.reason,
     )
 
 

@@ -8,12 +8,14 @@ from uuid import UUID
 import msgspec
 
 from service.identifiers import first_id_at
+from service.operations import operator_arguments
+from service.operations.operator_actions import Operator
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, replay
 from worker.operating.answers import Answer, table
 from worker.operating.arguments import Subcommands, add_command
-from worker.operating.replay import Selection
+from worker.operating.replay import Cause, Selection
 from worker.reconciliation import checks
 from worker.reconciliation.checks import Anomaly, Limits
 
@@ -31,7 +33,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
 def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
-    add = add_command(commands, "reconcile", reconcile).add_argument
+    command = add_command(commands, "reconcile", reconcile)
+    add = command.add_argument
     add("--since", type=arguments.time, metavar="TIME", help="only requests stored since then (ISO 8601)")
     add("--repair", action="store_true", help="publish request.created again where there is no e-mail")
     for option, age in (
@@ -40,6 +43,7 @@ def add_to(commands: Subcommands) -> None:
     ):
         help_text = "the age at which one is overdue (default: %(default)g)"
         add(option, type=arguments.positive, default=age, metavar="SECONDS", help=help_text)
+    operator_arguments.add_arguments(command)
 
 
 async def reconcile(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
@@ -56,7 +60,7 @@ async def reconcile(options: argparse.Namespace, environment: Mapping[str, str])
                 await checks.find_anomalies(connection, limits),
             )
         if options.repair:
-            announced = await repair(connection, limits)
+            announced = await repair(connection, limits, operator_arguments.operator(options))
             found = msgspec.structs.replace(found, announced_again=announced)
     text = _described(found)
     if options.repair:
@@ -102,7 +106,7 @@ async def count_states(connection: Connection, first_id: UUID) -> dict[str, int]
     return dict(row or {})
 
 
-async def repair(connection: Connection, limits: Limits) -> int:
+async def repair(connection: Connection, limits: Limits, by: Operator) -> int:
     """Publish request.created again for every `request_without_email`. Returns their number.
 
     The event goes through the outbox and has the same id. Where the e-mail was only late, no second one is
@@ -113,6 +117,7 @@ async def repair(connection: Connection, limits: Limits) -> int:
         connection,
         _pages_without_email(connection, limits),
         created,
+        cause=Cause("reconcile --repair", by),
         events_per_second=_REPAIRS_PER_SECOND,
         report=lambda _: None,
     )

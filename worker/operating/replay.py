@@ -15,7 +15,8 @@ from service.calculation_requests import erased, event_history, reading
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import first_id_at
-from service.operations import operator_actions
+from service.operations import operator_actions, operator_arguments
+from service.operations.operator_actions import Operator
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES, RequestCreated, RequestEvent
 from service.postgres import loans
@@ -63,6 +64,13 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 def _id_of(event: RequestEvent) -> str:
     return events.event_id(event.uuid, event.type, event.sequence)
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """What a replay is recorded under: the words of the command, and the operator."""
+
+    action: str
+    by: Operator
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +121,7 @@ def add_to(commands: Subcommands) -> None:
         "--rate", type=arguments.positive, default=200.0, metavar="N", help="events per second (default: 200)"
     )
     add("--dry-run", action="store_true", help="count the events, write nothing")
+    operator_arguments.add_arguments(command)
 
 
 async def replay_events(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
@@ -133,6 +142,7 @@ async def replay_events(options: argparse.Namespace, environment: Mapping[str, s
                 connection,
                 _ids_of(connection, selection, options.limits),
                 selection,
+                cause=Cause("outbox replay", operator_arguments.operator(options)),
                 limits=options.limits,
                 events_per_second=options.rate,
                 report=_progress(),
@@ -177,6 +187,7 @@ async def replay(
     pages: AsyncIterator[Sequence[UUID]],
     selection: Selection,
     *,
+    cause: Cause,
     events_per_second: float,
     report: Callable[[Tally], None],
     limits: Limits = DEFAULT_LIMITS,
@@ -193,7 +204,7 @@ async def replay(
     async for page in pages:
         for batch in (page[start : start + size] for start in range(0, len(page), size)):
             await _wait_for_room(connection, limits)
-            written = await replay_batch(connection, batch, selection, tally)
+            written = await replay_batch(connection, batch, selection, tally, cause)
             await lanes.notify(connection)
             report(tally)
             due = max(due, clock.time() - 1.0) + written / events_per_second
@@ -202,9 +213,9 @@ async def replay(
 
 
 async def replay_batch(
-    connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally
+    connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally, cause: Cause
 ) -> int:
-    """Write the selected events of some requests again. Returns their number.
+    """Write the selected events of some requests again, and record each. Returns their number.
 
     The requests are locked, so that no new event comes between those of one request. One that has been erased
     meanwhile is left out.
@@ -226,7 +237,7 @@ async def replay_batch(
                 payload = events.encode(event, time=recorded.at, traceparent=None)
                 lane = lanes.lane_of(request_id)
                 rows.append(EventToReplay(lane, request_id, event.type, event.sequence, payload))
-        await outbox_statements.append_replayed(connection, rows)
+        await outbox_statements.append_replayed(connection, rows, action=cause.action, by=cause.by)
     return len(rows)
 
 

@@ -13,7 +13,8 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import MakeConsumer, Work, dead_letter, has_no_messages
-from worker.consumers.consumer import Consumer, safe_id
+from worker.consumers.consumer import Consumer
+from worker.consumers.topic import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 

@@ -18,7 +18,7 @@ from service.settings import InvalidSetting
 from tests.harness.command_line import run
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
-from tests.worker.conftest import store
+from tests.worker.conftest import settings_with, store
 from worker.operating import arguments, commands
 from worker.operating.answers import Answer, cell, printable, table
 from worker.settings import WorkerSettings
@@ -39,8 +39,8 @@ EVERY_DATABASE_COMMAND = [
 EVERY_BROKER_COMMAND = [
     ("dead-letters", "list"),
     ("dead-letters", "show", "notifications", "an-id"),
-    ("dead-letters", "redrive", "notifications"),
 ]
+REDRIVE = ("dead-letters", "redrive", "notifications")
 
 
 async def command(settings: WorkerSettings, *words: str, **limits: object) -> Answer:
@@ -76,6 +76,12 @@ async def test_commands_on_the_broker_need_its_url_alone(words: tuple[str, ...])
         await commands.execute(
             commands.parser().parse_args(words), {"DATABASE_URL": "postgresql://127.0.0.1"}
         )
+
+
+async def test_redriving_needs_both_urls(worker_settings: WorkerSettings) -> None:
+    for missing in ("database_url", "amqp_url"):
+        with pytest.raises(InvalidSetting, match=missing.upper()):
+            await command(settings_with(worker_settings, **{missing: ""}), *REDRIVE)
 
 
 async def test_missing_setting_is_reported_in_one_line() -> None:
@@ -222,7 +228,9 @@ async def test_help_needs_no_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [*EVERY_DATABASE_COMMAND, *EVERY_BROKER_COMMAND, ("outbox",), ("dead-letters",)], ids=" ".join
+    "words",
+    [*EVERY_DATABASE_COMMAND, *EVERY_BROKER_COMMAND, REDRIVE, ("outbox",), ("dead-letters",)],
+    ids=" ".join,
 )
 def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -13,18 +13,20 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aio_pika.exceptions import ChannelClosed, ChannelInvalidStateError
 
+from service.calculation_requests.model import CalculationRequest
+from service.operations import operator_actions
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Pool
+from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import publish, settings_with, take, take_all
+from tests.worker.conftest import created_body, publish, settings_with, store, take, take_all
 from tests.worker.operating.test_commands import command
 from worker.consumers import calculations
 from worker.operating import dead_letter_queues
 from worker.operating.dead_letter_queues import DEFAULT_LIMITS, DeadLettersInUse, Limits, QueueMissing
-from worker.operating.dead_letters import Listing, LiveQueueRefuses, Opened, Redriven
+from worker.operating.dead_letters import Listing, LiveQueueRefuses, NotRecorded, Opened, Redriven
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
@@ -461,3 +463,139 @@ async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(
     back = await (await channel.get_queue(CALCULATION_RESULTS.dead_letters)).get()
     assert (back.headers["x-reason"], back.headers["x-redriven"]) == ("Malformed", 1)
     await back.ack()
+
+
+def created_id(request: CalculationRequest) -> str:
+    """Return the id of the first event of a request."""
+    return f"{request.uuid}.request.created.1"
+
+
+@pytest.fixture
+async def buried(database: Connection, channel: AbstractChannel) -> list[CalculationRequest]:
+    """Requests whose request.created was dead-lettered."""
+    requests = [await store(database) for _ in range(5)]
+    for request in requests:
+        await bury(channel, NOTIFICATIONS, created_body(request), message_id=created_id(request))
+    return requests
+
+
+async def recorded(database: Connection) -> list[str]:
+    """Return the ids of the messages on record, in order."""
+    return [row["subject"] for row in await database.fetch("SELECT subject FROM operator_action ORDER BY id")]
+
+
+async def test_redriven_messages_are_on_record_under_the_requests_that_they_name(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    database: Connection,
+    buried: list[CalculationRequest],
+) -> None:
+    await bury(channel, NOTIFICATIONS, b"malformed", message_id=created_id(buried[0]))
+    words = ("dead-letters", "redrive", QUEUE, "--by", "Ada", "--reason", "a mended handler")
+
+    answer = await command(worker_settings, *words)
+
+    assert isinstance(answer.data, Redriven)
+    assert len(answer.data.moved) == 6
+    for request in buried:
+        [action] = await operator_actions.read(database, request.id)
+        assert (action.action, action.subject) == ("dead-letters redrive", created_id(request))
+        assert (action.operator, action.reason) == ("Ada", "a mended handler")
+        shown = (await command(worker_settings, "trace", request.uuid)).text
+        assert f"{created_id(request)}, by Ada: a mended handler" in shown
+
+
+@pytest.mark.parametrize("message_id", ["ada@customer.example.com", "result-1"])
+async def test_redriven_result_is_on_record_with_its_id_if_that_is_fit_for_it(
+    *,
+    message_id: str,
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    database: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    body = json.dumps({"request_uuid": stored_request.uuid, "calculation_id": "C-1"}).encode()
+    await bury(channel, CALCULATION_RESULTS, body, message_id=message_id)
+
+    await command(worker_settings, "dead-letters", "redrive", CALCULATION_RESULTS.name)
+
+    [action] = await operator_actions.read(database, stored_request.id)
+    assert action.subject == ("result-1" if message_id == "result-1" else None)
+
+
+async def test_only_the_messages_that_are_moved_are_on_record(
+    worker_settings: WorkerSettings, database: Connection, buried: list[CalculationRequest]
+) -> None:
+    named = created_id(buried[2])
+
+    await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", named)
+
+    assert await recorded(database) == [named]
+
+
+async def test_two_operators_move_each_message_once(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    database: Connection,
+    buried: list[CalculationRequest],
+) -> None:
+    ids = [created_id(request) for request in buried]
+
+    answers = await asyncio.gather(
+        *(command(worker_settings, "dead-letters", "redrive", QUEUE) for _ in range(2))
+    )
+
+    moved = [answer.data.moved for answer in answers if isinstance(answer.data, Redriven)]
+    assert sorted(moved) == [[], ids]
+    assert await recorded(database) == ids
+    assert await ids_in(channel, QUEUE, 5) == ids
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 0
+
+
+async def test_nothing_is_moved_that_was_not_recorded(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    database: Connection,
+    postgres_link: TcpProxy,
+    buried: list[CalculationRequest],
+) -> None:
+    postgres_link.hold_before(b"INSERT INTO operator_action")
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    redriving = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
+    await eventually(postgres_link.marker_reached.is_set)
+    await postgres_link.cut()
+
+    with pytest.raises(NotRecorded, match="Moved: 0"):
+        await redriving
+
+    assert await recorded(database) == []
+    assert await count(channel, QUEUE) == 0
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == [created_id(each) for each in buried]
+
+
+async def test_redrive_that_is_cut_off_loses_nothing_and_moves_nothing_off_the_record(
+    worker_settings: WorkerSettings,
+    channel: AbstractChannel,
+    database: Connection,
+    broker_link: TcpProxy,
+    buried: list[CalculationRequest],
+) -> None:
+    ids = [created_id(request) for request in buried]
+    broker_link.hold_before(ids[3].encode())  # to be published
+    away = settings_with(worker_settings, amqp_url=broker_link.url)
+    cut_off = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
+    await eventually(broker_link.marker_reached.is_set)
+    await broker_link.cut()
+    with pytest.raises(BrokerUnavailable):
+        await cut_off
+    moved = await ids_in(channel, QUEUE, 3)
+    recorded_before = await recorded(database)
+
+    again = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert moved == ids[:3]
+    assert set(moved) <= set(recorded_before)
+    assert isinstance(again.data, Redriven)
+    assert again.data.moved[-2:] == ids[3:]  # before them, perhaps, one whose acknowledgement was cut off
+    assert (await recorded(database))[-2:] == ids[3:]
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 0

@@ -27,9 +27,8 @@ from tests.worker.operating.test_commands import command
 from tests.worker.operating.test_emails import assert_sound, key_of, states
 from worker.mail.postman import Postman
 from worker.operating.dead_letter_queues import QUEUES, DeadLettersInUse, Limits, held
-from worker.operating.erase import Erasure
+from worker.operating.erase import DeadLettersLeft, Erasure
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
@@ -201,16 +200,17 @@ async def test_request_that_never_was_is_not_erased(
     assert raised.type is RequestNotFound
 
 
-async def test_nothing_is_erased_while_rabbitmq_is_down(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+async def test_request_is_erased_while_rabbitmq_is_down_and_its_dead_letters_when_repeated(
+    worker_settings: WorkerSettings, channel: AbstractChannel, stored_request: CalculationRequest
 ) -> None:
-    before = await dump(database)
+    await bury(channel, NOTIFICATIONS, created_body(stored_request))
     settings = settings_with(worker_settings, amqp_url=f"amqp://127.0.0.1:{free_port()}/")
 
-    with pytest.raises(BrokerUnavailable):
+    with pytest.raises(DeadLettersLeft):
         await erase(settings, stored_request)
 
-    assert await dump(database) == before
+    done = await erase(worker_settings, stored_request)
+    assert done == Erasure(stored_request.uuid, was_erased_before=True, dead_letters=1)
 
 
 async def test_dead_letters_that_another_command_reads_are_erased_when_repeated(

@@ -526,3 +526,70 @@ async def test_only_changes_are_on_record(
         ("outbox park", "Ada"),
         ("outbox retry", "Ada"),
     ]
+
+
+async def test_two_operators_discard_an_event_once(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    other_connection: Connection,
+    stored_request: CalculationRequest,
+) -> None:
+    words = ("outbox", "discard", event_id(stored_request), "--reason", "a test of the firm")
+    async with database.transaction():
+        assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
+        both = [asyncio.create_task(command(worker_settings, *words)) for _ in range(2)]
+        await eventually(lambda: both_wait_for_a_lane(other_connection))
+
+    outcomes = [answer.data for answer in await asyncio.gather(*both)]
+
+    assert sorted(map(str, outcomes)) == [
+        str({event_id(stored_request): "discarded before"}),
+        str({event_id(stored_request): "discarded"}),
+    ]
+    assert len(await operator_actions.read(database, stored_request.id)) == 1
+    assert await database.fetchval("SELECT count(*) FROM email") == 1
+
+
+async def both_wait_for_a_lane(database: Connection) -> bool:
+    """Whether two operators wait for a lane."""
+    connected: bool = await database.fetchval(
+        """
+        SELECT count(*) = 2
+          FROM pg_stat_activity
+         WHERE datname = current_database()
+           AND application_name LIKE '% operator'
+           AND query LIKE 'COMMIT%' -- between two attempts to lock it
+        """
+    )
+    return connected
+
+
+@pytest.mark.parametrize(
+    "statement", [b"INSERT INTO operator_action", b"INSERT INTO email", b"UPDATE email", b"COMMIT"]
+)
+async def test_discarding_that_is_cut_off_changes_nothing_and_can_be_repeated(
+    *,
+    statement: bytes,
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: TcpProxy,
+    stored_request: CalculationRequest,
+) -> None:
+    words = ("outbox", "discard", event_id(stored_request), "--reason", "a test of the firm")
+    postgres_link.hold_before(statement)
+    cut_off = asyncio.create_task(
+        command(settings_with(worker_settings, database_url=postgres_link.url), *words)
+    )
+    await eventually(postgres_link.marker_reached.is_set)
+    await postgres_link.cut()
+    with pytest.raises(OUTAGE_ERRORS):
+        await cut_off
+    left = await database.fetchval("SELECT count(*) FROM outbox")
+    recorded = await operator_actions.read(database, stored_request.id)
+
+    again = await command(worker_settings, *words)
+
+    assert (left, recorded) == (1, [])
+    assert again.data == {event_id(stored_request): "discarded"}
+    assert await database.fetchval("SELECT state FROM email") == "failed"
+    assert len(await operator_actions.read(database, stored_request.id)) == 1

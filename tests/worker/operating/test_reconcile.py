@@ -7,11 +7,15 @@ from datetime import timedelta
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
+from service.operations import operator_actions
+from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import Connection, Pool
+from tests.harness.databases import count_waiting_statements
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import announce_next, hold_events, store
+from tests.worker.conftest import announce_next, hold_events, settings_with, store
 from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
 from tests.worker.operating.test_commands import command
 from worker.consumers import notifications
@@ -152,7 +156,8 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     await store(database)  # young
     await database.execute("DELETE FROM outbox")
 
-    answer = await command(worker_settings, "reconcile", "--repair")
+    words = ("reconcile", "--repair", "--by", "Ada", "--reason", "the queue was lost")
+    answer = await command(worker_settings, *words)
 
     assert isinstance(answer.data, Reconciliation)
     assert counts(answer.data.anomalies) == {"request_without_email": 15}
@@ -161,6 +166,11 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     announced = [(row["request_id"], row["type"], row["sequence"]) for row in rows]
     assert announced == [(request.id, "request.created", 1) for request in vanished]
     assert settled.id not in [request_id for request_id, *_ in announced]
+    for request in vanished:
+        [action] = await operator_actions.read(database, request.id)
+        assert (action.action, action.subject) == ("reconcile --repair", f"{request.uuid}.request.created.1")
+        assert (action.operator, action.reason) == ("Ada", "the queue was lost")
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == len(vanished)
 
 
 async def test_repair_may_be_repeated_while_the_processes_run(
@@ -268,3 +278,60 @@ async def test_only_requests_since_a_time_are_checked(
     assert isinstance(answer.data, Reconciliation)
     assert set(answer.data.counts.values()) == {0}
     assert answer.status == 0
+
+
+async def test_two_operators_who_repair_at_once_announce_each_request_once(
+    worker_settings: WorkerSettings, database: Connection, other_connection: Connection
+) -> None:
+    vanished = [await store(database) for _ in range(15)]
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+    async with database.transaction():
+        await database.execute("SELECT FROM calculation_request FOR UPDATE")
+        both = [asyncio.create_task(command(worker_settings, "reconcile", "--repair")) for _ in range(2)]
+        await eventually(lambda: both_wait(other_connection))
+
+    answers = await asyncio.gather(*both)
+
+    repaired = [json.loads(answer.rendered(as_json=True))["announced_again"] for answer in answers]
+    assert sorted(repaired) == [0, 15]
+    for table in ("outbox", "operator_action"):
+        rows = await database.fetch(f"SELECT request_id FROM {table} ORDER BY 1")  # noqa: S608 - constants
+        assert rows == [(request.id,) for request in vanished]
+
+
+async def both_wait(database: Connection) -> bool:
+    """Whether two statements wait for locks."""
+    return await count_waiting_statements(database) == 2
+
+
+@pytest.mark.parametrize(("marker", "kept"), [(b"INSERT INTO operator_action", 0), (b"pg_notify", 15)])
+async def test_repair_that_is_cut_off_can_be_repeated(
+    *,
+    marker: bytes,
+    kept: int,
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: TcpProxy,
+) -> None:
+    vanished = [await store(database) for _ in range(15)]
+    await database.execute("DELETE FROM outbox")
+    await make_old(database)
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(marker)
+    cut_off = asyncio.create_task(command(away, "reconcile", "--repair"))
+    await eventually(postgres_link.marker_reached.is_set)
+    await postgres_link.cut()
+    with pytest.raises(OUTAGE_ERRORS):
+        await cut_off
+    written = await database.fetchval("SELECT count(*) FROM outbox")
+    recorded = await database.fetchval("SELECT count(*) FROM operator_action")
+
+    answer = await command(worker_settings, "reconcile", "--repair")
+
+    assert written == recorded == kept
+    assert isinstance(answer.data, Reconciliation)
+    assert answer.data.announced_again == 15 - kept
+    for table in ("outbox", "operator_action"):
+        rows = await database.fetch(f"SELECT request_id FROM {table} ORDER BY 1")  # noqa: S608 - constants
+        assert rows == [(request.id,) for request in vanished]

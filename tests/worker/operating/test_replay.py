@@ -12,7 +12,10 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
+from service.operations import operator_actions
+from service.operations.operator_actions import Operator
 from service.outbox.events import EVENT_TYPES
+from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
@@ -21,19 +24,20 @@ from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
-from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, settings_with, store, take_all
 from tests.worker.operating.steps import calculate, intend, refuse_email, send_another_email
 from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.mail.postman import Postman
 from worker.operating import replay
-from worker.operating.replay import Limits, OutboxNotDraining, Selection, Tally
+from worker.operating.replay import Cause, Limits, OutboxNotDraining, Selection, Tally
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 NEVER = asyncio.Event()
 ALWAYS = ("--from", "2020-01-01T00:00:00Z")
+CAUSE = Cause("outbox replay", Operator("Ada", "a test"))
 Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
 
 
@@ -212,6 +216,7 @@ async def test_dry_run_counts_and_writes_nothing(
     )
     assert answer.text.startswith("4 events of 3 requests would be replayed")
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
 async def test_only_events_of_the_given_time_are_replayed(
@@ -301,11 +306,16 @@ async def test_concurrent_and_repeated_replays_write_each_event_once(
         await calculate(database, await store(database))
     await database.execute("DELETE FROM outbox")
 
-    await asyncio.gather(*(command(worker_settings, "outbox", "replay", *ALWAYS) for _ in range(3)))
+    operators = ("Ada", "Grace", "Mary")
+    await asyncio.gather(
+        *(command(worker_settings, "outbox", "replay", *ALWAYS, "--by", name) for name in operators)
+    )
     again = await command(worker_settings, "outbox", "replay", *ALWAYS)
 
     assert await database.fetchval("SELECT count(*) FROM outbox") == 20
     assert await database.fetchval("SELECT count(DISTINCT (request_id, sequence)) FROM outbox") == 20
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 20
+    assert await database.fetchval("SELECT count(DISTINCT subject) FROM operator_action") == 20
     assert isinstance(again.data, Tally)
     assert (again.data.events, again.data.requests_undelivered) == (0, 10)
     assert "10 requests left out" in again.text
@@ -350,7 +360,7 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
 
     async with database.transaction():
-        await replay.replay_batch(database, [stored_request.id], selection, Tally(dry_run=False))
+        await replay.replay_batch(database, [stored_request.id], selection, Tally(dry_run=False), CAUSE)
         announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
         await asyncio.sleep(0.1)
         assert not announcing.done()
@@ -427,6 +437,7 @@ async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
 
     assert await database.fetchval("SELECT count(*) FROM outbox") == 5
     assert len([each for each in statements.executed if "FOR NO KEY UPDATE" in each]) == 1
+    assert len([each for each in statements.executed if "INSERT INTO operator_action" in each]) == 1
     assert [name for name in A_REQUEST if any(name in each for each in statements.executed)] == []
 
 
@@ -438,7 +449,7 @@ async def test_request_erased_during_a_replay_is_left_out(
     erased = new_request_id()
 
     written = await replay.replay_batch(
-        database, [stored_request.id, erased], selection, Tally(dry_run=False)
+        database, [stored_request.id, erased], selection, Tally(dry_run=False), CAUSE
     )
 
     assert written == await database.fetchval("SELECT count(*) FROM outbox") == 1
@@ -455,3 +466,55 @@ async def test_many_requests_are_replayed_in_pages(
     await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000", limits=limits)
 
     assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 25
+
+
+async def test_replayed_events_are_on_record(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await calculate(database, stored_request)
+    await database.execute("DELETE FROM outbox")
+
+    await command(
+        worker_settings, *("outbox", "replay", *ALWAYS), *("--by", "Ada", "--reason", "their queue was lost")
+    )
+
+    replayed = [f"{stored_request.uuid}.request.created.1", f"{stored_request.uuid}.request.calculated.2"]
+    actions = await operator_actions.read(database, stored_request.id)
+    assert [(action.action, action.subject) for action in actions] == [
+        ("outbox replay", event_id) for event_id in replayed
+    ]
+    assert {(action.operator, action.reason) for action in actions} == {("Ada", "their queue was lost")}
+    shown = (await command(worker_settings, "trace", stored_request.uuid)).text
+    for event_id in replayed:
+        assert f"{event_id}, by Ada: their queue was lost" in shown
+
+
+async def test_replay_that_is_cut_off_keeps_whole_batches_with_their_records_and_the_next_does_the_rest(
+    worker_settings: WorkerSettings, database: Connection, postgres_link: TcpProxy
+) -> None:
+    requests = [await store(database) for _ in range(4)]
+    await database.execute("DELETE FROM outbox")
+    words = ("outbox", "replay", *ALWAYS, "--rate", "100000")
+    postgres_link.hold_before(f"{requests[2].uuid}.request.created.1".encode())  # to be written in a batch
+    cut_off = asyncio.create_task(
+        command(
+            settings_with(worker_settings, database_url=postgres_link.url),
+            *words,
+            limits=Limits(batch_requests=1),
+        )
+    )
+    await eventually(postgres_link.marker_reached.is_set)
+    await postgres_link.cut()
+    with pytest.raises(OUTAGE_ERRORS):
+        await cut_off
+    written = await database.fetch("SELECT request_id FROM outbox ORDER BY id")
+    recorded = await database.fetch("SELECT request_id FROM operator_action ORDER BY id")
+
+    again = await command(worker_settings, *words)
+
+    assert written == recorded == [(requests[0].id,), (requests[1].id,)]
+    assert isinstance(again.data, Tally)
+    assert (again.data.events, again.data.requests_undelivered) == (2, 2)
+    for table in ("outbox", "operator_action"):
+        rows = await database.fetch(f"SELECT request_id FROM {table} ORDER BY id")  # noqa: S608 - constants
+        assert rows == [(request.id,) for request in requests]
