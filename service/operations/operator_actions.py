@@ -66,9 +66,13 @@ async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]
         SELECT action, subject, operator, reason, at
           FROM operator_action
          WHERE request_id = $1
-            OR conveyancer_id = (SELECT conveyancer_id
-                                   FROM calculation_request
-                                  WHERE id = $1)
+            OR conveyancer_id IN (SELECT conveyancer_id
+                                    FROM calculation_request
+                                   WHERE id = $1
+                                  UNION ALL
+                                  SELECT conveyancer_id
+                                    FROM erased_request
+                                   WHERE id = $1)
          ORDER BY id
         """,
         request_id,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import event_history
+from service.calculation_requests import erased, event_history
 from service.calculation_requests.event_history import EventHistory
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import uuid_of
@@ -48,6 +48,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     calculation_id: str | None
     calculated_at: datetime | None
+    erased_at: datetime | None
     emails: list[LedgerEmail]
     events: list[EventStanding]
     actions: list[OperatorAction]
@@ -69,13 +70,11 @@ async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> A
 async def trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        histories = await event_history.read(connection, [request_id])
+        erased_at = await erased.read_time(connection, request_id)
+        history = await _read_history(connection, request_id)
         newest = await email_statements.read(connection, _emails_of(request_id), limit=_MOST_EMAILS)
         actions = await operator_actions.read(connection, request_id)
         undelivered = await outbox_statements.read_of_request(connection, request_id)
-    if not histories:
-        raise RequestNotFound
-    [history] = histories
     events = _standings(history, undelivered, actions)
     emails = newest[::-1]
     request = history.request
@@ -89,8 +88,20 @@ async def trace(connection: Connection, request_id: UUID) -> Trace:
         emails=emails,
         events=events,
         actions=actions,
-        conclusion=_conclude(request.calculation_id, emails[-1] if emails else None, events),
+        erased_at=erased_at,
+        conclusion="The request was erased."
+        if erased_at
+        else _conclude(request.calculation_id, emails[-1] if emails else None, events),
     )
+
+
+async def _read_history(connection: Connection, request_id: UUID) -> EventHistory:
+    for history in await event_history.read(connection, [request_id]):
+        return history
+    of_erased = await event_history.read_erased(connection, request_id)
+    if of_erased is None:
+        raise RequestNotFound
+    return of_erased
 
 
 def _emails_of(request_id: UUID) -> Selection:
@@ -155,6 +166,8 @@ def _as_text(trace: Trace) -> str:
     lines += [(action.action, action.at, _describe_action(action)) for action in trace.actions]
     if trace.calculated_at is not None:
         lines.append(("calculation", trace.calculated_at, cell(trace.calculation_id)))
+    if trace.erased_at is not None:
+        lines.append(("erased", trace.erased_at, "-"))
     lines.sort(key=lambda line: line[1])
     return f"{trace.uuid}\n{trace.conclusion}\n\n" + table(("what", "when", "state"), lines)
 

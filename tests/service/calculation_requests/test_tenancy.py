@@ -80,6 +80,7 @@ FOR_EVERY_CONVEYANCER = {
     "reading.lock_all",
     "reading.sample_secret_keys",
     "storing.announce",
+    "erased.read_time",
     "event_history.read",
     "event_history.read_erased",
     "event_history.read_page",

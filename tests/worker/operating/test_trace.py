@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer
@@ -226,3 +228,22 @@ async def test_newest_of_very_many_emails_decides(
 
     assert [email.key for email in trace.emails] == [str(number) for number in range(2, 102)]
     assert trace.conclusion == "The mail server has accepted the e-mail. There is no calculation yet."
+
+
+@pytest.mark.usefixtures("channel")
+async def test_erased_request_is_still_shown(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    await calculate(database, stored_request)
+    before = await trace_of(worker_settings, stored_request)
+
+    await command(worker_settings, "request", "erase", stored_request.uuid, "--by", "Ada")
+
+    trace = await trace_of(worker_settings, stored_request)
+    assert trace.conclusion == "The request was erased."
+    assert trace.erased_at is not None
+    assert (trace.tenant, trace.stored_at) == (before.tenant, before.stored_at)
+    assert (trace.calculation_id, trace.calculated_at) == (before.calculation_id, before.calculated_at)
+    assert states(trace) == [*states(before), ("request.email_failed", 3, "pending")]
+    assert [(email.state, email.reason) for email in trace.emails] == [("failed", "cancelled")]
+    assert [(action.action, action.operator) for action in trace.actions] == [("request erase", "Ada")]
