@@ -42,7 +42,6 @@ class Acknowledgements:
             await self._acknowledging
 
     async def _acknowledge(self) -> None:
-        await asyncio.sleep(0)  # The other messages of a batch are noted meanwhile.
         try:
             while self._handled:
                 await self._acknowledge_handled()
