@@ -21,7 +21,7 @@ PLAIN_TEXT: Header = (b"content-type", b"text/plain; charset=utf-8")
 def header_values(scope: Scope, name: bytes) -> list[str]:
     """Return the values of the headers with this name, in lower case.
 
-    Without a body to read, it is quicker than Litestar's `Request.headers`, which reads all of them.
+    Litestar's `Request.headers` decodes all of them.
     """
     return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
