@@ -31,7 +31,6 @@ CREATE, AMQP, SMTP = "create", "limit: acknowledging", "limit: mail server"
 _MESSAGES_A_SECOND = 8_000  # put into the queue for each second of a measurement
 _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
-_LONGEST = 4  # times what was asked for: reading the queue is faster than sending, so all must be waited for
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _SESSIONS = 32  # with the mail server
