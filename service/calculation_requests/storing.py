@@ -71,33 +71,50 @@ class Storage:
         IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased; after the last four nothing is stored.
         """
         until = time.monotonic() + self._timeout_seconds
-        if waiver is None:
-            request = new_request(
-                validate(waiver_applies=False), conveyancer_id=conveyancer_id, keys=self._keys
-            )
+
+        def create(*, waiver_applies: bool) -> CalculationRequest:
+            new = validate(waiver_applies=waiver_applies)
+            request = new_request(new, conveyancer_id=conveyancer_id, keys=self._keys)
             on_uuid(request.uuid)
-            wakes = self._relay.goes_with_commit()
-            is_stored = await self._insert_in_group(request, traceparent, idempotency, wakes=wakes)
+            return request
+
+        if waiver is None:
+            request = create(waiver_applies=False)
+            is_stored = await self._insert(request, traceparent, idempotency)
         else:
             async with self._connection(until) as connection:
                 waiver_applies = await fee_waiver.applies(
                     connection, waiver, conveyancer_id=conveyancer_id, idempotency=idempotency
                 )
-                request = new_request(
-                    validate(waiver_applies=waiver_applies), conveyancer_id=conveyancer_id, keys=self._keys
-                )
-                on_uuid(request.uuid)
-                is_stored = await insert(
-                    connection, request, traceparent=traceparent, idempotency=idempotency
-                )
-                wakes = False
+                request = create(waiver_applies=waiver_applies)
+                is_stored = await self._insert(request, traceparent, idempotency, connection)
         if is_stored:
-            if not wakes:
-                self._relay.wake()
             return request, False
         if idempotency is None:
             raise UnknownConveyancer
         return await self._find_or_insert(request, traceparent, idempotency, until=until)
+
+    async def _insert(
+        self,
+        request: CalculationRequest,
+        traceparent: str | None,
+        idempotency: Idempotency | None,
+        connection: "Connection | None" = None,
+    ) -> bool:
+        """Store a request, in a group unless *connection* is given, and wake the relay.
+
+        False, and nothing is stored, in the cases of `insert`.
+        """
+        with self._relay.lend_notify() as wakes:
+            if connection is None:
+                is_stored = await self._insert_in_group(request, traceparent, idempotency, wakes=wakes)
+            else:
+                is_stored = await insert(
+                    connection, request, traceparent=traceparent, idempotency=idempotency, wakes=wakes
+                )
+        if is_stored and not wakes:
+            self._relay.wake()
+        return is_stored
 
     async def _insert_in_group(
         self,
@@ -129,8 +146,7 @@ class Storage:
                         connection, idempotency, conveyancer_id=request.conveyancer_id
                     )
                     return stored, True
-                if await insert(connection, request, traceparent=traceparent, idempotency=idempotency):
-                    self._relay.wake()
+                if await self._insert(request, traceparent, idempotency, connection):
                     return request, False
             left = waits_until - time.monotonic()
             if left <= 0:

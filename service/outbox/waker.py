@@ -1,9 +1,10 @@
-"""Wakes the relays after commits, with one NOTIFY for many commits."""
+"""Wakes the relays, with few NOTIFYs for many commits."""
 
 import asyncio
 import math
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from service.outbox import lanes
 from service.postgres import loans
@@ -12,33 +13,54 @@ from service.postgres.pool import Pool
 
 _INTERVAL_SECONDS = (0.005, 0.02)  # from one NOTIFY to the next, with few commits and with many
 _SECONDS_PER_COMMIT = 0.001
+
+# Before a commit carries a NOTIFY of its own.
 _QUIET_SECONDS = 0.005  # since the last commit
+_QUIET_SHARE = 4  # times as long as the last commit with a NOTIFY took
 
 
 class RelayWaker:
-    """Sends one NOTIFY for all commits of a few milliseconds. If it is lost, a relay's poll finds them.
+    """Wakes the relays after commits. If a NOTIFY is lost, a relay's poll finds the events.
 
-    The more commits there are, the longer it waits until the next NOTIFY: a busy relay looks without one.
+    A commit after a quiet time carries a NOTIFY. The others share one, which is sent after them. The more
+    there are, the longer it waits until the next one: a busy relay looks without a NOTIFY.
     """
 
-    def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, pool: Pool, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pool = pool
         self._timeout_seconds = timeout_seconds
+        self._clock = clock
         self._committed = asyncio.Event()
         self._commits = 0
-        self._last = -math.inf
+        self._is_lent = False
+        self._quiet_until = -math.inf
 
-    def goes_with_commit(self) -> bool:
-        """Whether the caller should write its NOTIFY in the transaction, instead of calling `wake` after it.
+    @contextmanager
+    def lend_notify(self) -> Iterator[bool]:
+        """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
 
-        That is a round trip sooner. Only a commit after a quiet time does it: see `lanes.notify`.
+        A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
+        `lanes.notify`. So one of this process carries it at a time, and the slower it was, the longer none
+        does afterwards: where commits are slow, as with a synchronous replica, processes would otherwise wait
+        for each other.
         """
-        last, self._last = self._last, time.monotonic()
-        return self._last - last >= _QUIET_SECONDS
+        began = self._clock()
+        if self._is_lent or began < self._quiet_until:
+            yield False
+            return
+        self._is_lent = True
+        try:
+            yield True
+        finally:
+            ended = self._clock()
+            self._is_lent = False
+            self._quiet_until = ended + max(_QUIET_SECONDS, _QUIET_SHARE * (ended - began))
 
     def wake(self) -> None:
-        """Note a commit. Returns at once."""
-        self._last = time.monotonic()
+        """Note a commit without a NOTIFY. Returns at once."""
+        self._quiet_until = max(self._quiet_until, self._clock() + _QUIET_SECONDS)
         self._commits += 1
         self._committed.set()
 

@@ -151,9 +151,9 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
     waking = asyncio.create_task(waker.run())
 
     async def store() -> None:
-        wakes = waker.goes_with_commit()
-        async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
-            uuid = await outbox.store(connection, wakes=wakes)
+        with waker.lend_notify() as wakes:
+            async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
+                uuid = await outbox.store(connection, wakes=wakes)
         arrivals.committed[uuid] = time.monotonic()
         if outbox is outboxes.OURS and not wakes:
             waker.wake()

@@ -12,6 +12,7 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from service.calculation_requests import storing
+from service.calculation_requests.fee_waiver import RequestedWaiver
 from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
 from service.calculation_requests.storing import Storage
@@ -58,16 +59,17 @@ async def store(
     sha256: bytes = BODY,
     new: NewCalculationRequest = NEW_REQUEST,
     wait_seconds: float = SECONDS,
+    waiver: RequestedWaiver | None = None,
 ) -> tuple[CalculationRequest, bool]:
     """Store a request as the API does; return it, and whether it is a repeat."""
 
     def validate(*, waiver_applies: bool) -> NewCalculationRequest:
-        assert not waiver_applies
+        assert waiver_applies == (waiver is not None)
         return new
 
     return await storage.store(
         validate,
-        waiver=None,
+        waiver=waiver,
         idempotency=None if key is None else Idempotency(key, sha256, wait_seconds),
         conveyancer_id=CONVEYANCER,
         traceparent=None,
@@ -268,8 +270,14 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     assert await count_stored(database, *keys) == len(keys)
 
 
+@pytest.mark.parametrize(
+    "waivers", [[None] * 5, [RequestedWaiver(reason_fault=None)]], ids=["group", "waiver"]
+)
 async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(
-    pool: Pool, database: Connection, monkeypatch: pytest.MonkeyPatch
+    pool: Pool,
+    database: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    waivers: list[RequestedWaiver | None],
 ) -> None:
     waker = RelayWaker(pool, timeout_seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
     woken: list[object] = []
@@ -278,7 +286,7 @@ async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(
     notified: list[object] = []
     await database.add_listener(lanes.CHANNEL, lambda *_: notified.append(None))
 
-    await asyncio.gather(*(store(storage, None) for _ in range(5)))
+    await asyncio.gather(*(store(storage, None, waiver=waiver) for waiver in waivers))
     await database.fetchval("SELECT 1")  # NOTIFYs arrive before an answer.
 
-    assert (len(notified), len(woken)) == (1, 4)
+    assert (len(notified), len(woken)) == (1, len(waivers) - 1)
