@@ -79,6 +79,14 @@ class _ChannelLeft(Exception):
     """The consumer is leaving its channel: nothing more may be handled."""
 
 
+class _Reading(NamedTuple):
+    """One channel of a consumer, and how its messages are settled: delivery tags begin anew on each."""
+
+    dead_letters: AbstractChannel
+    acknowledgements: Acknowledgements
+    leaving: asyncio.Event  # Nothing more may be handled on this channel.
+
+
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
 
@@ -107,8 +115,6 @@ class Consumer(Generic[Content]):
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._acknowledgements = Acknowledgements(self._give_up_channel)  # on the present channel
-        self._leaving = asyncio.Event()  # Nothing more may be handled on the present channel.
         self._consuming = False
         self._obstacle = ""
         self._seconds = metrics.consumer_seconds.labels(queue.name)
@@ -146,8 +152,8 @@ class Consumer(Generic[Content]):
         self, channel: AbstractChannel, dead_letters: AbstractChannel, pauses: Pauses, stop: asyncio.Event
     ) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
-        self._leaving = leaving = asyncio.Event()
-        self._acknowledgements = Acknowledgements(self._give_up_channel)
+        leaving = asyncio.Event()
+        reading = _Reading(dead_letters, Acknowledgements(partial(_give_up, leaving)), leaving)
         for each in (channel, dead_letters):
             each.close_callbacks.add(lambda *_: leaving.set())
         underlay = await channel.get_underlay_channel()
@@ -155,7 +161,7 @@ class Consumer(Generic[Content]):
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await channel.set_qos(prefetch_count=self._settings.consumer_prefetch)
             queue = await channel.get_queue(self._queue.name, ensure=False)
-            tag = await queue.consume(partial(self._receive, dead_letters))
+            tag = await queue.consume(partial(self._receive, reading))
         self._consuming = True
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
@@ -167,26 +173,26 @@ class Consumer(Generic[Content]):
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
-            await self._finish_deliveries(leaving)
+            await self._finish_deliveries(reading)
 
-    async def _finish_deliveries(self, leaving: asyncio.Event) -> None:
+    async def _finish_deliveries(self, reading: _Reading) -> None:
         """Wait for the deliveries in hand, with a bound; those not settled by then return to the queue."""
         if self._deliveries:
             await asyncio.wait(self._deliveries, timeout=self._settings.finish_seconds)
-        leaving.set()
+        reading.leaving.set()
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
-        await self._acknowledgements.finish()
+        await reading.acknowledgements.finish()
 
-    async def _receive(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _receive(self, reading: _Reading, message: AbstractIncomingMessage) -> None:
         """Start a delivery, in a task that outlives the channel: aio-pika cancels its own when one closes."""
-        self._acknowledgements.add(message)
-        delivery = asyncio.create_task(self._deliver(dead_letters, message))
+        reading.acknowledgements.add(message)
+        delivery = asyncio.create_task(self._deliver(reading, message))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
-    async def _deliver(self, dead_letters: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    async def _deliver(self, reading: _Reading, message: AbstractIncomingMessage) -> None:
         """Handle and settle one message, and count the outcome."""
         outcome = "returned"
         topic = topic_of(message.body)
@@ -204,64 +210,60 @@ class Consumer(Generic[Content]):
             about = logs.about(topic.uuid, traceparent)
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
-                    outcome = await self._handle_and_settle(dead_letters, message, traceparent)
+                    outcome = await self._handle_and_settle(reading, message, traceparent)
                 except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
-                    self._give_up_channel(error)
+                    _give_up(reading.leaving, error)
                 finally:
                     span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
                     self._outcomes[outcome].inc()
 
     async def _handle_and_settle(
-        self, dead_letters: AbstractChannel, message: AbstractIncomingMessage, traceparent: str
+        self, reading: _Reading, message: AbstractIncomingMessage, traceparent: str
     ) -> str:
         """Handle one message, and settle it by how that ended. Returns the outcome, as the metrics name it.
 
-        Every fate of a message is decided here. If settling fails, that exception is raised, and closing the
-        channel returns the message to the queue.
+        The acknowledgement of a handled message is written soon afterwards. If it fails, or the error of
+        another way to settle a message is raised here, the channel is left: closing it returns the message.
         """
         try:
             delivered = Delivered(self._decode(message.body), traceparent)
-            await self._handle_through_outages(delivered)
+            await self._handle_through_outages(delivered, reading.leaving)
         except self._refusals as refusal:
             await dead_letter(
-                dead_letters, message, self._queue, refusal, seconds=self._settings.broker_timeout_seconds
+                reading.dead_letters,
+                message,
+                self._queue,
+                refusal,
+                seconds=self._settings.broker_timeout_seconds,
             )
-            self._acknowledgements.forget(message)
+            reading.acknowledgements.forget(message)
             return "dead_lettered"
         except _ChannelLeft:
             _log.info("message_left_to_the_queue")  # Closing the channel returns it.
             return "returned"
         except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
             _log.error("message_failed", **logs.describe(error))
-            await wait_at_most(_RETRY_SECONDS, self._leaving)
+            await wait_at_most(_RETRY_SECONDS, reading.leaving)
             # The delivery limit ends the repetition. It does not count every nack, but every reject.
             await message.reject(requeue=True)
-            self._acknowledgements.forget(message)
+            reading.acknowledgements.forget(message)
             return "returned"
-        self._acknowledgements.acknowledge(message)
+        reading.acknowledgements.acknowledge(message)
         _log.info("message_handled")
         return "handled"
 
-    async def _handle_through_outages(self, delivered: Delivered[Content]) -> None:
+    async def _handle_through_outages(self, delivered: Delivered[Content], leaving: asyncio.Event) -> None:
         """Have a message handled, again while Postgres is down: a requeue would count as a delivery.
 
         Raises _ChannelLeft instead of having it handled on a channel that is being left.
         """
         pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
-        while not self._leaving.is_set():
+        while not leaving.is_set():
             try:
                 return await self._batches.done(delivered)
             except PostgresUnavailable as error:
-                await pauses.log_and_wait(error, self._leaving)
+                await pauses.log_and_wait(error, leaving)
         raise _ChannelLeft
-
-    def _give_up_channel(self, error: Exception) -> None:
-        """Log why a message was not settled, and leave the channel: closing it returns the message."""
-        self._leaving.set()
-        if isinstance(error, BROKER_ERRORS):
-            _log.warning("message_not_settled", error=logs.summarize(error))
-        else:
-            _log.error("message_not_settled", **logs.describe(error))
 
     def _describe(self, message: AbstractIncomingMessage) -> Attributes:
         message_id = safe_id(message.message_id)
@@ -272,3 +274,12 @@ class Consumer(Generic[Content]):
             "messaging.destination.name": self._destination,
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
+
+
+def _give_up(leaving: asyncio.Event, error: Exception) -> None:
+    """Log why a message was not settled, and leave the channel: closing it returns the message."""
+    leaving.set()
+    if isinstance(error, BROKER_ERRORS):
+        _log.warning("message_not_settled", error=logs.summarize(error))
+    else:
+        _log.error("message_not_settled", **logs.describe(error))
