@@ -14,12 +14,17 @@ Outcome: TypeAlias = Exception | None  # why an item failed, or None when it is 
 Outcomes: TypeAlias = Sequence[Outcome]
 
 
+class RowLocked(Exception):
+    """Another transaction has locked a row that the item changes. The item is to be tried again soon."""
+
+
 class Batches(Generic[Item]):
     """Does items for their callers, in batches of at most LARGEST_BATCH, one after the other.
 
     No item waits for others to arrive: one that comes alone is a batch. The more arrive, the less each costs.
-    *work* does a batch in one transaction, and returns an outcome for each item. After an exception of it,
-    other than an outage, each item is done alone, so that only the one at fault fails.
+    *work* does a batch in one transaction, and returns an outcome for each item. It should return RowLocked
+    instead of waiting for a lock, which would delay all the others. After an exception of it, other than an
+    outage, each item is done alone, so that only the one at fault fails.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Outcomes]]) -> None:

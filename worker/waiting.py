@@ -8,11 +8,16 @@ import structlog
 
 from service.telemetry import logs
 
+_LOGGED_SECONDS = 0.02
+
 _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable: each twice as long as the one before."""
+    """The pauses of a role while a dependency is unavailable: each twice as long as the one before.
+
+    Those of a few milliseconds are not logged: they are for a row that another process is changing.
+    """
 
     def __init__(self, event: str, *, longest_seconds: float, shortest_seconds: float = 0.05) -> None:
         self._event = event
@@ -29,7 +34,8 @@ class Pauses:
         seconds = min(self._longest_seconds, self._shortest_seconds * 2 ** min(self._failures, 20))
         seconds *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
         self._failures += 1
-        _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error))
+        if seconds >= _LOGGED_SECONDS:
+            _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error))
         await wait_at_most(seconds, stop)
 
 

@@ -237,6 +237,15 @@ async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dic
     return {row["id"]: AnnouncedRequest(*row) for row in rows}
 
 
+async def lock_free(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, AnnouncedRequest]:
+    """Lock as `lock_all` does, but leave out the rows that another transaction has locked, without waiting.
+
+    So one row that is locked for minutes, by hand for instance, does not delay a batch. Only for the worker.
+    """
+    rows = await connection.fetch(_LOCK_FREE, request_ids)
+    return {row["id"]: AnnouncedRequest(*row) for row in rows}
+
+
 _LOCK_ALL = f"""
     SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
       FROM calculation_request
@@ -244,6 +253,13 @@ _LOCK_ALL = f"""
      ORDER BY id
        FOR NO KEY UPDATE
 """  # noqa: S608 - constants only
+_LOCK_FREE = f"{_LOCK_ALL} SKIP LOCKED"
+
+
+async def find_existing(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
+    """Return the ids of those of these requests that exist. Only for the worker."""
+    rows = await connection.fetch("SELECT id FROM calculation_request WHERE id = ANY($1)", request_ids)
+    return {row["id"] for row in rows}
 
 
 async def sample_secret_keys(connection: Connection) -> dict[str, int]:

@@ -13,6 +13,7 @@ import msgspec
 
 from service.calculation_requests import reading, storing
 from service.calculation_requests.event_history import end_event
+from service.calculation_requests.model import AnnouncedRequest
 from service.calculation_requests.storing import Announcement
 from service.identifiers import uuid_of
 from service.outbox import events
@@ -38,10 +39,32 @@ async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
     if another process has taken the e-mail over.
     """
     requests = await reading.lock_all(connection, {end.request_id for end in ends})
-    pending = await _lock_pending(connection, [end.key for end in ends])
+    pending = await _find_keys(connection, _LOCK_PENDING, ends)
+    await _record(connection, [end for end in ends if end.key in pending], requests)
+    return pending
+
+
+async def settle_free(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
+    """Settle e-mails as `settle` does, without waiting for rows that another transaction has locked.
+
+    Returns the keys of the e-mails that have not ended, because their row or that of their request is locked.
+    """
+    requests = await reading.lock_free(connection, {end.request_id for end in ends})
+    free = [end for end in ends if end.request_id in requests]
+    pending = await _find_keys(connection, _LOCK_FREE_PENDING, free)
+    await _record(connection, [end for end in free if end.key in pending], requests)
+    others = [end for end in ends if end.key not in pending]
+    return await _find_keys(connection, _FIND_PENDING, others) if others else set()
+
+
+async def _record(
+    connection: Connection, settled: Sequence[EmailEnd], requests: Mapping[UUID, AnnouncedRequest]
+) -> None:
+    """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked."""
+    if not settled:
+        return
     sequences = {request_id: request.sequence for request_id, request in requests.items()}
     settled_at = storing.now()
-    settled = [end for end in ends if end.key in pending]
     announcements = []
     for end in settled:
         sequences[end.request_id] += 1
@@ -52,18 +75,16 @@ async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
             smtp_code=end.smtp_code,
         )
         announcements.append(Announcement(end.request_id, event, settled_at, end.traceparent))
-    if settled:
-        await connection.execute(
-            _SETTLE,
-            [end.key for end in settled],
-            [end.reply for end in settled],
-            [announcement.event.sequence for announcement in announcements],
-            [None if end.reason is None else end.smtp_code for end in settled],
-            [end.reason for end in settled],
-            settled_at,
-        )
-        await storing.announce(connection, announcements)
-    return pending
+    await connection.execute(
+        _SETTLE,
+        [end.key for end in settled],
+        [end.reply for end in settled],
+        [announcement.event.sequence for announcement in announcements],
+        [None if end.reason is None else end.smtp_code for end in settled],
+        [end.reason for end in settled],
+        settled_at,
+    )
+    await storing.announce(connection, announcements)
 
 
 # An operator who cancels an e-mail makes no attempt at it.
@@ -83,20 +104,21 @@ _SETTLE = """
 """
 
 
-async def _lock_pending(connection: Connection, keys: Sequence[str]) -> set[str]:
-    """Return those of these e-mails that have not ended, and lock their rows until the transaction ends."""
-    rows = await connection.fetch(
-        """
-        SELECT event_id
-          FROM email
-         WHERE event_id = ANY($1)
-           AND state = 'pending'
-         ORDER BY event_id
-           FOR UPDATE
-        """,
-        keys,
-    )
+async def _find_keys(connection: Connection, statement: str, ends: Sequence[EmailEnd]) -> set[str]:
+    """Return the keys of those of these e-mails that one of the following statements finds."""
+    rows = await connection.fetch(statement, [end.key for end in ends])
     return {row["event_id"] for row in rows}
+
+
+_FIND_PENDING = """
+    SELECT event_id
+      FROM email
+     WHERE event_id = ANY($1)
+       AND state = 'pending'
+     ORDER BY event_id
+"""
+_LOCK_PENDING = f"{_FIND_PENDING} FOR UPDATE"
+_LOCK_FREE_PENDING = f"{_LOCK_PENDING} SKIP LOCKED"
 
 
 async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> str | None:

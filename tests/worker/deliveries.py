@@ -7,7 +7,8 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
-from worker.batches import Outcomes
+from tests.harness.waiting import eventually
+from worker.batches import Outcomes, RowLocked
 from worker.consumers import calculations, notifications
 from worker.consumers.consumer import Delivered
 
@@ -21,10 +22,14 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
 
 
 async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
-    """Record a calculation. Raises as its outcome says."""
-    async with loans.transaction(pool, seconds=10.0) as connection:
-        outcomes = await _record(connection, result)
-    _check(outcomes)
+    """Record a calculation, once its request is not locked. Raises as its outcome says."""
+
+    async def outcomes_if_free() -> Outcomes | None:
+        async with loans.transaction(pool, seconds=10.0) as connection:
+            outcomes = await _record(connection, result)
+        return None if isinstance(outcomes[0], RowLocked) else outcomes
+
+    _check(await eventually(outcomes_if_free))
 
 
 async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:

@@ -1,7 +1,9 @@
 """A batch of calculations, intents or sent e-mails: few statements, all or nothing, each item once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import NoneType
 from uuid import uuid4
 
 import msgspec
@@ -13,8 +15,9 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.conftest import store
-from worker.batches import LARGEST_BATCH, Outcomes
+from worker.batches import LARGEST_BATCH, Outcomes, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.consumer import Delivered
@@ -41,10 +44,23 @@ async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncI
         yield pool
 
 
-async def do(pool: Pool, batch: Batch) -> Outcomes:
+async def attempt(pool: Pool, batch: Batch) -> Outcomes:
     """Do a batch in a transaction, as the worker does."""
     async with loans.transaction(pool, seconds=10.0) as connection:
         return await batch(connection)
+
+
+async def do(pool: Pool, batch: Batch) -> Outcomes:
+    """Do a batch, again while another transaction has locked any of its rows."""
+    outcomes: Outcomes = []
+
+    async def is_done() -> bool:
+        nonlocal outcomes
+        outcomes = await attempt(pool, batch)
+        return not any(isinstance(each, RowLocked) for each in outcomes)
+
+    await eventually(is_done)
+    return outcomes
 
 
 async def stored_requests(database: Connection, number: int) -> list[CalculationRequest]:
@@ -160,6 +176,34 @@ async def test_batches_with_the_same_requests_do_each_once_and_do_not_deadlock(
     await asyncio.gather(*(do(pool, batch) for batch in [forwards, backwards] * 3))
 
     assert await announced(database) == {1: 50}
+
+
+LOCKS = {
+    "of a request": "SELECT FROM calculation_request WHERE id = $1 FOR SHARE",
+    "of an e-mail": "UPDATE email SET attempts = attempts WHERE request_id = $1",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "lock"), [("results", "of a request"), ("e-mails", "of a request"), ("e-mails", "of an e-mail")]
+)
+async def test_row_that_another_session_has_locked_delays_its_own_item_alone(
+    database: Connection, pool: Pool, kind: str, lock: str
+) -> None:
+    requests = await stored_requests(database, LARGEST_BATCH)
+    batch = await batch_of(kind, database, requests)
+
+    async with database.transaction():
+        await database.execute(LOCKS[lock], requests[100].id)
+        async with asyncio.timeout(5):  # Each attempt has 10 s.
+            first, second = await attempt(pool, batch), await attempt(pool, batch)
+        others = await announced(database)
+
+    for each in (first, second):
+        assert Counter(map(type, each)) == {RowLocked: 1, NoneType: LARGEST_BATCH - 1}
+    assert others == {0: 1, 1: LARGEST_BATCH - 1}
+    assert list(await attempt(pool, batch)) == [None] * LARGEST_BATCH
+    assert await announced(database) == {1: LARGEST_BATCH}
 
 
 async def test_first_of_two_results_in_a_batch_is_recorded(

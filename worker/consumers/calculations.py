@@ -1,6 +1,6 @@
 """Consumes calculation.created: sets calculation_id and announces request.calculated."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from uuid import UUID
 
 import msgspec
@@ -15,7 +15,7 @@ from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from worker.batches import Outcomes
+from worker.batches import Outcomes, RowLocked
 from worker.consumers.consumer import NO_UUID, Consumer, Delivered, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -77,22 +77,21 @@ def _parse(body: bytes) -> CalculationCreated:
 async def record_results(connection: Connection, results: Sequence[Delivered[Result]]) -> Outcomes:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The outcome is RequestNotFound, RequestErased, or CalculationAlreadyRecorded when the request has another
-    calculation.
+    The outcome is RowLocked, RequestNotFound, RequestErased, or CalculationAlreadyRecorded when the request
+    has another calculation.
     """
     ids = [result.content.request_id for result in results]
-    requests = await reading.lock_all(connection, set(ids))
+    requests = await reading.lock_free(connection, set(ids))
     missing = set(ids) - requests.keys()
+    locked = await reading.find_existing(connection, missing) if missing else set()
+    # Last: a request that is erased meanwhile must count as locked or as erased, not as unknown.
     gone = await erased.among(connection, missing) if missing else set()
     outcomes: list[Exception | None] = []
     new: dict[UUID, Delivered[Result]] = {}
     for request_id, result in zip(ids, results, strict=True):
         request = requests.get(request_id)
-        if request_id in gone:
-            outcomes.append(RequestErased("request_uuid: the request was erased"))
-            continue
         if request is None:
-            outcomes.append(RequestNotFound("request_uuid: there is no such request"))
+            outcomes.append(_why_missing(request_id, locked=locked, gone=gone))
             continue
         # A redelivery has the id that is recorded; its event was written with the first delivery.
         recorded = request.calculation_id or new.setdefault(request_id, result).content.calculation_id
@@ -105,6 +104,15 @@ async def record_results(connection: Connection, results: Sequence[Delivered[Res
     if new:
         await set_calculations(connection, [(requests[each], result) for each, result in new.items()])
     return outcomes
+
+
+def _why_missing(request_id: UUID, *, locked: Container[UUID], gone: Container[UUID]) -> Exception:
+    """Return the outcome for a request that was not found among those that are not locked."""
+    if request_id in locked:
+        return RowLocked()
+    if request_id in gone:
+        return RequestErased("request_uuid: the request was erased")
+    return RequestNotFound("request_uuid: there is no such request")
 
 
 async def set_calculations(

@@ -18,7 +18,7 @@ from service.server.probes import NotReady
 from service.telemetry import logs, trace_context, tracing
 from service.telemetry.spans import Attributes
 from worker import metrics
-from worker.batches import Batches, Outcomes
+from worker.batches import Batches, Outcomes, RowLocked
 from worker.consumers.acknowledging import Acknowledgements
 from worker.consumers.dead_letter_count import counting
 from worker.consumers.dead_lettering import dead_letter
@@ -253,15 +253,15 @@ class Consumer(Generic[Content]):
         return "handled"
 
     async def _handle_through_outages(self, delivered: Delivered[Content], leaving: asyncio.Event) -> None:
-        """Have a message handled, again while Postgres is down: a requeue would count as a delivery.
+        """Have a message handled, again while Postgres is down or a row is locked: a requeue would count.
 
         Raises _ChannelLeft instead of having it handled on a channel that is being left.
         """
-        pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0)
+        pauses = Pauses("message_waits_for_postgres", longest_seconds=1.0, shortest_seconds=0.005)
         while not leaving.is_set():
             try:
                 return await self._batches.done(delivered)
-            except PostgresUnavailable as error:
+            except (PostgresUnavailable, RowLocked) as error:
                 await pauses.log_and_wait(error, leaving)
         raise _ChannelLeft
 

@@ -11,7 +11,7 @@ from service.operations import emails
 from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
-from worker.batches import Outcomes
+from worker.batches import Outcomes, RowLocked
 from worker.mail import ledger
 from worker.mail.ledger import Email
 from worker.mail.session import NO_REPLY
@@ -108,10 +108,10 @@ def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings)
 async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
     """Record the ends of e-mails and announce them, in the caller's transaction.
 
-    Those that were recorded before are left alone.
+    Those that were recorded before are left alone. The outcome may be RowLocked.
     """
-    await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
-    return [None] * len(ends)
+    locked = await emails.settle_free(connection, [outcome.end_of(email) for email, outcome in ends])
+    return [RowLocked() if email.event_id in locked else None for email, _ in ends]
 
 
 async def put_off(

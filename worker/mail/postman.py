@@ -21,7 +21,7 @@ from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
 from worker import metrics
-from worker.batches import Batches, Outcomes
+from worker.batches import Batches, Outcomes, RowLocked
 from worker.mail import ledger, message, outcomes
 from worker.mail.allowance import Allowance
 from worker.mail.ledger import Email
@@ -241,12 +241,13 @@ class Postman:
 
     async def _keep_recording(self, outcome: Outcome, email: Email) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""
-        pauses = Pauses("email_not_recorded", longest_seconds=self._settings.longest_outage_pause_seconds)
+        longest = self._settings.longest_outage_pause_seconds
+        pauses = Pauses("email_not_recorded", longest_seconds=longest, shortest_seconds=0.005)
         never = asyncio.Event()
         while True:
             try:
                 await self._record(outcome, email)
-            except PostgresUnavailable as error:
+            except (PostgresUnavailable, RowLocked) as error:
                 await pauses.log_and_wait(error, never)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))

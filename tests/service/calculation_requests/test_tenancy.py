@@ -77,7 +77,9 @@ THE_SAME_FOR_EVERY_CALLER = {
 }
 # The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.
 FOR_EVERY_CONVEYANCER = {
+    "reading.find_existing",
     "reading.lock_all",
+    "reading.lock_free",
     "reading.sample_secret_keys",
     "storing.announce",
     "erased.read_time",

@@ -13,14 +13,12 @@ from aio_pika.abc import AbstractChannel
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.calculation_requests import reading
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
-from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.queues import count
@@ -442,15 +440,3 @@ async def test_database_that_refuses_connections_is_an_outage_of_postgres(
         await server.close()
 
     assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
-
-
-async def test_result_waits_while_its_request_is_locked_by_another_transaction(
-    pool: Pool, database: Connection, stored_request: CalculationRequest
-) -> None:
-    async with database.transaction():
-        await reading.lock_all(database, [stored_request.id])
-        recording = asyncio.create_task(record_result(result(stored_request.uuid), pool=pool))
-        await eventually(lambda: has_waiting_statement(database))
-    await recording
-
-    assert await calculation_of(database, stored_request) == "calc-1"
