@@ -1,17 +1,15 @@
 """The outcomes that an attempt at an e-mail can have, and how each is recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import ClassVar
 from uuid import UUID
 
 import msgspec
 
-from service.operations import emails
 from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
-from worker.batches import Outcomes
 from worker.mail import ledger
 from worker.mail.ledger import Email
 from worker.mail.session import NO_REPLY
@@ -103,15 +101,6 @@ def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings)
         return Failed("gave_up", refusal.reply, refusal.code)
     pause = settings.email_retry_seconds * 2 ** min(email.attempts, 20)
     return RefusedForNow(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
-
-
-async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
-    """Record the ends of e-mails and announce them, in the caller's transaction.
-
-    Those that were recorded before are left alone.
-    """
-    await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
-    return [None] * len(ends)
 
 
 async def put_off(

@@ -13,6 +13,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.operations import emails
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -264,9 +265,9 @@ class Postman:
 
     async def _settle(self, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            recorded = await outcomes.settle(connection, ends)
+            await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
         self._relay.wake()
-        return recorded
+        return [None] * len(ends)
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""
