@@ -15,7 +15,7 @@ from worker.batches import Outcomes, RowLocked
 from worker.mail import ledger
 from worker.mail.ledger import Email
 from worker.mail.session import NO_REPLY
-from worker.mail.smtp import EmailRefused
+from worker.mail.smtp import EmailRefused, MailServerUnavailable, MailThrottled
 from worker.settings import WorkerSettings
 
 
@@ -86,16 +86,33 @@ class NotAttempted(Outcome, frozen=True):
     """The mail server was not given the e-mail. No attempt is charged, and it is due again at once."""
 
     label: ClassVar = "given_back"
+    retry_seconds: ClassVar = 0.0
 
-    outage: Exception | None = None
+    outage: MailServerUnavailable | None = None
 
 
-def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings) -> Failed | RefusedForNow:
+class Throttled(Outcome, frozen=True):
+    """The mail server limits how many e-mails it takes, and did not take this one. No attempt is charged.
+
+    Until it is due again, this process starts no e-mail.
+    """
+
+    label: ClassVar = "throttled"
+    retry_seconds: ClassVar = 1.0  # Providers limit the rate by the second.
+
+    smtp_code: int
+
+
+def after_refusal(
+    refusal: EmailRefused | MailThrottled, email: Email, settings: WorkerSettings
+) -> Failed | RefusedForNow | Throttled:
     """Return the outcome of a refusal.
 
     The e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
-    EMAIL_GIVE_UP_SECONDS.
+    EMAIL_GIVE_UP_SECONDS. A throttled e-mail is retried for as long as it takes.
     """
+    if isinstance(refusal, MailThrottled):
+        return Throttled(refusal.code)
     if refusal.is_final:
         return Failed("refused", refusal.reply, refusal.code)
     age = datetime.now(UTC) - email.created_at
@@ -116,14 +133,14 @@ async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Fail
 
 async def put_off(
     connection: Connection,
-    outcome: RefusedForNow | InternalError | NotAttempted,
+    outcome: RefusedForNow | InternalError | NotAttempted | Throttled,
     email: Email,
     *,
     process_id: UUID,
 ) -> None:
     """Record that an e-mail is due again, later or at once."""
-    if isinstance(outcome, NotAttempted):
-        await ledger.release(connection, process_id, [email.event_id])
+    if isinstance(outcome, NotAttempted | Throttled):
+        await ledger.release(connection, process_id, [email.event_id], seconds=outcome.retry_seconds)
     else:
         await ledger.postpone(
             connection,

@@ -26,8 +26,8 @@ from worker.mail import ledger, message, outcomes
 from worker.mail.allowance import Allowance
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
-from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
+from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent, Throttled
+from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, MailThrottled
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
@@ -136,12 +136,12 @@ class Postman:
             await self._pauses.log_and_wait(error, stop)
             return
         if outage is not None:
-            await self._pauses.log_and_wait(outage, stop)
+            await self._pauses.log_and_wait(outage, stop, smtp_code=outage.code)
         elif not started:
             seconds = min(self._settings.email_poll_seconds, self._allowance.wait_seconds or math.inf)
             await wait_at_most(seconds, self._due, self._finished, stop)
 
-    def _forget_finished(self) -> Exception | None:
+    def _forget_finished(self) -> MailServerUnavailable | None:
         """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
         outage = None
         for event_id, sending in list(self._under_way.items()):
@@ -150,7 +150,9 @@ class Postman:
                 match sending.task.result():
                     case Sent():
                         self._pauses.reset()
-                    case NotAttempted(outage=Exception() as error):
+                    case Throttled():
+                        self._allowance.pause(Throttled.retry_seconds)
+                    case NotAttempted(outage=MailServerUnavailable() as error):
                         outage = error
         return outage
 
@@ -195,7 +197,7 @@ class Postman:
         try:
             async with self._connections:
                 reply = await self._hand_over(email, sending)
-        except EmailRefused as refusal:
+        except (EmailRefused, MailThrottled) as refusal:
             return outcomes.after_refusal(refusal, email, self._settings)
         except EmailNotComposable as error:
             _log.error("email_not_composable", **logs.describe(error))
@@ -259,7 +261,7 @@ class Postman:
         match outcome:
             case Sent() | Failed():
                 await self._ends.done((email, outcome))
-            case RefusedForNow() | InternalError() | NotAttempted():
+            case RefusedForNow() | InternalError() | NotAttempted() | Throttled():
                 async with loans.connection(self._pool, seconds=self._seconds) as connection:
                     await outcomes.put_off(connection, outcome, email, process_id=self._process_id)
 
