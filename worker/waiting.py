@@ -24,12 +24,12 @@ class Pauses:
         """Begin with the shortest pause again, after a success."""
         self._failures = 0
 
-    async def log_and_wait(self, error: Exception, stop: asyncio.Event) -> None:
-        """Log the outage as a warning, then wait for the next pause or until *stop*."""
+    async def log_and_wait(self, error: Exception, stop: asyncio.Event, **facts: int) -> None:
+        """Log the outage and *facts* as a warning, then wait for the next pause or until *stop*."""
         seconds = min(self._longest_seconds, self._shortest_seconds * 2 ** min(self._failures, 20))
         seconds *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
         self._failures += 1
-        _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error))
+        _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
         await wait_at_most(seconds, stop)
 
 

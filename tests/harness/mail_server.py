@@ -184,6 +184,11 @@ class ScriptedMailServer:
         self._open: set[Session] = set()
 
     @property
+    def open_connections(self) -> int:
+        """How many connections neither end has closed."""
+        return len(self._open)
+
+    @property
     def url(self) -> str:
         """The SMTP_URL of this server."""
         return self.url_for("")

@@ -156,13 +156,15 @@ async def postpone(
     )
 
 
-async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
-    """Give claims up without charging an attempt: the mail server was not given these e-mails."""
+async def release(
+    connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float = 0.0
+) -> None:
+    """Give claims up without charging an attempt; the e-mails are due again after *seconds*."""
     await connection.execute(
         """
         UPDATE email
            SET claimed_by = NULL,
-               next_attempt_at = now()
+               next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id IN (SELECT event_id
                               FROM email
                              WHERE event_id = ANY($2)
@@ -172,4 +174,5 @@ async def release(connection: Connection, process_id: UUID, event_ids: Sequence[
         """,
         process_id,
         event_ids,
+        seconds,
     )

@@ -61,4 +61,4 @@ def mailbox(field: str, name: str, address: str) -> str:
 
 def _fits(field: str, value: str) -> bool:
     """Whether Header would return a value as it is. Asking it takes longer than all the rest of an e-mail."""
-    return value.isascii() and len(field) + len(": ") + len(value) <= _FOLDED_LINE
+    return value.isascii() and value.isprintable() and len(field) + len(": ") + len(value) <= _FOLDED_LINE

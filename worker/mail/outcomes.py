@@ -1,21 +1,19 @@
 """The outcomes that an attempt at an e-mail can have, and how each is recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import ClassVar
 from uuid import UUID
 
 import msgspec
 
-from service.operations import emails
 from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
-from worker.batches import Outcomes
 from worker.mail import ledger
 from worker.mail.ledger import Email
 from worker.mail.session import NO_REPLY
-from worker.mail.smtp import EmailRefused
+from worker.mail.smtp import EmailRefused, MailServerUnavailable, MailThrottled
 from worker.settings import WorkerSettings
 
 
@@ -86,16 +84,33 @@ class NotAttempted(Outcome, frozen=True):
     """The mail server was not given the e-mail. No attempt is charged, and it is due again at once."""
 
     label: ClassVar = "given_back"
+    retry_seconds: ClassVar = 0.0
 
-    outage: Exception | None = None
+    outage: MailServerUnavailable | None = None
 
 
-def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings) -> Failed | RefusedForNow:
+class Throttled(Outcome, frozen=True):
+    """The mail server limits how many e-mails it takes, and did not take this one. No attempt is charged.
+
+    Until it is due again, this process starts no e-mail.
+    """
+
+    label: ClassVar = "throttled"
+    retry_seconds: ClassVar = 1.0  # Providers limit the rate by the second.
+
+    smtp_code: int
+
+
+def after_refusal(
+    refusal: EmailRefused | MailThrottled, email: Email, settings: WorkerSettings
+) -> Failed | RefusedForNow | Throttled:
     """Return the outcome of a refusal.
 
     The e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
-    EMAIL_GIVE_UP_SECONDS.
+    EMAIL_GIVE_UP_SECONDS. A throttled e-mail is retried for as long as it takes.
     """
+    if isinstance(refusal, MailThrottled):
+        return Throttled(refusal.code)
     if refusal.is_final:
         return Failed("refused", refusal.reply, refusal.code)
     age = datetime.now(UTC) - email.created_at
@@ -105,25 +120,16 @@ def after_refusal(refusal: EmailRefused, email: Email, settings: WorkerSettings)
     return RefusedForNow(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
 
 
-async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
-    """Record the ends of e-mails and announce them, in the caller's transaction.
-
-    Those that were recorded before are left alone.
-    """
-    await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
-    return [None] * len(ends)
-
-
 async def put_off(
     connection: Connection,
-    outcome: RefusedForNow | InternalError | NotAttempted,
+    outcome: RefusedForNow | InternalError | NotAttempted | Throttled,
     email: Email,
     *,
     process_id: UUID,
 ) -> None:
     """Record that an e-mail is due again, later or at once."""
-    if isinstance(outcome, NotAttempted):
-        await ledger.release(connection, process_id, [email.event_id])
+    if isinstance(outcome, NotAttempted | Throttled):
+        await ledger.release(connection, process_id, [email.event_id], seconds=outcome.retry_seconds)
     else:
         await ledger.postpone(
             connection,

@@ -13,6 +13,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.operations import emails
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -26,8 +27,8 @@ from worker.mail import ledger, message, outcomes
 from worker.mail.allowance import Allowance
 from worker.mail.ledger import Email
 from worker.mail.message import EmailNotComposable, Sender
-from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
+from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent, Throttled
+from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, MailThrottled
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
@@ -136,12 +137,12 @@ class Postman:
             await self._pauses.log_and_wait(error, stop)
             return
         if outage is not None:
-            await self._pauses.log_and_wait(outage, stop)
+            await self._pauses.log_and_wait(outage, stop, smtp_code=outage.code)
         elif not started:
             seconds = min(self._settings.email_poll_seconds, self._allowance.wait_seconds or math.inf)
             await wait_at_most(seconds, self._due, self._finished, stop)
 
-    def _forget_finished(self) -> Exception | None:
+    def _forget_finished(self) -> MailServerUnavailable | None:
         """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
         outage = None
         for event_id, sending in list(self._under_way.items()):
@@ -150,7 +151,9 @@ class Postman:
                 match sending.task.result():
                     case Sent():
                         self._pauses.reset()
-                    case NotAttempted(outage=Exception() as error):
+                    case Throttled():
+                        self._allowance.pause(Throttled.retry_seconds)
+                    case NotAttempted(outage=MailServerUnavailable() as error):
                         outage = error
         return outage
 
@@ -195,7 +198,7 @@ class Postman:
         try:
             async with self._connections:
                 reply = await self._hand_over(email, sending)
-        except EmailRefused as refusal:
+        except (EmailRefused, MailThrottled) as refusal:
             return outcomes.after_refusal(refusal, email, self._settings)
         except EmailNotComposable as error:
             _log.error("email_not_composable", **logs.describe(error))
@@ -258,15 +261,15 @@ class Postman:
         match outcome:
             case Sent() | Failed():
                 await self._ends.done((email, outcome))
-            case RefusedForNow() | InternalError() | NotAttempted():
+            case RefusedForNow() | InternalError() | NotAttempted() | Throttled():
                 async with loans.connection(self._pool, seconds=self._seconds) as connection:
                     await outcomes.put_off(connection, outcome, email, process_id=self._process_id)
 
     async def _settle(self, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            recorded = await outcomes.settle(connection, ends)
+            await emails.settle(connection, [outcome.end_of(email) for email, outcome in ends])
         self._relay.wake()
-        return recorded
+        return [None] * len(ends)
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""

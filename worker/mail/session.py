@@ -10,8 +10,11 @@ from typing import NamedTuple, cast
 
 import aiosmtplib
 
-NO_REPLY = 0  # in place of the code of a reply that the mail server did not send, or not in the form of SMTP
+# In place of the code of a reply that the mail server did not send, or that cannot be one to this command.
+NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
+_COMPLETED = range(200, 300)
+_CONTENT_EXPECTED = range(354, 355)
 _REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
 _MOST_LINES = 100  # of one reply
 _LONGEST_LINE = 8 * 1024
@@ -25,7 +28,7 @@ class Reply(NamedTuple):
 
     @property
     def is_acceptance(self) -> bool:
-        """Whether the command was carried out."""
+        """Whether the command was carried out: a session returns no other code below 400."""
         return NO_REPLY < self.code < 400
 
     @property
@@ -78,15 +81,16 @@ class Session:
     async def finish(self, content: bytes, *, seconds: float) -> Reply:
         """Send the content, whose lines end with CRLF, after `begin`. Returns the reply."""
         stuffed = re.sub(rb"(?m)^\.", b"..", content)
-        self._writer.write(stuffed + b".\r\n")
-        (reply,) = await self._read_replies(1, seconds=seconds)
+        (reply,) = await self._exchange(stuffed + b".\r\n", [_COMPLETED], seconds=seconds)
         self._between_emails = not reply.ends_session
         return reply
 
     async def quit(self) -> None:
         """End the session in an orderly way, within a second."""
-        await self._send_all(["QUIT"], seconds=1.0)
-        self.close()
+        try:
+            await self._send_all(["QUIT"], seconds=1.0)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -94,30 +98,37 @@ class Session:
 
     async def _send_all(self, commands: Sequence[str], *, seconds: float) -> list[Reply]:
         """Send commands: all at once, or each after an acceptance of the one before. Returns the replies."""
+        lines = [f"{command}\r\n".encode("ascii") for command in commands]
+        acceptances = [_CONTENT_EXPECTED if command == "DATA" else _COMPLETED for command in commands]
         if self._pipelines:
-            self._writer.write("".join(f"{command}\r\n" for command in commands).encode("ascii"))
-            return await self._read_replies(len(commands), seconds=seconds)
+            return await self._exchange(b"".join(lines), acceptances, seconds=seconds)
         replies: list[Reply] = []
-        for command in commands:
-            self._writer.write(f"{command}\r\n".encode("ascii"))
-            replies += await self._read_replies(1, seconds=seconds)
+        for line, acceptance in zip(lines, acceptances, strict=True):
+            replies += await self._exchange(line, [acceptance], seconds=seconds)
             if not replies[-1].is_acceptance:
                 break
         return replies
 
-    async def _read_replies(self, number: int, *, seconds: float) -> list[Reply]:
-        """Return the replies, until one does not arrive in time or is not in the form of SMTP: NO_REPLY."""
+    async def _exchange(self, sent: bytes, acceptances: Sequence[range], *, seconds: float) -> list[Reply]:
+        """Send something, and return a reply for each of *acceptances*, the codes that accept it.
+
+        NO_REPLY is the last if a reply does not arrive in time, or cannot be one to what was sent: after one
+        reply too many, each would be taken for the reply to the next command.
+        """
         replies: list[Reply] = []
         try:
+            if self._writer.is_closing():
+                raise ConnectionResetError  # Writing to a closed connection is a RuntimeError in uvloop.
+            self._writer.write(sent)
             async with asyncio.timeout(seconds):
-                while len(replies) < number:
-                    replies.append(await self._read_reply())
-        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply
+                while len(replies) < len(acceptances):
+                    replies.append(await self._read_reply(acceptances[len(replies)]))
+        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply to this
             self._writer.close()
             replies.append(Reply(NO_REPLY))
         return replies
 
-    async def _read_reply(self) -> Reply:
+    async def _read_reply(self, acceptance: range) -> Reply:
         texts: list[str] = []
         while len(texts) < _MOST_LINES:
             line = _REPLY_LINE.fullmatch(await self._reader.readline())
@@ -125,5 +136,8 @@ class Session:
                 break
             texts.append((line[3] or b"").strip().decode("utf-8", "surrogateescape"))
             if line[2] != b"-":
-                return Reply(int(line[1]), "\n".join(texts))
+                code = int(line[1])
+                if code < 400 and code not in acceptance:
+                    raise ValueError("a reply to something else")
+                return Reply(code, "\n".join(texts))
         raise ValueError("not in the form of SMTP")

@@ -7,13 +7,14 @@ from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
 import msgspec
-from aiosmtplib import SMTPException
+from aiosmtplib import SMTPException, SMTPResponseException
 
 from service.telemetry.spans import Attributes
-from worker.mail.session import Reply, Session
+from worker.mail.session import NO_REPLY, Reply, Session
 from worker.settings import WorkerSettings
 
-# A provider that limits how many e-mails it takes, or over how many connections.
+# Replies to MAIL or to the content of providers that limit how many e-mails they take, or over how many
+# connections. To RCPT, 454 refuses one recipient, as in Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 _LONGEST_REPLY = 1000
@@ -22,16 +23,28 @@ _LONGEST_REPLY = 1000
 class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
 
-    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too,
-    and so is a provider's limit: they concern every e-mail, and must lose none.
+    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
+    it concerns every e-mail, and must lose none.
     """
+
+    def __init__(self, code: int = NO_REPLY) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class MailThrottled(Exception):
+    """The mail server limits how many e-mails it takes, and did not take this one. No attempt is charged."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class EmailRefused(Exception):
     """The mail server refused this e-mail, for now (4xx, NO_REPLY) or for good (5xx to RCPT or DATA).
 
-    NO_REPLY: the connection was lost twice at RCPT, or once while the content was sent, which the server may
-    then have accepted. Both charge an attempt.
+    NO_REPLY: the connection was lost twice at RCPT or DATA, or once while the content was sent, which the
+    server may then have accepted. Both charge an attempt.
     """
 
     def __init__(self, code: int, reply: str) -> None:
@@ -83,13 +96,15 @@ class Mailer:
         }
 
     async def send(self, envelope: Envelope, content: bytes, *, before_content: Callable[[], None]) -> str:
-        """Return the mail server's reply on acceptance. Raises EmailRefused or MailServerUnavailable.
+        """Return the mail server's reply on acceptance.
+
+        Raises EmailRefused, MailThrottled or MailServerUnavailable.
 
         *before_content* is called just before the content is sent. It may raise to withhold the content.
 
         A server that ends the session may be going down, or limit what it takes over one connection. So the
         e-mail is sent once more, over a new connection. If the server accepts the connection and ends the
-        session at this recipient again, the e-mail is at fault.
+        session at RCPT or DATA again, the e-mail is at fault.
         """
         session = self._reuse() or await self._open()
         try:
@@ -110,7 +125,7 @@ class Mailer:
             before_content()
             reply = await session.finish(content, seconds=self._answer_seconds)
             if reply.code in _THROTTLING:
-                raise MailServerUnavailable
+                raise MailThrottled(reply.code)
             if not reply.is_acceptance:
                 # Without a reply it is unknown whether it was accepted: an attempt is charged.
                 raise _refusal(reply, without_reply="no reply to the content; it may have been accepted")
@@ -127,28 +142,30 @@ class Mailer:
         last = replies[-1]
         if last.is_acceptance:
             return
-        if last.code in _THROTTLING:
-            raise MailServerUnavailable
-        match len(replies):
-            case 1:
-                raise _SessionEnded(MailServerUnavailable())
-            case 2:
-                refusal = _refusal(last, without_reply="the mail server ended the session at the recipient")
-                raise _SessionEnded(refusal) if last.ends_session else refusal
-            case _:
-                raise _refusal(last, without_reply="the mail server ended the session before the content")
+        if len(replies) == 1:
+            if last.code in _THROTTLING:
+                raise MailThrottled(last.code)
+            raise _SessionEnded(MailServerUnavailable(last.code))
+        refusal = _refusal(last, without_reply="the mail server ended the session before the content")
+        raise _SessionEnded(refusal) if last.ends_session else refusal
 
     async def close(self) -> None:
-        """Close every idle connection with QUIT."""
-        while self._idle:
-            await self._idle.pop().quit()
+        """Close every idle connection with QUIT, all at once."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(session.quit() for session in idle))
 
     async def _open(self) -> Session:
         """Return a session over a new connection. Raises MailServerUnavailable."""
         try:
             connection = await self.connect()
-            await connection.rset()  # after EHLO, which connecting alone may not have sent
-            return Session(connection)
+            try:
+                await connection.rset()  # after EHLO, which connecting alone may not have sent
+                return Session(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except SMTPResponseException as error:
+            raise MailServerUnavailable(error.code) from error
         except (SMTPException, OSError, ValueError) as error:
             raise MailServerUnavailable from error
 

@@ -121,6 +121,31 @@ async def test_session_that_the_mail_server_ends_before_the_recipient_charges_no
     assert intended.uuid.encode() in rude_server.contents[0]
 
 
+@pytest.mark.usefixtures("intended")
+@pytest.mark.parametrize(
+    ("command", "logged"),
+    [
+        ("greeting", ("MailServerUnavailable (SMTPConnectResponseError)", 554)),
+        ("MAIL", ("MailServerUnavailable", 554)),
+    ],
+)
+async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_server(
+    worker_settings: WorkerSettings, rude_server: ScriptedMailServer, *, command: str, logged: tuple[str, int]
+) -> None:
+    rude_server.replies[command] = b"554 No mail from calculations@service.example.com"
+
+    with capture_logs() as logs:
+        async with (
+            open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
+            running(postman.run),
+        ):
+            await eventually(lambda: "mail_paused" in {log["event"] for log in logs})
+
+    paused = next(log for log in logs if log["event"] == "mail_paused")
+    assert (paused["error"], paused["smtp_code"]) == logged
+    assert "service.example.com" not in str(logs)
+
+
 @pytest.mark.parametrize(
     ("command", "answer"),
     [("RCPT", None), ("RCPT", b"421 Not for this one"), ("DATA", None), ("DATA", b"421 Not this one")],

@@ -1,9 +1,11 @@
 """The source of an e-mail is as Python's email.message would write it."""
 
+from email.errors import HeaderParseError
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +58,15 @@ def test_source_is_read_as_that_of_the_reference(
     assert all(len(line) <= 998 for line in source.split(b"\r\n"))
     assert source.isascii()
     assert b"\n" not in source.replace(b"\r\n", b"")
+
+
+@pytest.mark.parametrize("line_break", ["\r\n", "\n", "\r"])
+def test_value_of_a_header_field_cannot_add_another(line_break: str) -> None:
+    with pytest.raises(HeaderParseError):
+        mime.mailbox("To", f"Ada{line_break}Bcc: eve@example.com", "ada@example.com")
+
+    with pytest.raises(HeaderParseError):
+        mime.words("Subject", f"Ada{line_break}Bcc: eve@example.com")
 
 
 def test_part_cannot_end_another() -> None:

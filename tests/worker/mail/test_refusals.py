@@ -137,14 +137,17 @@ async def test_email_whose_content_is_refused_for_good_has_failed(
     assert msgspec.json.decode(payload)["subject"] == intended.uuid
 
 
+@pytest.mark.parametrize("reply", ["450 Mailbox busy", "454 4.7.1 Relay access denied"])
 async def test_email_refused_for_now_for_too_long_has_failed(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
     database: Connection,
     intended: CalculationRequest,
+    *,
+    reply: str,
 ) -> None:
     await database.execute("UPDATE email SET created_at = now() - interval '1 hour'")
-    mail_server.rcpt_reply = "450 Mailbox busy"
+    mail_server.rcpt_reply = reply
 
     async with (
         open_postman(settings_with(worker_settings, email_give_up_seconds=3599.0)) as postman,
@@ -154,7 +157,7 @@ async def test_email_refused_for_now_for_too_long_has_failed(
 
     ((event_type, _, payload),) = await announced(database)
     assert event_type == "request.email_failed"
-    assert msgspec.json.decode(payload)["data"]["smtp_code"] == 450
+    assert msgspec.json.decode(payload)["data"]["smtp_code"] == int(reply[:3])
     assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
     assert msgspec.json.decode(payload)["subject"] == intended.uuid
 

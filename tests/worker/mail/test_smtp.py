@@ -12,11 +12,13 @@ from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker.mail.composing import (
     SENDER,
     compose,
 )
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable
+from worker.mail.session import NO_REPLY, Reply, Session
+from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, MailThrottled
 from worker.settings import WorkerSettings
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
@@ -109,6 +111,8 @@ async def test_emails_at_the_same_time_do_not_share_a_connection(
     [
         ("RCPT", b"550 No such user", True),
         ("RCPT", b"450 Busy", False),
+        ("RCPT", b"454 4.7.1 Relay access denied", False),
+        ("DATA", b"454 4.7.1 Relay access denied", False),
         ("content", b"554 Spam", True),
         ("content", b"452 Full", False),
     ],
@@ -127,31 +131,110 @@ async def test_refusal_is_final_or_not_and_keeps_the_connection(
     assert rude_server.connections == 1
 
 
-@pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA", "content"])
+@pytest.mark.parametrize("command", ["MAIL", "content"])
 @pytest.mark.parametrize("answer", [b"454 Throttling failure", b"432 Sender thread limit exceeded"])
-async def test_mail_server_that_limits_the_rate_is_unavailable_and_charges_no_attempt(
+async def test_mail_server_that_limits_the_rate_refuses_no_email(
     rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
-    with pytest.raises(MailServerUnavailable):
+    with pytest.raises(MailThrottled) as throttled:
         await send(rude_mailer)
 
     rude_server.replies[command] = usual
     await send(rude_mailer)
+    assert throttled.value.code == int(answer[:3])
 
 
-@pytest.mark.parametrize("command", ["DATA", "content"])
-@pytest.mark.parametrize("answer", [None, b"nonsense", UNFINISHED])
+@pytest.mark.parametrize("answer", [None, b"nonsense", UNFINISHED, b"354 Go ahead"])
 async def test_missing_reply_to_the_content_charges_an_attempt(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, answer: bytes | None
 ) -> None:
-    rude_server.replies[command] = answer
+    rude_server.replies["content"] = answer
 
     with pytest.raises(EmailRefused) as unknown:
         await send(hasty_mailer)
 
-    assert not unknown.value.is_final
+    assert (unknown.value.code, unknown.value.is_final) == (NO_REPLY, False)
+    assert rude_server.connections == 1  # It may have been accepted, so it is not sent again at once.
+
+
+async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
+) -> None:
+    rude_server.replies["content"] = b"250 OK\r\n250 OK, says the filter too"
+    await send(rude_mailer)
+    rude_server.replies["content"] = b"554 Spam"
+
+    with pytest.raises(EmailRefused) as refused:
+        await send(rude_mailer)
+
+    assert refused.value.code == 554
+    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
+
+
+@pytest.mark.parametrize("command", ["greeting", "EHLO", "RSET", "MAIL"])
+async def test_mail_server_that_answers_something_else_before_the_recipient_is_unavailable(
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
+) -> None:
+    rude_server.replies[command] = b"354 Go ahead"
+
+    with pytest.raises(MailServerUnavailable):
+        await send(hasty_mailer)
+
+
+async def test_session_whose_connection_was_reset_gets_no_reply(rude_server: ScriptedMailServer) -> None:
+    async with TcpProxy(rude_server.url) as link:
+        connection = await Mailer(mail_settings(link.url)).connect()
+        await connection.ehlo()
+        session = Session(connection)
+        await link.cut()
+        await eventually(lambda: not session.is_usable)
+
+        replies = await session.begin("a@example.com", "b@example.com", seconds=1.0)
+
+    assert replies == [Reply(NO_REPLY)]
+
+
+@pytest.mark.parametrize("command", ["EHLO", "RSET"])
+async def test_connection_on_which_the_first_command_is_refused_is_closed(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
+) -> None:
+    rude_server.replies |= {command: b"554 5.7.1 Go away", "HELO": b"554 5.7.1 Go away"}
+
+    with pytest.raises(MailServerUnavailable) as unavailable:
+        await send(rude_mailer)
+
+    assert unavailable.value.code == 554
+    await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
+
+
+async def test_connection_on_which_the_first_command_is_interrupted_is_closed(
+    rude_server: ScriptedMailServer,
+) -> None:
+    async with TcpProxy(rude_server.url) as link:
+        link.hold_before(b"RSET")
+        sending = asyncio.create_task(send(Mailer(mail_settings(link.url))))
+        await link.marker_reached.wait()
+
+        sending.cancel()
+
+        await asyncio.gather(sending, return_exceptions=True)
+        link.resume()
+        await eventually(lambda: not link.is_open, seconds=5.0)
+
+
+async def test_idle_connections_to_a_mail_server_that_no_longer_answers_are_closed_at_once_together(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
+) -> None:
+    await asyncio.gather(*(send(rude_mailer) for _ in range(5)))
+    rude_server.replies["QUIT"] = UNFINISHED
+
+    async with asyncio.timeout(3.0):  # One second for all, not for each.
+        await rude_mailer.close()
+
+    assert rude_server.connections == 5
+    await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
 
 
 @pytest.mark.parametrize(
@@ -172,23 +255,30 @@ async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavail
     await send(rude_mailer)
 
 
-@pytest.mark.parametrize("answer", [None, b"421 Not for this one", b"nonsense"])
-async def test_session_that_ends_twice_at_the_recipient_charges_an_attempt(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, answer: bytes | None
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        *itertools.product(["RCPT", "DATA"], [None, b"421 Not for this one", b"nonsense"]),
+        ("RCPT", b"354 Go ahead"),
+        ("DATA", b"250 OK"),
+    ],
+)
+async def test_session_that_ends_twice_before_the_content_charges_an_attempt(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
-    usual, rude_server.replies["RCPT"] = rude_server.replies["RCPT"], answer
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     with pytest.raises(EmailRefused) as refused:
         await send(rude_mailer)
 
     assert not refused.value.is_final
-    assert refused.value.code == (421 if answer == b"421 Not for this one" else 0)
-    assert rude_server.connections == 2
-    rude_server.replies["RCPT"] = usual
+    assert refused.value.code == (421 if answer == b"421 Not for this one" else NO_REPLY)
+    assert (rude_server.connections, rude_server.contents) == (2, [])
+    rude_server.replies[command] = usual
     await send(rude_mailer)
 
 
-@pytest.mark.parametrize("command", ["MAIL", "RCPT"])
+@pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
 async def test_session_that_ends_once_is_repeated_on_a_new_connection(
     rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
@@ -201,10 +291,11 @@ async def test_session_that_ends_once_is_repeated_on_a_new_connection(
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
-async def test_reply_to_the_recipient_that_is_twice_not_finished_charges_an_attempt(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer
+@pytest.mark.parametrize("command", ["RCPT", "DATA"])
+async def test_reply_before_the_content_that_is_twice_not_finished_charges_an_attempt(
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
 ) -> None:
-    rude_server.replies["RCPT"] = UNFINISHED
+    rude_server.replies[command] = UNFINISHED
 
     with pytest.raises(EmailRefused) as refused:
         await send(hasty_mailer)
@@ -224,11 +315,10 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
         await send(rude_mailer)
 
 
-@pytest.mark.parametrize("command", ["DATA", "content"])
 async def test_session_that_ends_at_the_content_is_a_refusal_for_now(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
 ) -> None:
-    rude_server.replies[command] = b"421 Not this one"
+    rude_server.replies["content"] = b"421 Not this one"
 
     with pytest.raises(EmailRefused) as refused:
         await send(rude_mailer)

@@ -1,0 +1,79 @@
+"""A mail server that limits the rate slows the postman down. No e-mail is lost or charged an attempt."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from service.postgres.pool import Connection, Pool
+from tests.harness.in_process import running
+from tests.harness.mail_server import ScriptedMailServer, Session
+from tests.harness.waiting import eventually
+from tests.worker.conftest import open_postman, settings_with
+from tests.worker.mail.conftest import all_are, attempts, intend_emails
+from worker.settings import WorkerSettings
+
+A_SECOND = 5
+IN_HAND = 4
+EMAILS = 15
+
+
+class LimitingMailServer(ScriptedMailServer):
+    """Accepts so many e-mails in each second of the clock, and throttles the others."""
+
+    accepted = 0
+    _second = 0
+    _accepted_in_it = 0
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        """Return the reply to a command, or to the content."""
+        if command != "content":
+            return await super().reply_to(session, command, sent)
+        if self._second != (now := int(time.monotonic())):
+            self._second, self._accepted_in_it = now, 0
+        if self._accepted_in_it == A_SECOND:
+            return b"454 Throttling failure: Maximum sending rate exceeded"
+        self._accepted_in_it += 1
+        self.accepted += 1
+        return b"250 OK"
+
+
+@pytest.fixture
+async def limiting_server() -> AsyncIterator[LimitingMailServer]:
+    """A mail server that limits the rate."""
+    async with LimitingMailServer() as server:
+        yield server
+
+
+async def test_throttled_postman_makes_few_attempts_in_vain_and_charges_none(
+    worker_settings: WorkerSettings, limiting_server: LimitingMailServer, pool: Pool, database: Connection
+) -> None:
+    settings = settings_with(worker_settings, smtp_url=limiting_server.url, email_concurrency=IN_HAND // 2)
+    await intend_emails(database, pool, EMAILS)
+
+    began = time.monotonic()
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: all_are(database, "sent"))
+    seconds = time.monotonic() - began
+
+    assert limiting_server.accepted == EMAILS
+    assert 0 < len(limiting_server.contents) - EMAILS <= IN_HAND * (seconds + 1)
+    assert await attempts(database) == EMAILS
+
+
+@pytest.mark.usefixtures("intended")
+async def test_throttled_email_is_due_again_later_and_logged_with_the_code(
+    worker_settings: WorkerSettings, rude_server: ScriptedMailServer, database: Connection
+) -> None:
+    rude_server.replies["content"] = b"454 Throttling failure for ada@customer.example.com"
+    settings = settings_with(worker_settings, smtp_url=rude_server.url)
+
+    with capture_logs() as logs:
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(lambda: "email_handled" in {log["event"] for log in logs})
+            assert await database.fetchval("SELECT next_attempt_at > created_at + interval '1 s' FROM email")
+
+    handled = next(log for log in logs if log["event"] == "email_handled")
+    assert (handled["outcome"], handled["smtp_code"]) == ("throttled", 454)
+    assert "customer.example.com" not in str(logs)
