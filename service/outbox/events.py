@@ -29,7 +29,10 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     request_type: str
     property_value: Annotated[int | None, msgspec.Meta(description="In pounds.")]
     calculation_fee_exempt: bool
-    external_id: Annotated[str | None, msgspec.Meta(description="The conveyancer's own identifier.")]
+    external_id: Annotated[
+        str | None,
+        msgspec.Meta(description="The conveyancer's own identifier; null once the request was erased."),
+    ]
     sequence: Annotated[
         int,
         msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events."),
