@@ -53,7 +53,13 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
                    CASE WHEN calculation_sequence IS NOT NULL
                         THEN coalesce(calculated_at, updated_at)
                         END,
-                   idempotency_key
+                   -- A release before version 8 stores a repeat: then the key is kept already.
+                   CASE WHEN NOT EXISTS (SELECT
+                                           FROM erased_request AS earlier
+                                          WHERE earlier.conveyancer_id = request.conveyancer_id
+                                            AND earlier.idempotency_key = request.idempotency_key)
+                        THEN idempotency_key
+                        END
               FROM request
             """,
             found,
