@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 import structlog
 from yarl import URL
 
+from service.calculation_requests import erased, reading
 from service.identifiers import first_id_at
 from service.operations import erasing
 from service.outbox.lanes import lane_of
@@ -62,52 +64,76 @@ class Retention:
         before = first_id_at(datetime.now(UTC) - timedelta(days=days))
         number = 0
         try:
-            while erased := await self._erase_batch(before):
-                number += erased
-                await asyncio.sleep(_PAUSE_SECONDS)
+            async for erased_now in self._erase_batches(before):
+                number += erased_now
             await self._remove_dead_letters()
         except (PostgresUnavailable, BrokerUnavailable, OperatorError, *BROKER_ERRORS) as error:
             _log.warning("retention_interrupted", error=logs.summarize(error))
         if number:
             _log.info("requests_erased", number=number)
 
-    async def _erase_batch(self, before: UUID) -> int:
-        """Erase the oldest requests, those whose lanes are free. Returns their number."""
-        seconds = self._settings.work_timeout_seconds
-        by_lane = defaultdict(list)
-        async with loans.connection(self._pool, seconds=seconds) as connection:
-            for request_id in await _read_oldest(connection, before):
-                by_lane[lane_of(request_id)].append(request_id)
-        number = 0
-        for lane, request_ids in by_lane.items():
-            async with loans.transaction(self._pool, seconds=seconds) as connection:
-                if await _lock(connection) and (await lock_lanes(connection, [lane])).lanes:
-                    number += len(await erasing.erase(connection, request_ids))
-        if number:
-            self._relay.wake()  # E-mails may have been cancelled.
-        return number
+    async def _erase_batches(self, before: UUID) -> AsyncIterator[int]:
+        """Erase the older requests, and yield how many, lane by lane. Those that are locked are left out.
+
+        They are erased in the next round. This one ends when another replica erases.
+        """
+        after = UUID(int=0)
+        while request_ids := await self._read_oldest(after, before):
+            for lane, in_lane in _by_lane(request_ids).items():
+                erased_now = await self._erase_in_lane(lane, in_lane)
+                if erased_now is None:
+                    return
+                if erased_now:
+                    self._relay.wake()  # E-mails may have been cancelled.
+                yield erased_now
+            after = request_ids[-1]
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _read_oldest(self, after: UUID, before: UUID) -> list[UUID]:
+        async with loans.connection(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
+            return await _read_oldest(connection, after, before)
+
+    async def _erase_in_lane(self, lane: int, request_ids: Sequence[UUID]) -> int | None:
+        """Erase requests of one lane. Returns their number, or None when another replica erases."""
+        async with loans.transaction(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
+            if not await _lock(connection):
+                return None
+            if not (await lock_lanes(connection, [lane])).lanes:
+                return 0
+            free = await reading.lock_free(connection, request_ids)
+            return len(await erasing.erase(connection, list(free)))
 
     async def _remove_dead_letters(self) -> None:
         settings = self._settings
         url = URL(settings.amqp_url).update_query(
             heartbeat=settings.broker_heartbeat_seconds, name="retention"
         )
-        async with (
-            open_connection(url, seconds=settings.broker_timeout_seconds) as broker,
-            loans.connection(self._pool, seconds=settings.work_timeout_seconds) as connection,
-        ):
-            await erased_letters.remove(connection, broker)
+        async with open_connection(url, seconds=settings.broker_timeout_seconds) as broker:
+            await erased_letters.remove(self._find_erased, broker)
+
+    async def _find_erased(self, request_ids: Collection[UUID]) -> set[UUID]:
+        async with loans.connection(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
+            return await erased.among(connection, request_ids)
 
 
-async def _read_oldest(connection: Connection, before: UUID) -> list[UUID]:
+def _by_lane(request_ids: Sequence[UUID]) -> Mapping[int, Sequence[UUID]]:
+    by_lane = defaultdict(list)
+    for request_id in request_ids:
+        by_lane[lane_of(request_id)].append(request_id)
+    return by_lane
+
+
+async def _read_oldest(connection: Connection, after: UUID, before: UUID) -> list[UUID]:
     rows = await connection.fetch(
         """
         SELECT id
           FROM calculation_request
-         WHERE id < $1
+         WHERE id > $1
+           AND id < $2
          ORDER BY id
-         LIMIT $2
+         LIMIT $3
         """,
+        after,
         before,
         _BATCH,
     )

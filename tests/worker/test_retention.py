@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import aio_pika
 import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
@@ -19,6 +20,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, settings_with, store
 from tests.worker.operating.test_emails import assert_sound
 from tests.worker.operating.test_erase import bury, dead_letters
+from worker.operating.dead_letter_queues import held
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay.lanes import lock_lanes
 from worker.retention import Retention
@@ -103,6 +105,56 @@ async def test_lane_that_a_relay_holds_is_left_for_the_next_round(
     await retention.erase_old(days=DAYS)
 
     assert await kept(database) == set()
+
+
+@pytest.mark.usefixtures("channel")
+async def test_requests_of_a_held_lane_do_not_hold_up_later_ones_of_others(
+    database: Connection, retention: Retention, other_connection: Connection
+) -> None:
+    for place in range(210):
+        await store_old(database, days=DAYS + 2, number=3 + place * LANES)
+    await store_old(database, days=DAYS + 1, number=4)
+
+    async with other_connection.transaction():
+        await lock_lanes(other_connection, [3])
+        await retention.erase_old(days=DAYS)
+
+    assert {request_id.int % LANES for request_id in await kept(database)} == {3}
+
+
+@pytest.mark.usefixtures("channel")
+async def test_request_that_is_locked_holds_up_no_other(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool, other_connection: Connection
+) -> None:
+    locked, _ = [await store_old(database, days=DAYS + 1, number=3 + place * LANES) for place in range(2)]
+    settings = settings_with(worker_settings, work_timeout_seconds=1.0)
+    retention = Retention(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+
+    async with other_connection.transaction():
+        await other_connection.execute("SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", locked.id)
+        await retention.erase_old(days=DAYS)
+        assert await kept(database) == {locked.id}
+    await retention.erase_old(days=DAYS)
+
+    assert await kept(database) == set()
+
+
+async def test_search_of_the_dead_letters_may_take_longer_than_a_unit_of_work(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool, channel: AbstractChannel
+) -> None:
+    request = await store_old(database, days=DAYS + 1, number=1)
+    await bury(channel, NOTIFICATIONS, created_body(request))
+    settings = settings_with(worker_settings, work_timeout_seconds=0.5)
+    retention = Retention(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+
+    async with await aio_pika.connect(worker_settings.amqp_url) as other, asyncio.TaskGroup() as group:
+        async with held(other, NOTIFICATIONS, limit=1):
+            erasing = group.create_task(retention.erase_old(days=DAYS))
+            await asyncio.sleep(1.5)
+            assert not erasing.done()
+        await other.close()
+
+    assert await dead_letters(channel) == []
 
 
 async def test_nothing_is_erased_unless_asked_for(

@@ -44,13 +44,18 @@ async def postgres(environment: Mapping[str, str]) -> AsyncIterator[Connection]:
         await connection.close(timeout=_CONNECT_SECONDS)
 
 
+def broker_url(environment: Mapping[str, str]) -> URL:
+    """Return the address of RabbitMQ. Raises InvalidSetting."""
+    try:
+        return URL(load(BrokerSettings, environment).amqp_url).update_query(heartbeat=10, name="operator")
+    except ValueError:
+        raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
+
+
 @asynccontextmanager
 async def rabbitmq(environment: Mapping[str, str]) -> AsyncIterator[AbstractConnection]:
     """Lend a connection to RabbitMQ. Declares nothing. Raises InvalidSetting and BrokerUnavailable."""
-    try:
-        url = URL(load(BrokerSettings, environment).amqp_url).update_query(heartbeat=10, name="operator")
-    except ValueError:
-        raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
+    url = broker_url(environment)
     try:
         async with open_connection(url, seconds=_CONNECT_SECONDS) as connection:
             yield connection

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -45,13 +46,16 @@ def add_to(commands: Subcommands) -> None:
 
 async def erase(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
     """Delete a request for good, and the dead letters about it. If it fails in between, run it again."""
+    connections.broker_url(environment)  # Before anything is erased: it may be missing.
     async with connections.postgres(environment) as connection:
         is_new = await _erase(
             connection, options.uuid, operator_arguments.operator(options), lane_seconds=options.lane_seconds
         )
         try:
             async with connections.rabbitmq(environment) as broker:
-                dead_letters = await erased_letters.remove(connection, broker, limits=options.limits)
+                dead_letters = await erased_letters.remove(
+                    partial(erased.among, connection), broker, limits=options.limits
+                )
         except (BrokerUnavailable, *outages.OUTAGE_ERRORS):
             raise DeadLettersLeft from None
     erasure = Erasure(uuid_of(options.uuid), not is_new, dead_letters)

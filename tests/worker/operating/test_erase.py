@@ -2,13 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import aio_pika
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
+from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests import event_history
@@ -17,8 +20,10 @@ from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection, Pool
+from service.settings import InvalidSetting
 from tests.harness.mail_server import MailServer
 from tests.harness.queues import count
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.conftest import bind_tap, created_body, created_event, settings_with, store, take_all
@@ -26,9 +31,11 @@ from tests.worker.operating.steps import attempt_emails, calculate, intend
 from tests.worker.operating.test_commands import command
 from tests.worker.operating.test_emails import assert_sound, key_of, states
 from worker.mail.postman import Postman
+from worker.operating import erased_letters
 from worker.operating.dead_letter_queues import QUEUES, DeadLettersInUse, Limits, held
 from worker.operating.erase import DeadLettersLeft, Erasure
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import open_connection
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
@@ -74,10 +81,13 @@ async def dump(database: Connection) -> str:
     return "\n".join([*rows, *(row["payload"].decode() for row in payloads)])
 
 
-async def bury(channel: AbstractChannel, queue: Queue, body: bytes) -> None:
+async def bury(
+    channel: AbstractChannel, queue: Queue, body: bytes, *, message_id: str | None = None, **headers: str
+) -> None:
     """Dead-letter a message, as consumers do."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    await exchange.publish(Message(body, headers={"x-reason": "Malformed"}), queue.dead_letters)
+    message = Message(body, message_id=message_id, headers={"x-reason": "Malformed", **headers})
+    await exchange.publish(message, queue.dead_letters)
 
 
 async def dead_letters(channel: AbstractChannel) -> list[bytes]:
@@ -227,6 +237,92 @@ async def test_dead_letters_that_another_command_reads_are_erased_when_repeated(
     assert await erase(worker_settings, stored_request) == Erasure(
         stored_request.uuid, was_erased_before=True, dead_letters=1
     )
+
+
+async def test_dead_letters_of_the_other_queue_are_erased_though_one_is_read_by_another_command(
+    worker_settings: WorkerSettings, channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    for queue in (NOTIFICATIONS, CALCULATION_RESULTS):
+        await bury(channel, queue, created_body(stored_request))
+        assert await eventually(partial(count, channel, queue.dead_letters)) == 1
+    limits = Limits(lock_seconds=0.2)
+
+    async with await aio_pika.connect(worker_settings.amqp_url) as other, held(other, NOTIFICATIONS, limit=1):
+        with pytest.raises(DeadLettersInUse):
+            await erase(worker_settings, stored_request, limits=limits)
+
+        assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
+
+
+async def test_dead_letters_that_name_it_beside_their_body_are_erased(
+    worker_settings: WorkerSettings, channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    uuid = stored_request.uuid
+    await bury(channel, CALCULATION_RESULTS, MARK.encode(), **{"cloudEvents:subject": uuid})
+    await bury(channel, CALCULATION_RESULTS, MARK.encode(), message_id=f"{uuid}.request.created.1")
+    await bury(channel, CALCULATION_RESULTS, b"another", message_id=uuid_of(new_request_id()))
+
+    done = await erase(worker_settings, stored_request)
+
+    assert done.dead_letters == 2
+    assert await dead_letters(channel) == [b"another"]
+
+
+async def test_other_dead_letters_stay_in_order(
+    worker_settings: WorkerSettings, channel: AbstractChannel, stored_request: CalculationRequest
+) -> None:
+    for number in range(20):
+        await bury(channel, NOTIFICATIONS, b"%d" % number)
+        if number % 3 == 0:
+            await bury(channel, NOTIFICATIONS, created_body(stored_request))
+
+    done = await erase(worker_settings, stored_request)
+
+    assert done.dead_letters == 7
+    assert await dead_letters(channel) == [b"%d" % number for number in range(20)]
+
+
+async def test_removal_that_rabbitmq_has_not_read_is_not_reported(
+    channel: AbstractChannel,
+    broker_link: TcpProxy,
+    stored_request: CalculationRequest,
+) -> None:
+    await bury(channel, NOTIFICATIONS, created_body(stored_request))
+    assert await eventually(lambda: count(channel, NOTIFICATIONS.dead_letters)) == 1
+    limits = Limits(answer_seconds=1.0)
+
+    async def lose_the_broker(_: Collection[UUID]) -> set[UUID]:
+        broker_link.stall()
+        return {stored_request.id}
+
+    async with open_connection(URL(broker_link.url), seconds=5.0) as broker:
+        with pytest.raises(TimeoutError):
+            await erased_letters.remove(lose_the_broker, broker, limits=limits)
+
+
+async def test_without_the_address_of_rabbitmq_nothing_is_erased(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    with pytest.raises(InvalidSetting, match="AMQP_URL"):
+        await erase(settings_with(worker_settings, amqp_url=""), stored_request)
+
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
+
+
+@pytest.mark.usefixtures("channel")
+async def test_repeat_that_an_earlier_release_stored_is_erased_too(
+    worker_settings: WorkerSettings, database: Connection
+) -> None:
+    """An earlier release does not see that the key was used for a request that was erased."""
+    for _ in range(2):
+        request = await store(database)
+        await database.execute(
+            "UPDATE calculation_request SET idempotency_key = 'the-key' WHERE id = $1", request.id
+        )
+        await erase(worker_settings, request)
+
+    keys = await database.fetch("SELECT idempotency_key FROM erased_request ORDER BY id")
+    assert [row["idempotency_key"] for row in keys] == ["the-key", None]
 
 
 @pytest.mark.usefixtures("channel")
