@@ -12,6 +12,10 @@ class InvalidOperator(Exception):
     """--by: say who runs the command, in one line."""
 
 
+class InvalidReason(InvalidOperator):
+    """--reason: say why, in one line."""
+
+
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that name the operator to a command that changes something."""
     command.add_argument("--by", default=_login(), metavar="NAME", help="who (default: %(default)s)")
@@ -19,9 +23,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def operator(options: argparse.Namespace) -> Operator:
-    """Return the operator whom these arguments name. Raises InvalidOperator."""
+    """Return the operator whom these arguments name. Raises InvalidOperator and InvalidReason."""
     if lines.check_filled_line(options.by):
         raise InvalidOperator
+    if options.reason is not None and lines.check_filled_line(options.reason):
+        raise InvalidReason
     return Operator(options.by, options.reason)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from typing import TypeAlias
 from uuid import UUID
 
@@ -59,6 +59,9 @@ def time(text: str) -> datetime:
         read = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(f"{text!r} is not a time like 2026-01-31T09:30:00Z") from None
+    # Commands calculate with times: some of the first or last day there is would be out of range.
+    if read.year in {MINYEAR, MAXYEAR}:
+        raise InvalidArgument(f"{text!r} is too long ago, or too far away")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
