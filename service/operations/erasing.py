@@ -51,7 +51,7 @@ _REPLACE_ROWS = """
 
 
 async def _end_emails(connection: Connection, request_ids: Sequence[UUID]) -> None:
-    """Cancel the e-mails of locked requests, and delete the mail server's replies, which may quote addresses."""
+    """Cancel the e-mails of locked requests, and delete the replies to them: these may quote addresses."""
     created = {event_id(uuid_of(each), RequestCreated.type, 1): each for each in request_ids}
     await emails.cancel_first(connection, created)
     await emails.cancel(connection, request_ids)
