@@ -26,45 +26,50 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """
     found = list(await reading.lock_all(connection, request_ids))
     if found:
-        created = {event_id(uuid_of(each), RequestCreated.type, 1): each for each in found}
-        await emails.cancel_first(connection, created)
-        await emails.cancel(connection, found)
+        await _end_emails(connection, found)
         for outbox in _OUTBOXES:
             await _strip_events(connection, outbox, found)
-        await connection.execute(
-            """
-            UPDATE email
-               SET server_reply = NULL -- it may quote the address
-             WHERE request_id = ANY($1)
-               AND server_reply IS NOT NULL
-            """,
-            found,
-        )
-        await connection.execute(
-            """
-            WITH request AS (
-                DELETE FROM calculation_request
-                 WHERE id = ANY($1)
-                RETURNING *
-            )
-            INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
-                                        calculation_sequence, calculated_at, idempotency_key)
-            SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence,
-                   CASE WHEN calculation_sequence IS NOT NULL
-                        THEN coalesce(calculated_at, updated_at)
-                        END,
-                   -- A release before version 8 stores a repeat: then the key is kept already.
-                   CASE WHEN NOT EXISTS (SELECT
-                                           FROM erased_request AS earlier
-                                          WHERE earlier.conveyancer_id = request.conveyancer_id
-                                            AND earlier.idempotency_key = request.idempotency_key)
-                        THEN idempotency_key
-                        END
-              FROM request
-            """,
-            found,
-        )
+        await connection.execute(_REPLACE_ROWS, found)
     return set(found)
+
+
+# A release before version 8 stores a repeat of a create whose request was erased: its key is kept already.
+_REPLACE_ROWS = """
+    WITH request AS (
+        DELETE FROM calculation_request
+         WHERE id = ANY($1)
+        RETURNING *
+    )
+    INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
+                                calculation_sequence, calculated_at, idempotency_key)
+    SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence,
+           CASE WHEN calculation_sequence IS NOT NULL
+                THEN coalesce(calculated_at, updated_at)
+                END,
+           CASE WHEN NOT EXISTS (SELECT
+                                   FROM erased_request AS earlier
+                                  WHERE earlier.conveyancer_id = request.conveyancer_id
+                                    AND earlier.idempotency_key = request.idempotency_key)
+                THEN idempotency_key
+                END
+      FROM request
+"""
+
+
+async def _end_emails(connection: Connection, request_ids: Sequence[UUID]) -> None:
+    """Cancel the e-mails of locked requests, and delete the replies to them: these may quote addresses."""
+    created = {event_id(uuid_of(each), RequestCreated.type, 1): each for each in request_ids}
+    await emails.cancel_first(connection, created)
+    await emails.cancel(connection, request_ids)
+    await connection.execute(
+        """
+        UPDATE email
+           SET server_reply = NULL
+         WHERE request_id = ANY($1)
+           AND server_reply IS NOT NULL
+        """,
+        request_ids,
+    )
 
 
 async def _strip_events(connection: Connection, outbox: str, request_ids: Sequence[UUID]) -> None:
