@@ -99,12 +99,12 @@ CREATE TABLE erased_request (
     calculation_id       text,              -- for the team that calculated: it may have to erase that, too
     calculation_sequence integer,           -- of request.calculated
     calculated_at        timestamptz,       -- its time
-    idempotency_key      text               -- a create that repeats it is refused
+    key_sha256           bytea              -- of its Idempotency-Key: a create that repeats it is refused
 );
 
 -- Keeps the idempotency keys of erased requests from being used again.
-CREATE UNIQUE INDEX erased_request_idempotency_key
-    ON erased_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE UNIQUE INDEX erased_request_key_sha256
+    ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
 -- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces, and deleted once
 -- the broker has confirmed it. Relays read a lane in the order of the primary key, so one index is enough. Events are

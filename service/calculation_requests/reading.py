@@ -38,7 +38,7 @@ async def find_by_idempotency_key(
            AND request.idempotency_key = $1
           LEFT JOIN erased_request AS erased
             ON erased.conveyancer_id = conveyancer.id
-           AND erased.idempotency_key = $1
+           AND erased.key_sha256 = sha256(convert_to($1, 'UTF8'))
          WHERE conveyancer.id = $2
         """,
         idempotency.key,

@@ -225,7 +225,7 @@ _INSERT = with_columns(
                    AND NOT EXISTS (SELECT
                                      FROM erased_request
                                     WHERE conveyancer_id = $1
-                                      AND idempotency_key = $2)
+                                      AND key_sha256 = sha256(convert_to($2, 'UTF8')))
                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, sequence

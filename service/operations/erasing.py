@@ -38,10 +38,10 @@ _REPLACE_ROWS = """
     WITH request AS (
         DELETE FROM calculation_request
          WHERE id = ANY($1)
-        RETURNING *
+        RETURNING *, sha256(convert_to(idempotency_key, 'UTF8')) AS key_sha256
     )
     INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
-                                calculation_sequence, calculated_at, idempotency_key)
+                                calculation_sequence, calculated_at, key_sha256)
     SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence,
            CASE WHEN calculation_sequence IS NOT NULL
                 THEN coalesce(calculated_at, updated_at)
@@ -49,8 +49,8 @@ _REPLACE_ROWS = """
            CASE WHEN NOT EXISTS (SELECT
                                    FROM erased_request AS earlier
                                   WHERE earlier.conveyancer_id = request.conveyancer_id
-                                    AND earlier.idempotency_key = request.idempotency_key)
-                THEN idempotency_key
+                                    AND earlier.key_sha256 = request.key_sha256)
+                THEN key_sha256
                 END
       FROM request
 """

@@ -8,11 +8,11 @@ CREATE TABLE erased_request (
     calculation_id       text,              -- for the team that calculated: it may have to erase that, too
     calculation_sequence integer,           -- of request.calculated
     calculated_at        timestamptz,       -- its time
-    idempotency_key      text               -- a create that repeats it is refused
+    key_sha256           bytea              -- of its Idempotency-Key: a create that repeats it is refused
 );
 
 -- Keeps the idempotency keys of erased requests from being used again.
-CREATE UNIQUE INDEX erased_request_idempotency_key
-    ON erased_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
+CREATE UNIQUE INDEX erased_request_key_sha256
+    ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
 INSERT INTO schema_version (version) VALUES (8);

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Collection, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -114,8 +115,9 @@ async def test_nothing_personal_is_left_in_any_table_or_dead_letter(
     other = await store(database, external_id="another-case")
     request = await store(database, **MARKED)
     await database.execute(
-        "UPDATE calculation_request SET idempotency_key = 'the-key', idempotency_sha256 = $2 WHERE id = $1",
+        "UPDATE calculation_request SET idempotency_key = $2, idempotency_sha256 = $3 WHERE id = $1",
         request.id,
+        f"of {MARK}",
         MARK.encode(),
     )
     await command(worker_settings, "outbox", "park", f"{request.uuid}.request.created.1")
@@ -321,8 +323,8 @@ async def test_repeat_that_an_earlier_release_stored_is_erased_too(
         )
         await erase(worker_settings, request)
 
-    keys = await database.fetch("SELECT idempotency_key FROM erased_request ORDER BY id")
-    assert [row["idempotency_key"] for row in keys] == ["the-key", None]
+    keys = await database.fetch("SELECT key_sha256 FROM erased_request ORDER BY id")
+    assert [row["key_sha256"] for row in keys] == [sha256(b"the-key").digest(), None]
 
 
 @pytest.mark.usefixtures("channel")
