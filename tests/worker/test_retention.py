@@ -18,6 +18,7 @@ from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, settings_with, store
+from tests.worker.operating.steps import intend
 from tests.worker.operating.test_emails import assert_sound
 from tests.worker.operating.test_erase import bury, dead_letters
 from worker.operating.dead_letter_queues import held
@@ -123,20 +124,27 @@ async def test_requests_of_a_held_lane_do_not_hold_up_later_ones_of_others(
 
 
 @pytest.mark.usefixtures("channel")
-async def test_request_that_is_locked_holds_up_no_other(
-    worker_settings: WorkerSettings, database: Connection, pool: Pool, other_connection: Connection
+@pytest.mark.parametrize(
+    "locking",
+    [
+        "SELECT FROM calculation_request WHERE id = $1 FOR UPDATE",
+        "SELECT FROM email WHERE request_id = $1 FOR UPDATE",
+    ],
+)
+async def test_row_that_is_locked_holds_up_no_request_of_another_lane(
+    database: Connection, retention: Retention, other_connection: Connection, locking: str
 ) -> None:
-    locked, _ = [await store_old(database, days=DAYS + 1, number=3 + place * LANES) for place in range(2)]
-    settings = settings_with(worker_settings, work_timeout_seconds=1.0)
-    retention = Retention(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    locked, _ = [await store_old(database, days=DAYS + 1, number=number) for number in (3, 4)]
+    await intend(database, locked)
 
     async with other_connection.transaction():
-        await other_connection.execute("SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", locked.id)
+        await other_connection.execute(locking, locked.id)
         await retention.erase_old(days=DAYS)
         assert await kept(database) == {locked.id}
     await retention.erase_old(days=DAYS)
 
     assert await kept(database) == set()
+    await assert_sound(database)
 
 
 async def test_search_of_the_dead_letters_may_take_longer_than_a_unit_of_work(
