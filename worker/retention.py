@@ -75,10 +75,10 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _erase_batches(self, before: UUID) -> AsyncIterator[int]:
-        """Erase the older requests of a batch, and yield how many, lane by lane.
+        """Erase the older requests, batch by batch, and yield how many, lane by lane.
 
-        Where the lane, a request or an e-mail is locked, they are left for the next round. This one ends when
-        another replica erases.
+        Those of a lane are left for the next round if it, a request or an e-mail of it is locked. The round
+        ends when another replica erases.
         """
         after = UUID(int=0)
         while request_ids := await self._read_oldest(after, before):
