@@ -48,9 +48,9 @@ async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
             INSERT INTO email (event_id, request_id, traceparent)
             SELECT event_id, request_id, traceparent
               FROM known
-             WHERE NOT EXISTS (SELECT -- or ON CONFLICT would wait for a session that is changing the e-mail
-                                 FROM email
-                                WHERE email.event_id = known.event_id)
+             -- Or ON CONFLICT would wait for a session that is changing the e-mail. With NOT EXISTS a plan
+             -- made while the table is empty reads all of it later: 57 ms with 500,000 e-mails, not 3.
+             WHERE event_id <> ALL (ARRAY (SELECT event_id FROM email WHERE event_id = ANY ($1)))
              ORDER BY event_id -- or two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
         )
