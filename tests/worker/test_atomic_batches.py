@@ -139,6 +139,22 @@ async def test_intents_are_one_statement(
     assert await database.fetchval("SELECT count(*) FROM email") == items
 
 
+async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(
+    database: Connection, pool: Pool
+) -> None:
+    requests = await stored_requests(database, 2)
+    intents = [Intent(request.uuid, request.id) for request in requests]
+    await ledger.add(database, intents[:1])
+
+    async with database.transaction():
+        await database.execute("UPDATE email SET attempts = attempts")
+        async with loans.connection(pool, seconds=5.0) as connection:
+            known = await ledger.add(connection, intents)
+
+    assert known == {request.id for request in requests}
+    assert await database.fetchval("SELECT count(*) FROM email") == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "statement"),
     [

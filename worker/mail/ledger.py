@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+import asyncpg
 import msgspec
 
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
+from worker.batches import RowLocked
 
 
 class Email(msgspec.Struct, frozen=True):
@@ -46,6 +48,9 @@ async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
             INSERT INTO email (event_id, request_id, traceparent)
             SELECT event_id, request_id, traceparent
               FROM known
+             -- Or ON CONFLICT would wait for a session that is changing the e-mail. With NOT EXISTS a plan
+             -- made while the table is empty reads all of it later: 57 ms with 500,000 e-mails, not 3.
+             WHERE event_id <> ALL (ARRAY (SELECT event_id FROM email WHERE event_id = ANY ($1)))
              ORDER BY event_id -- or two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
         )
@@ -131,40 +136,44 @@ async def renew(
     return {row["event_id"] for row in rows}
 
 
-async def postpone(
-    connection: Connection, process_id: UUID, event_id: str, *, server_reply: str, seconds: float
+async def put_off(
+    connection: Connection, process_id: UUID, event_id: str, *, server_reply: str | None, seconds: float
 ) -> None:
-    """Charge one attempt; the e-mail is due again after *seconds*.
+    """Give a claim up; the e-mail is due again after *seconds*. With a *server_reply*, charge an attempt.
 
-    Changes nothing if another process has taken the e-mail over.
+    Changes nothing if another process has taken the e-mail over. Raises RowLocked.
     """
-    await connection.execute(
-        """
-        UPDATE email
-           SET attempts = attempts + 1,
-               server_reply = $2,
-               claimed_by = NULL,
-               next_attempt_at = now() + make_interval(secs => $3)
-         WHERE event_id = $1
-           AND claimed_by = $4
-           AND state = 'pending'
-        """,
-        event_id,
-        server_reply,
-        seconds,
-        process_id,
-    )
+    try:
+        await connection.execute(
+            """
+            UPDATE email
+               SET attempts = attempts + ($2::text IS NOT NULL)::integer,
+                   server_reply = coalesce($2, server_reply),
+                   claimed_by = NULL,
+                   next_attempt_at = now() + make_interval(secs => $3)
+             WHERE event_id = (SELECT event_id
+                                 FROM email
+                                WHERE event_id = $1
+                                  AND claimed_by = $4
+                                  AND state = 'pending'
+                                  FOR UPDATE NOWAIT)
+            """,
+            event_id,
+            server_reply,
+            seconds,
+            process_id,
+        )
+    except asyncpg.LockNotAvailableError:
+        raise RowLocked from None
 
 
-async def release(
-    connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float = 0.0
-) -> None:
-    """Give claims up without charging an attempt; the e-mails are due again after *seconds*."""
+async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
+    """Give claims up without charging an attempt: the mail server was not given these e-mails."""
     await connection.execute(
         """
         UPDATE email
            SET claimed_by = NULL,
-               next_attempt_at = now() + make_interval(secs => $3)
+               next_attempt_at = now()
          WHERE event_id IN (SELECT event_id
                               FROM email
                              WHERE event_id = ANY($2)
@@ -174,5 +183,4 @@ async def release(
         """,
         process_id,
         event_ids,
-        seconds,
     )

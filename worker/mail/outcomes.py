@@ -138,14 +138,11 @@ async def put_off(
     *,
     process_id: UUID,
 ) -> None:
-    """Record that an e-mail is due again, later or at once."""
-    if isinstance(outcome, NotAttempted | Throttled):
-        await ledger.release(connection, process_id, [email.event_id], seconds=outcome.retry_seconds)
-    else:
-        await ledger.postpone(
-            connection,
-            process_id,
-            email.event_id,
-            server_reply=outcome.reply,
-            seconds=outcome.retry_seconds,
-        )
+    """Record that an e-mail is due again, later or at once. Raises RowLocked."""
+    await ledger.put_off(
+        connection,
+        process_id,
+        email.event_id,
+        server_reply=None if isinstance(outcome, NotAttempted | Throttled) else outcome.reply,
+        seconds=outcome.retry_seconds,
+    )

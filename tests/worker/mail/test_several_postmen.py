@@ -5,10 +5,12 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
+from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
@@ -22,6 +24,9 @@ from tests.worker.mail.conftest import (
     attempts,
     intend_emails,
 )
+from worker.batches import RowLocked
+from worker.mail import ledger, outcomes
+from worker.mail.outcomes import InternalError, NotAttempted, RefusedForNow, Throttled
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -103,6 +108,41 @@ async def test_claim_is_renewed_after_a_failed_renewal(
             lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
         )
         mail_link.resume()
+
+
+@pytest.mark.usefixtures("intended")
+@pytest.mark.parametrize(
+    ("outcome", "charged"),
+    [
+        (RefusedForNow("450 Later", 450, 60.0), 1),
+        (InternalError(60.0), 1),
+        (Throttled(454), 0),
+        (NotAttempted(), 0),
+    ],
+    ids=lambda value: getattr(value, "label", None),
+)
+async def test_email_whose_row_is_locked_is_put_off_once_it_is_free_and_occupies_no_connection_until_then(
+    pool: Pool,
+    database: Connection,
+    *,
+    outcome: RefusedForNow | InternalError | Throttled | NotAttempted,
+    charged: int,
+) -> None:
+    process_id = uuid4()
+    (email,) = await ledger.claim(database, process_id, under_way=[], limit=1, seconds=60)
+
+    async def put_off() -> None:
+        async with loans.connection(pool, seconds=5.0) as connection:
+            await outcomes.put_off(connection, outcome, email, process_id=process_id)
+
+    async with database.transaction():
+        await database.execute("SELECT FROM email FOR UPDATE")
+        with pytest.raises(RowLocked):
+            await put_off()
+    await put_off()
+
+    row = await database.fetchrow("SELECT claimed_by, attempts FROM email")
+    assert tuple(row or ()) == (None, charged)
 
 
 async def test_two_postmen_send_no_email_twice(
