@@ -2,8 +2,9 @@
 
 import asyncio
 import random
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import UUID
@@ -40,10 +41,17 @@ class Retention:
     """Erases what is older than RETENTION_DAYS, in small batches; of several replicas one at a time."""
 
     def __init__(
-        self, settings: WorkerSettings, pool: Pool, relay: RelayWaker, *, longest_rest_seconds: float = 7200.0
+        self,
+        settings: WorkerSettings,
+        pool: Pool,
+        relay: RelayWaker,
+        *,
+        longest_rest_seconds: float = 7200.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._longest_rest_seconds = longest_rest_seconds
+        self._clock = clock
         self._pool = pool
         self._relay = relay
 
@@ -63,16 +71,22 @@ class Retention:
 
     async def erase_old(self, *, days: int) -> None:
         """Erase every request that is older than this, and the dead letters of erased requests."""
-        before = first_id_at(datetime.now(UTC) - timedelta(days=days))
         number = 0
         try:
-            async for erased_now in self._erase_batches(before):
+            before = await self._read_now() - timedelta(days=days)
+            async for erased_now in self._erase_batches(first_id_at(before)):
                 number += erased_now
             await self._remove_dead_letters()
         except (PostgresUnavailable, BrokerUnavailable, OperatorError, *BROKER_ERRORS) as error:
             _log.warning("retention_interrupted", error=logs.summarize(error))
         if number:
             _log.info("requests_erased", number=number)
+
+    async def _read_now(self) -> datetime:
+        """Return the time of our clock, or of Postgres's if that is earlier: one that is fast erases nothing."""
+        async with loans.connection(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
+            theirs: datetime = await connection.fetchval("SELECT now()")
+        return min(theirs, datetime.fromtimestamp(self._clock(), UTC))
 
     async def _erase_batches(self, before: UUID) -> AsyncIterator[int]:
         """Erase the older requests, batch by batch, and yield how many, lane by lane.

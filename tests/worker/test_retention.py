@@ -1,6 +1,7 @@
 """RETENTION_DAYS: what is older is erased, once, and nothing else."""
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -163,6 +164,19 @@ async def test_search_of_the_dead_letters_may_take_longer_than_a_unit_of_work(
         await other.close()
 
     assert await dead_letters(channel) == []
+
+
+@pytest.mark.usefixtures("channel")
+async def test_clock_that_is_fast_erases_nothing_early(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool
+) -> None:
+    young = await store_old(database, days=DAYS - 1, number=1)
+    waker = RelayWaker(pool, timeout_seconds=5.0)
+    fast = Retention(worker_settings, pool, waker, clock=lambda: time.time() + 10 * 365 * 86_400)
+
+    await fast.erase_old(days=DAYS)
+
+    assert await kept(database) == {young.id}
 
 
 async def test_nothing_is_erased_unless_asked_for(
