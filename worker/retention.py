@@ -83,7 +83,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _read_now(self) -> datetime:
-        """Return the time of our clock, or of Postgres's if that is earlier: one that is fast erases nothing."""
+        """Return the time of our clock or of Postgres's, the earlier one: a fast clock erases nothing."""
         async with loans.connection(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
             theirs: datetime = await connection.fetchval("SELECT now()")
         return min(theirs, datetime.fromtimestamp(self._clock(), UTC))
