@@ -11,7 +11,6 @@ from uuid import UUID
 
 import asyncpg
 import structlog
-from yarl import URL
 
 from service.calculation_requests import erased
 from service.identifiers import first_id_at
@@ -25,7 +24,7 @@ from service.server.background import in_background
 from service.telemetry import logs
 from worker.operating import erased_letters
 from worker.operating.answers import OperatorError
-from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
+from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, address, open_connection
 from worker.relay.lanes import lock_lanes
 from worker.settings import WorkerSettings
 
@@ -113,7 +112,7 @@ class Retention:
     async def _erase_in_lane(self, lane: int, request_ids: Sequence[UUID]) -> int | None:
         """Erase requests of one lane. Returns their number, or None when another replica erases."""
         async with loans.transaction(self._pool, seconds=self._settings.work_timeout_seconds) as connection:
-            if not await _lock(connection):
+            if not await loans.try_lock(connection, _LOCK):
                 return None
             if not (await lock_lanes(connection, [lane])).lanes:
                 return 0
@@ -125,9 +124,7 @@ class Retention:
 
     async def _remove_dead_letters(self) -> None:
         settings = self._settings
-        url = URL(settings.amqp_url).update_query(
-            heartbeat=settings.broker_heartbeat_seconds, name="retention"
-        )
+        url = address(settings, "retention")
         async with open_connection(url, seconds=settings.broker_timeout_seconds) as broker:
             await erased_letters.remove(self._find_erased, broker)
 
@@ -158,9 +155,3 @@ async def _read_oldest(connection: Connection, after: UUID, before: UUID) -> lis
         _BATCH,
     )
     return [row["id"] for row in rows]
-
-
-async def _lock(connection: Connection) -> bool:
-    """Take the lock until the transaction ends. False when another replica has it."""
-    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _LOCK)
-    return locked

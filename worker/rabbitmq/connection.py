@@ -84,11 +84,17 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
                 await connection.close()
 
 
+def address(settings: WorkerSettings, name: str) -> URL:
+    """Return where to connect, under a name that RabbitMQ shows."""
+    return URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
+
+
 @asynccontextmanager
 async def _connect(settings: WorkerSettings, name: str) -> AsyncIterator[AbstractConnection]:
     metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
-    url = URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
-    async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
+    async with open_connection(
+        address(settings, name), seconds=settings.broker_timeout_seconds
+    ) as connection:
         with metrics.showing(metrics.broker_connected.labels(name), 1):
             yield connection
 

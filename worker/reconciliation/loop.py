@@ -10,7 +10,7 @@ import structlog
 from service.identifiers import first_id_at
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
@@ -46,17 +46,13 @@ class Discrepancies:
             await asyncio.sleep(max(interval, _REST_FACTOR * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Look once, unless another replica is looking. Without a look the gauges keep their values.
-
-        The lock belongs to the transaction: transaction poolers support that, and Postgres frees it when this
-        process dies.
-        """
+        """Look once, unless another replica is looking. Without a look the gauges keep their values."""
         since = datetime.now(UTC) - timedelta(seconds=self._settings.reconcile_window_seconds)
         limits = Limits(first_id=first_id_at(since))
         try:
             async with loans.transaction(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
                 await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                if not await _lock(connection):
+                if not await loans.try_lock(connection, _LOCK):
                     return
                 anomalies = await checks.find_anomalies(connection, limits)
         except PostgresUnavailable as error:
@@ -65,9 +61,3 @@ class Discrepancies:
         for anomaly in anomalies:
             metrics.discrepancies.labels(anomaly.name).set(anomaly.count)
         metrics.reconciled_at.set_to_current_time()
-
-
-async def _lock(connection: Connection) -> bool:
-    """Take the lock until the transaction ends. False when another replica has it."""
-    locked: bool = await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _LOCK)
-    return locked
