@@ -1,4 +1,4 @@
-"""Erasing requests: what is personal is deleted, and erased_request keeps that they existed."""
+"""Erasing requests: their personal data is deleted, and erased_request keeps that they existed."""
 
 from collections.abc import Sequence
 from typing import Any
