@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which e-mails: a field that is None selects all. The time is that of their end, or of their beginning."""
+    """Which e-mails: a field that is None selects all. The time is their end, or else their beginning."""
 
     states: Sequence[State]
     request_id: UUID | None = None
