@@ -1,0 +1,234 @@
+"""What the commands of `python -m service` and `python -m worker` share, on top of click.
+
+A command is an async function that returns its Answer. It stands below click's decorators and `@answering`.
+Errors for the operator, click.ClickException and those that `run` expects, are printed as one line.
+"""
+
+import asyncio
+import functools
+import getpass
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import click
+import msgspec
+import structlog
+
+from service import lines
+from service.calculation_requests.model import RequestNotFound
+from service.identifiers import parse_uuid
+from service.operations.operator_actions import Operator
+from service.outbox.events import EVENT_TYPES
+from service.postgres import outages, schema
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection
+from service.postgres.schema import SchemaBusy, SchemaOutdated
+from service.settings import DatabaseSettings, InvalidSetting, load
+
+_CONNECT_SECONDS = 10.0
+_STATEMENT_SECONDS = 60.0
+_WIDEST_CELL = 100
+_EXPECTED: tuple[type[Exception], ...] = (
+    click.ClickException,
+    InvalidSetting,
+    OSError,
+    PostgresUnavailable,
+    RequestNotFound,
+    SchemaBusy,
+    SchemaOutdated,
+)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The result of a command, as data for scripts and as text for people, with the exit status."""
+
+    data: object
+    text: str
+    status: int = 0
+
+
+def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
+    """Run one command and return its exit status: 2 on bad usage; 1, and one line on stderr, on failure."""
+    try:
+        status: int | None = program.main(list(words), prog_name=program.name, standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        return error.exit_code
+    except (*_EXPECTED, *expects) as error:
+        message = str(error) or error.__doc__ or type(error).__name__
+        click.echo(printable(message), err=True)
+        return 1
+    return status or 0
+
+
+def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., int]:
+    """Make an async function a callback of click, which prints its answer. Adds --json."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+    @functools.wraps(function)
+    def callback(*, as_json: bool, **arguments: Any) -> int:  # noqa: ANN401 - click's
+        logging.disable()  # The libraries log what they also raise.
+        structlog.configure(
+            logger_factory=structlog.ReturnLoggerFactory()
+        )  # Nor do our own logs stand in JSON.
+        try:
+            answer = asyncio.run(function(**arguments))
+        except KeyboardInterrupt:
+            kept = "Interrupted. Work done so far is kept, and the command can be run again."
+            raise click.ClickException(kept) from None
+        show(answer, as_json=as_json)
+        return answer.status
+
+    return callback
+
+
+def show(answer: Answer, *, as_json: bool) -> None:
+    """Print an answer to stdout."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer.data), indent=2))
+    else:
+        click.echo(answer.text)
+
+
+def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options --by and --reason to a command that changes something. It gets them as *by*."""
+
+    @click.option("--by", metavar="NAME", default=_login, callback=_one_line, help="Who; else the login.")
+    @click.option("--reason", metavar="TEXT", callback=_one_line, help="Why; no personal data.")
+    @functools.wraps(function)
+    def callback(*, by: str, reason: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
+        return function(by=Operator(by, reason), **arguments)
+
+    return callback
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # In a container the user often has no name.
+        return f"uid {os.getuid()}"
+
+
+def _one_line(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and lines.check_filled_line(value):
+        raise click.BadParameter("expected one line of text")
+    return value
+
+
+# Types of arguments, for click's `type=`.
+
+
+def uuid(text: str) -> UUID:
+    """Read the uuid of a request."""
+    read = parse_uuid(text)
+    if read is None:
+        raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
+    return read
+
+
+def time(text: str) -> datetime:
+    """Read a time in ISO 8601. Without an offset it is UTC."""
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z") from None
+    # Commands calculate with times: some of the first or last day there is would be out of range.
+    if read.year in {MINYEAR, MAXYEAR}:
+        raise click.BadParameter(f"{text!r} is too long ago, or too far away")
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
+EVENT_TYPE = click.Choice(EVENT_TYPES)
+COUNT = click.IntRange(1, 10_000)
+SMTP_REFUSAL = click.IntRange(400, 599)
+POSITIVE = click.IntRange(1, 100_000_000)
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a long command is, and the time left: on a terminal only, and not with --json.
+
+    Lends the function that adds steps that are done.
+    """
+    hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
+    with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
+        yield bar.update
+
+
+@asynccontextmanager
+async def postgres(
+    *, checks_schema: bool = True, statement_seconds: float | None = _STATEMENT_SECONDS
+) -> AsyncIterator[Connection]:
+    """Lend a direct connection to Postgres. Raises InvalidSetting, PostgresUnavailable and SchemaOutdated."""
+    try:
+        connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
+        try:
+            if checks_schema:
+                await schema.check(connection)
+            yield connection
+        finally:
+            await connection.close(timeout=_CONNECT_SECONDS)
+    except outages.OUTAGE_ERRORS as error:
+        reason = f"Postgres at DATABASE_URL is unreachable ({type(error).__name__})."
+        raise PostgresUnavailable(reason) from None
+
+
+async def _connect(url: str, statement_seconds: float | None) -> Connection:
+    try:
+        return await asyncpg.connect(
+            url,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=statement_seconds,
+            statement_cache_size=0,  # not every pooler supports prepared statements
+            server_settings={"application_name": "calculation-requests operator"},
+        )
+    except ValueError as error:
+        if outages.is_outage(error):  # A certificate that is refused may be renewed.
+            raise
+        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return *rows* in aligned columns, numbers to the right."""
+    written = [[cell(value) for value in row] for row in rows]
+    numeric = [all(_is_number(row[column]) for row in written) for column in range(len(headings))]
+    widths = [max(map(len, column)) for column in zip(headings, *written, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in (headings, *written)
+    )
+
+
+def cell(value: object) -> str:
+    """Return a value as text for a table, truncated if it is long."""
+    match value:
+        case None:
+            return "-"
+        case datetime():
+            return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        case float():
+            return f"{value:.1f}"
+    text = printable(str(value))
+    return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return *text* with control and bidirectional characters escaped: they could manipulate the terminal."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.replace(".", "", 1).isdigit()

@@ -1,0 +1,174 @@
+"""What every command of both command lines does: its answer, its errors and its arguments."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import pytest
+
+from deploy.local.machine.ports import free_port
+from service import command_line
+from service.calculation_requests.model import RequestNotFound
+from service.command_line import Answer, answering, cell, on_record, printable, table
+from service.operations.operator_actions import Operator
+from service.settings import InvalidSetting
+from tests.harness.command_line import restored_logging
+
+UUID = "req_0000000000000000000000"
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Any:
+    with restored_logging():
+        yield
+
+
+def run(function: Any, *words: str, options: tuple[click.Parameter, ...] = ()) -> int:
+    """Run *function* as the only command of a program, outside the event loop of the tests."""
+    program = click.Group("program")
+    command = program.command("go")(answering(function))
+    command.params.extend(options)
+    return command_line.run(program, ["go", *words])
+
+
+def raising(error: BaseException) -> Any:
+    async def go() -> Answer:
+        """Raise."""
+        raise error
+
+    return go
+
+
+async def list_two(**values: object) -> Answer:
+    """List two things."""
+    return Answer({"values": [*map(str, values.values())]}, "two things", status=1 if values else 0)
+
+
+def test_answer_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(list_two) == 0
+    assert capsys.readouterr() == ("two things\n", "")
+
+    assert run(list_two, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"values": []}
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (click.ClickException("a\x1b[2J"), "a\\x1b[2J"),
+        (InvalidSetting("missing environment variable `X`"), "missing environment variable `X`"),
+        (RequestNotFound(), "There is no such request."),
+        (FileNotFoundError(2, "No such file", "x"), "[Errno 2] No such file: 'x'"),
+    ],
+)
+def test_expected_error_is_one_line(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(error)) == 1
+    assert capsys.readouterr() == ("", f"{line}\n")
+
+
+def test_interrupted_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(KeyboardInterrupt())) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("Interrupted.")
+
+
+def test_unexpected_error_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(raising(ZeroDivisionError()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "value"),
+    [
+        (command_line.uuid, UUID, "00000000-0000-0000-0000-000000000000"),
+        (command_line.time, "2026-01-31T09:30:00Z", datetime(2026, 1, 31, 9, 30, tzinfo=UTC)),
+        (command_line.time, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        (command_line.COUNT, "10000", 10_000),
+        (command_line.EVENT_TYPE, "request.created", "request.created"),
+    ],
+)
+def test_argument_is_read(kind: Any, word: str, value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(list_two, word, "--json", options=(click.Argument(["value"], type=kind),)) == 1
+    assert json.loads(capsys.readouterr().out) == {"values": [str(value)]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "part"),
+    [
+        (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
+        (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
+        (command_line.time, "9999-12-31T23:59:59Z", "too far away"),
+        (command_line.COUNT, "0", "0 is not in the range 1<=x<=10000"),
+        (command_line.SMTP_REFUSAL, "250", "not in the range 400<=x<=599"),
+        (command_line.POSITIVE, "nan", "not a valid integer"),
+        (command_line.EVENT_TYPE, "x", "'x' is not one of 'request.created'"),
+    ],
+)
+def test_invalid_argument_is_bad_usage(
+    kind: Any, word: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(list_two, word, options=(click.Argument(["value"], type=kind),)) == 2
+
+    errors = capsys.readouterr().err
+    assert part in errors
+    assert "\x1b" not in errors
+
+
+async def test_operator_and_reason_are_handed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    async def change(by: Operator) -> Answer:
+        """Change."""
+        return Answer(by, by.name)
+
+    assert await asyncio.to_thread(run, on_record(change), "--by", "Ada", "--reason", "a test", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "Ada", "reason": "a test"}
+    for words in (("--by", " "), ("--reason", "not UTF-8: \udcff")):
+        assert await asyncio.to_thread(run, on_record(change), *words) == 2
+        assert f"Invalid value for '{words[0]}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "part"),
+    [
+        (f"postgresql://user:zqmark@127.0.0.1:{free_port()}/x", "Postgres at DATABASE_URL is unreachable"),
+        ("postgresql://user:zqmark/1@127.0.0.1/", "DATABASE_URL"),
+        ("postgresql://user:zqmark@localhost/none?sslmode=zqmark", "DATABASE_URL: not the address"),
+        ("", "missing environment variable `DATABASE_URL`"),
+    ],
+)
+def test_postgres_that_cannot_be_used_is_one_line(
+    url: str, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def go() -> Answer:
+        """Connect."""
+        async with command_line.postgres():
+            return Answer(None, "")
+
+    monkeypatch.setenv("DATABASE_URL", url)
+    assert run(go) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line
+    assert "zqmark" not in line
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    async def go() -> Answer:
+        """Progress."""
+        with command_line.progress("going", 2) as advance:
+            advance(2)
+        return Answer(None, "gone")
+
+    assert run(go) == 0
+    assert capsys.readouterr() == ("gone\n", "")
+
+
+def test_cells_cannot_manipulate_the_terminal() -> None:
+    assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
+    assert cell("x" * 500) == "x" * 99 + "…"
+
+
+def test_numbers_are_aligned_to_the_right() -> None:
+    assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name     n\na        1\nbc    22.2"
