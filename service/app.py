@@ -14,6 +14,7 @@ from service.api.access_log import AccessLog
 from service.api.admission import Admission
 from service.api.exact_paths import ExactPaths
 from service.api.handlers import (
+    LARGEST_BODY,
     ApiRequest,
     Resources,
     create_request,
@@ -71,7 +72,7 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys, checks=checks)],
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
-        request_max_body_size=errors.LARGEST_BODY,
+        request_max_body_size=LARGEST_BODY,
         openapi_config=None,  # contracts/openapi.py makes the document.
         logging_config=None,  # telemetry/logs.py configures logging.
     )

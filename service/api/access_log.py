@@ -8,7 +8,6 @@ from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import errors, response_headers
-from service.api.errors import ShutDown
 from service.server import log_facts, probes
 from service.server.log_facts import LogFacts
 from service.server.refusals import Refusal
@@ -56,7 +55,7 @@ class AccessLog:
                 raise
             # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
             # is nothing to pass the exception on to.
-            await errors.answer(ShutDown())(routed, receive, send_completed)
+            await errors.answer(errors.shut_down())(routed, receive, send_completed)
         finally:
             duration = time.perf_counter() - started_at
             if route := routed.get("path_template"):

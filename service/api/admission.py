@@ -1,13 +1,15 @@
 """Which requests reach a handler: sheds load first, then authenticates the caller."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import msgspec
 from litestar import Request
 
+from service.api.errors import ApiError
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.authenticator import Authenticator, bearer_token, is_jwt
+from service.authentication.authenticator import Authenticator, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import Pool
 from service.server.asgi import Scope, header_values
@@ -87,5 +89,38 @@ def _authenticator(request: AnyRequest) -> Authenticator:
 
 
 def _token(scope: Scope) -> str:
-    """Return the Bearer token, whatever kind it is. Raises as `bearer_token` does."""
     return bearer_token(header_values(scope, b"authorization"))
+
+
+def bearer_token(authorization: Sequence[str]) -> str:
+    """Return the token in the header's values, whatever kind it is. Raises ApiError.
+
+    Two headers are refused (RFC 6750, section 3.1) because a gateway may check the other one. Without a token
+    the challenge has no error code.
+    """
+    if len(authorization) > 1:
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST,
+            "malformed_request",
+            "There is more than one Authorization header: send one.",
+            challenge="invalid_request",
+        )
+    if not authorization:
+        raise ApiError(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthenticated",
+            "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
+            "request's secret also reads that request, and an API key the questionnaire.",
+            challenge="",
+        )
+    scheme, _, token = authorization[0].partition(" ")
+    token = token.strip(" ")  # Not all white space: it includes characters beyond ASCII.
+    if scheme.lower() != "bearer" or not token:
+        raise ApiError(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthenticated",
+            "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access "
+            "token; a request's secret also reads that request, and an API key the questionnaire.",
+            challenge="",
+        )
+    return token

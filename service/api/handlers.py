@@ -19,7 +19,7 @@ from litestar.params import FromPath
 from service.api import admission, idempotency_key, list_query, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
-from service.api.errors import BodyTooLarge, CompressedBody, MissingContentType, UnsupportedMediaType
+from service.api.errors import ApiError
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import event_history, reading
@@ -42,6 +42,7 @@ from service.server.asgi import Receive, Scope, Send, header_values
 from service.settings import ServiceSettings
 from service.telemetry import logs
 
+LARGEST_BODY = 256 * 1024  # bytes
 # How much of the time for the database a create may wait for another one with its key: half of that time may
 # pass in the queue, and the 409 must come before the deadline.
 _KEY_WAIT_SHARE = 0.4
@@ -250,13 +251,38 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
 
 
 async def _json_body(request: ApiRequest[Caller]) -> bytes:
-    content_type = request.headers.get("content-type")
-    # The usual value is compared first: parsing the header takes longer.
-    if content_type != MediaType.JSON and request.content_type[0] != MediaType.JSON:
-        raise UnsupportedMediaType if content_type else MissingContentType
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise CompressedBody
+    check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
     try:
         return await request.body()
     except RequestEntityTooLarge:
-        raise BodyTooLarge(request.content_length) from None
+        raise body_too_large(request.content_length) from None
+
+
+def check_declared(content_type: str | None, encoding: str | None) -> None:
+    """Raise ApiError unless a body is declared as JSON, and as not compressed."""
+    if not content_type:
+        raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
+    if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
+        raise _unsupported(
+            "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
+        )
+    if encoding is not None and encoding.lower() != "identity":
+        raise _unsupported(
+            "The Content-Encoding header says that the body is compressed: send it uncompressed, without it."
+        )
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+
+
+def body_too_large(size: int | None) -> ApiError:
+    """Return the refusal of a body, whose size is known if the caller announced it."""
+    most = f"{LARGEST_BODY // 1024} KiB"
+    return ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body_too_large",
+        f"The body is larger than {most}: send less."
+        if size is None
+        else f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted.",
+    )

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
+
+from service.api.errors import ApiError
 
 REPLAYED = "Idempotent-Replayed"  # the header of an answer to a repeat
 # A string of RFC 8941 (section 3.3.3) without escapes; or a token, which unlike those of RFC 8941 may begin
@@ -12,36 +15,26 @@ _KEY = re.compile(PATTERN)
 _LONGEST = 255
 
 
-class MalformedIdempotencyKey(Exception):
-    """The key has characters that are not accepted, or none."""
-
-
-class IdempotencyKeyTooLong(Exception):
-    """The key has too many characters."""
-
-    def __init__(self, characters: int) -> None:
-        super().__init__(f"The Idempotency-Key has {characters} characters: at most {_LONGEST} are accepted.")
-
-
-class RepeatedIdempotencyKey(Exception):
-    """There is more than one Idempotency-Key header."""
-
-
 def parse_key(values: Sequence[str]) -> str | None:
-    """Return the key in the header's *values*, or None without the header.
-
-    Raises RepeatedIdempotencyKey, IdempotencyKeyTooLong or MalformedIdempotencyKey.
+    """Return the key in the header's *values*, or None without the header. Raises ApiError.
 
     `"a"` and `a` are the same key: RFC 8941 requires the quotes, and many callers leave them out.
     """
     if not values:
         return None
     if len(values) > 1:
-        raise RepeatedIdempotencyKey
+        raise _refusal("There is more than one Idempotency-Key header: send one.")
     value = values[0].strip(" \t")
     key = value.strip('"')
     if len(key) > _LONGEST:
-        raise IdempotencyKeyTooLong(len(key))
+        raise _refusal(f"The Idempotency-Key has {len(key)} characters: at most {_LONGEST} are accepted.")
     if not _KEY.fullmatch(value):
-        raise MalformedIdempotencyKey
+        raise _refusal(
+            "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; "
+            "or, in double quotes, printable ASCII without double quotes and backslashes."
+        )
     return key
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(HTTPStatus.BAD_REQUEST, "invalid_idempotency_key", message)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from itertools import islice
 from types import FunctionType
 from typing import Annotated, Any, get_args
@@ -11,7 +12,7 @@ import msgspec
 
 from service import json_faults, lines
 from service.api.envelope import ErrorCode, FieldError
-from service.api.errors import Failure, InvalidSubmission, MalformedBody
+from service.api.errors import ApiError, Failure, InvalidSubmission
 from service.calculation_requests import email_addresses, fee_waiver, fields
 from service.calculation_requests.fee_waiver import ReasonFault, RequestedWaiver
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
@@ -195,7 +196,7 @@ _NO_WAIVER = {"calculation_fee_exempt": False, "calculation_fee_exempt_reason": 
 
 
 def parse(body: bytes) -> ParsedBody:
-    """Read a body. Raises MalformedBody, and InvalidSubmission when it is not a JSON object."""
+    """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission if it is not an object."""
     values, errors = _read_at_once(body) or _read_field_by_field(_decode_plain(body))
     errors += _failing_fields(values)
     waiver = None
@@ -216,7 +217,12 @@ def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None
     except msgspec.ValidationError:
         return None
     except json_faults.UNREADABLE as error:
-        raise MalformedBody(json_faults.why_unreadable(body, error)) from None
+        raise _malformed(body, error) from None
+
+
+def _malformed(body: bytes, error: Exception) -> ApiError:
+    reason = json_faults.why_unreadable(body, error)
+    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
 
 
 def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
@@ -233,7 +239,7 @@ def _decode_plain(body: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(body)
     except json_faults.UNREADABLE as error:
-        raise MalformedBody(json_faults.why_unreadable(body, error)) from None
+        raise _malformed(body, error) from None
     if not isinstance(decoded, dict):
         failing = FieldError("invalid_type", "The body must be a JSON object.", None, "")
         raise InvalidSubmission([failing])

@@ -1,8 +1,8 @@
-"""Verifies Authorization headers: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
+"""Verifies bearer tokens: OAuth 2.0 access tokens (RFC 6750, RFC 9068) and API keys."""
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jwt
@@ -44,20 +44,8 @@ class InternalReader(msgspec.Struct, frozen=True):
     expires_at: float
 
 
-class MissingCredentials(Exception):
-    """There is no Authorization header."""
-
-
-class NoBearerToken(Exception):
-    """The Authorization header has another scheme, or no token."""
-
-
 class InvalidCredentials(Exception):
     """The access token or API key is not accepted; the message says why."""
-
-
-class RepeatedCredentials(Exception):
-    """There is more than one Authorization header."""
 
 
 class InsufficientScope(Exception):
@@ -192,22 +180,6 @@ class Authenticator:
         if not isinstance(conveyancer_id, str) or _NOT_STORABLE.search(conveyancer_id):
             raise InvalidCredentials("The access token names no client: its claim for that is missing.")
         return Caller(conveyancer_id, scopes, expires_at)
-
-
-def bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token. Raises MissingCredentials, NoBearerToken, or RepeatedCredentials for two headers.
-
-    Two are refused (RFC 6750, section 3.1) because a gateway may check the other one.
-    """
-    if len(authorization) > 1:
-        raise RepeatedCredentials
-    if not authorization:
-        raise MissingCredentials
-    scheme, _, token = authorization[0].partition(" ")
-    token = token.strip(" ")  # Not all white space: it includes characters beyond ASCII.
-    if scheme.lower() != "bearer" or not token:
-        raise NoBearerToken
-    return token
 
 
 def _check_header(header: dict[str, Any]) -> None:

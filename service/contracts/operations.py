@@ -11,15 +11,8 @@ from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from msgspec.structs import replace
 
 from service.api import handlers, idempotency_key, list_query, questionnaire
-from service.api.errors import (
-    BodyTooLarge,
-    CompressedBody,
-    InvalidSubmission,
-    MalformedBody,
-    MissingContentType,
-    UnsupportedMediaType,
-)
-from service.api.idempotency_key import MalformedIdempotencyKey, RepeatedIdempotencyKey
+from service.api.admission import bearer_token
+from service.api.errors import ApiError, InvalidSubmission
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import CreateBody, parse
@@ -29,9 +22,6 @@ from service.authentication.authenticator import (
     WRITE,
     InsufficientScope,
     InvalidCredentials,
-    MissingCredentials,
-    NoBearerToken,
-    RepeatedCredentials,
 )
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
@@ -68,12 +58,22 @@ RECORD = CalculationRequestView(
     "?secret=3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE",
 )
 
+
+def _refusal(check: Callable[[], object]) -> InvalidSubmission | ApiError:
+    """Return the refusal that *check* raises."""
+    try:
+        check()
+    except (InvalidSubmission, ApiError) as error:
+        return error
+    raise ValueError(check)
+
+
 # Failures of every operation, by the name of their example.
 ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
-    "two_tokens": RepeatedCredentials(),
-    "no_token": MissingCredentials(),
-    "not_bearer": NoBearerToken(),
+    "two_tokens": _refusal(lambda: bearer_token(["Bearer one", "Bearer two"])),
+    "no_token": _refusal(lambda: bearer_token([])),
+    "not_bearer": _refusal(lambda: bearer_token(["Basic YTpi"])),
     "expired_token": InvalidCredentials("The access token has expired: request a new one."),
     "unforeseen": Exception(),
     "database_unavailable": PostgresUnavailable(),
@@ -117,16 +117,16 @@ def _create() -> Operation:
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
             "malformed": _refusal(lambda: parse(MALFORMED_REQUEST.encode())),
-            "malformed_key": MalformedIdempotencyKey(),
-            "two_keys": RepeatedIdempotencyKey(),
+            "malformed_key": _refusal(lambda: idempotency_key.parse_key(["a key"])),
+            "two_keys": _refusal(lambda: idempotency_key.parse_key(["one", "two"])),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),
             "too_slow": BodyOverdue(),
-            "too_large": BodyTooLarge(LARGE_REQUEST),
-            "no_content_type": MissingContentType(),
-            "not_json": UnsupportedMediaType(),
-            "compressed": CompressedBody(),
+            "too_large": handlers.body_too_large(LARGE_REQUEST),
+            "no_content_type": _refusal(lambda: handlers.check_declared(None, None)),
+            "not_json": _refusal(lambda: handlers.check_declared("text/plain", None)),
+            "compressed": _refusal(lambda: handlers.check_declared("application/json", "gzip")),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(RECORD.uuid),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
@@ -215,12 +215,3 @@ def _questionnaire() -> Operation:
 def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
     """Return a link to another operation, whose parameters are taken from the answer."""
     return {name: {"operationId": to, "parameters": parameters}}
-
-
-def _refusal(check: Callable[[], object]) -> InvalidSubmission | MalformedBody:
-    """Return the refusal that *check* raises."""
-    try:
-        check()
-    except (InvalidSubmission, MalformedBody) as error:
-        return error
-    raise ValueError(check)

@@ -13,7 +13,8 @@ import pytest
 
 from service.api import request_body
 from service.api.envelope import ErrorEnvelope
-from service.api.errors import LARGEST_BODY, InvalidSubmission, MalformedBody, answer
+from service.api.errors import ApiError, InvalidSubmission, answer
+from service.api.handlers import LARGEST_BODY
 from service.contracts import openapi
 from tests.end_to_end.callers import client_of
 from tests.fuzz.conftest import LONG
@@ -64,7 +65,7 @@ def _judge(body: bytes) -> list[Any]:
     try:
         parsed = request_body.parse(body)
         parsed.validated(waiver_applies=parsed.waiver is not None)
-    except (MalformedBody, InvalidSubmission) as error:
+    except (ApiError, InvalidSubmission) as error:
         envelope = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
         assert envelope.errors
         _check_pointers(body, envelope)

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.api import access_log
-from service.api.errors import LARGEST_BODY
+from service.api.handlers import LARGEST_BODY
 from service.app import create_app
 from service.authentication import api_keys
 from service.identifiers import new_request_id, uuid_of
