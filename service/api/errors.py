@@ -165,7 +165,7 @@ def _translate(error: Exception) -> ApiError:
                 scope=error.scope,
             )
         case MethodNotAllowedException():
-            return method_not_allowed((error.headers or {})["Allow"])
+            return method_not_allowed((error.headers or {})["allow"])
     return next(_ANSWERED_AS[each] for each in type(error).__mro__ if each in _ANSWERED_AS)
 
 

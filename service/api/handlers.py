@@ -12,14 +12,13 @@ import msgspec
 import structlog
 from litestar import HttpMethod, MediaType, Request, Response, asgi, get, post, route
 from litestar.datastructures import State
-from litestar.exceptions import MethodNotAllowedException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
 from service.api import admission, idempotency_key, list_query, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
-from service.api.errors import ApiError
+from service.api.errors import ApiError, method_not_allowed
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import event_history, reading
@@ -232,7 +231,7 @@ async def _questionnaire(scope: Scope) -> Answer:
     if scope["method"] == HttpMethod.OPTIONS:
         return Answer(HTTPStatus.NO_CONTENT, [(b"allow", _QUESTIONNAIRE_METHODS.encode())], b"")
     if scope["method"] != HttpMethod.GET:
-        raise MethodNotAllowedException(headers={"Allow": _QUESTIONNAIRE_METHODS})
+        raise method_not_allowed(_QUESTIONNAIRE_METHODS)
     resources: Resources = scope["litestar_app"].state.resources
     await resources.admission.admit_api_key_or_token(scope)
     etag = resources.questionnaire_etag
