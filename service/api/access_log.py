@@ -11,7 +11,7 @@ from service.api import errors, response_headers
 from service.server import log_facts, probes
 from service.server.log_facts import LogFacts
 from service.server.refusals import Refusal
-from service.telemetry import api_metrics, logs, trace_context, tracing
+from service.telemetry import api_metrics, logs, tracing
 
 _log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class AccessLog:
             routed = {**scope, "method": HttpMethod.GET}
         started_at = time.perf_counter()
         request_id = response_headers.x_request_id(scope)
-        facts = log_facts.begin(scope, tracing.onward(trace_context.find(scope["headers"])))
+        facts = log_facts.begin(scope, tracing.onward(tracing.find(scope["headers"])))
         status = 0
 
         async def send_completed(message: Message) -> None:

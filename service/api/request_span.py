@@ -4,7 +4,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.server import probes
-from service.telemetry import api_metrics, trace_context, tracing
+from service.telemetry import api_metrics, tracing
 
 
 class TracedRequests:
@@ -33,14 +33,14 @@ class TracedRequests:
             "server",
             # No `url.path`, which the conventions ask for: a path may hold anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
-            parent=trace_context.find(scope["headers"]),
-        ) as span:
+            parent=tracing.find(scope["headers"]),
+        ):
             await self._app(scope, receive, send_noting_status)
             route = scope.get("path_template")
-            span.describe(
-                f"{name} {route}" if route else name,
+            tracing.describe(
                 ({"http.route": route} if route else {})
                 | {"http.response.status_code": status}
                 | ({"error.type": str(status)} if status >= 500 else {}),
+                name=f"{name} {route}" if route else name,
                 failed=status >= 500,
             )

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import logging
-import logging.config
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -14,12 +13,17 @@ from typing import Any
 import asyncpg
 import msgspec
 import structlog
+from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, Processor
 
 from service.settings import Settings
-from service.telemetry import trace_context
 
-_LIBRARIES = ("aio_pika", "aiormq", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx")
+# What the libraries may say. At INFO some of them print addresses and URLs.
+_LEVELS = {
+    **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
+    "aiormq": "CRITICAL",  # Its errors quote messages, and the part that needs a connection reports outages.
+    "uvicorn": "ERROR",  # Its warnings are about callers' errors, which the access log has already.
+}
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
@@ -28,51 +32,29 @@ def configure(settings: Settings) -> None:
 
     Ours bypass the standard library's logging, which takes several times as long.
     """
-    rendering: list[Processor] = (
-        [_in_json]
-        if settings.log_format == "json"
-        else [
+    rendering: list[Processor] = [_in_json]
+    if settings.log_format == "console":
+        rendering = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
         ]
-    )
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-    ]
+    shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level]
     structlog.configure(
         processors=[*shared, *rendering],
         logger_factory=_StandardOutput,
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
-    _configure_libraries(settings.log_level, shared, rendering)
-
-
-def _configure_libraries(level: str, shared: Sequence[Processor], rendering: Sequence[Processor]) -> None:
-    """Log the libraries' warnings and errors in our format. At INFO some of them print addresses and URLs."""
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {
-                "all": {
-                    "()": structlog.stdlib.ProcessorFormatter,
-                    "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
-                    "foreign_pre_chain": [*shared, _demote, _tame],
-                }
-            },
-            "handlers": {
-                "all": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "all"}
-            },
-            "root": {"handlers": ["all"], "level": level},
-            # uvicorn's warnings are about callers' errors, which the access log has already.
-            "loggers": {
-                **{name: {"level": "WARNING"} for name in _LIBRARIES},
-                "uvicorn": {"level": "ERROR"},
-            },
-        }
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        ProcessorFormatter(
+            processors=[ProcessorFormatter.remove_processors_meta, *rendering],
+            foreign_pre_chain=[*shared, _tame],
+        )
     )
+    logging.basicConfig(handlers=[handler], level=settings.log_level, force=True)
+    for library, level in _LEVELS.items():
+        logging.getLogger(library).setLevel(level)
 
 
 class _StandardOutput:
@@ -142,7 +124,7 @@ def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
     """Return the fields that every line about a request has, in all processes, as far as they are known."""
     fields = {} if uuid is None else {"uuid": uuid}
     if traceparent is not None:
-        fields["trace_id"] = trace_context.trace_id(traceparent)
+        fields["trace_id"] = traceparent[3:35]
     return fields
 
 
@@ -152,14 +134,7 @@ def summarize(error: BaseException) -> str:
     return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
 
 
-def _demote(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Demote failed connections to RabbitMQ to warnings: the part that needs one reports the outage."""
-    if event["_record"].name == "aiormq.connection" and event["level"] == "error":
-        event["level"] = "warning"
-    return event
-
-
-def _tame(_logger: object, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+def _tame(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Replace the traceback in a library's log line by what `describe` returns."""
     exc_info = event.pop("exc_info", None)
     if isinstance(exc_info, tuple) and exc_info[1] is not None:

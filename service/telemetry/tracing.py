@@ -1,42 +1,66 @@
 """Traces, exported over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are made.
 
-Even then each request has a trace: events carry it, and log lines its id.
+Even then each request has a trace: events carry its `traceparent` (W3C Trace Context), and log lines its id.
 
 Attributes name kinds of things, such as routes and queues, but no path or query as sent, no address, no
 secret. Hence no `url.path`, although the conventions want it: a path may hold anything.
+
+OpenTelemetry is imported in functions: it is many modules, which only tracing needs.
 """
 
-from collections.abc import Callable, Iterator
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from random import randbytes
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from service import VERSION
 from service.settings import Settings
-from service.telemetry import trace_context
-from service.telemetry.spans import Attributes, Kind, Span, Tracer
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
-class _NoSpan:
-    def describe(self, name: str, attributes: Attributes, *, failed: bool) -> None:
-        pass
+Attributes: TypeAlias = Mapping[str, str | int]
+Kind: TypeAlias = Literal["server", "client", "producer", "consumer"]
 
+_EXPORT_SECONDS = 5.0  # for one batch, retries included
+FLUSH_SECONDS = 2.0  # for the remaining spans at the end; the collector may be down
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_SPAN: AbstractContextManager[None] = nullcontext()
 
-_NO_SPAN: AbstractContextManager[Span] = nullcontext(_NoSpan())
-_tracer: Tracer | None = None
+_tracer: "Tracer | None" = None
 
 
 @contextmanager
 def exporting(settings: Settings, *, service: str) -> Iterator[None]:
-    """Trace the block if the settings name a collector; export the remaining spans at its end."""
+    """Trace the block if the settings name a collector; export the remaining spans at its end.
+
+    A thread exports batches. Its queue is bounded: spans are dropped beyond it. Sampling follows the
+    caller's flag unless OTEL_TRACES_SAMPLER says otherwise.
+    """
     global _tracer  # noqa: PLW0603 - one per process, like the logs
     if settings.otel_exporter_otlp_endpoint is None:
         yield
         return
-    from service.telemetry import otlp  # noqa: PLC0415 - loads many modules, needed only for tracing
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    with otlp.open_tracer(settings.otel_exporter_otlp_endpoint, service=service) as _tracer:
-        try:
-            yield
-        finally:
-            _tracer = None
+    ours = Resource.create({"service.name": service, "service.version": VERSION})
+    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    url = f"{settings.otel_exporter_otlp_endpoint.removesuffix('/')}/v1/traces"
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=_EXPORT_SECONDS)))
+    _tracer = provider.get_tracer("calculation-requests", VERSION)
+    try:
+        yield
+    finally:
+        _tracer = None
+        # The library may wait for half a minute; its daemon thread ends with the process.
+        flushing = threading.Thread(target=provider.shutdown, daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_SECONDS)
 
 
 def is_on() -> bool:
@@ -46,13 +70,75 @@ def is_on() -> bool:
 
 def span(
     name: str, kind: Kind, attributes: Callable[[], Attributes], *, parent: str | None = None
-) -> AbstractContextManager[Span]:
-    """Run a block as a span; *attributes* is called only if tracing is on."""
+) -> AbstractContextManager[None]:
+    """Run a block as a span, whose parent is the traceparent *parent* or else the current span.
+
+    *attributes* is called only if tracing is on.
+    """
+    return _NO_SPAN if _tracer is None else _exported(_tracer, name, kind, parent, attributes())
+
+
+@contextmanager
+def _exported(
+    tracer: "Tracer", name: str, kind: Kind, parent: str | None, attributes: Attributes
+) -> Iterator[None]:
+    """Run a block as a span. Of an exception it gets the class, not the text, which may quote values."""
+    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    context = TraceContextTextMapPropagator().extract({"traceparent": parent}) if parent else None
+    with tracer.start_as_current_span(
+        name,
+        context,
+        SpanKind[kind.upper()],
+        attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ):
+        try:
+            yield
+        except BaseException as error:
+            describe({"error.type": type(error).__name__}, failed=True)
+            raise
+
+
+def describe(attributes: Attributes, *, name: str | None = None, failed: bool = False) -> None:
+    """Add to the current span what was not known when it began."""
     if _tracer is None:
-        return _NO_SPAN
-    return _tracer.span(name, kind, parent=parent, attributes=attributes())
+        return
+    from opentelemetry.trace import StatusCode, get_current_span
+
+    current = get_current_span()
+    current.set_attributes(attributes)
+    if name is not None:
+        current.update_name(name)
+    if failed:
+        current.set_status(StatusCode.ERROR)
 
 
 def onward(incoming: str | None) -> str:
-    """Return the traceparent to pass on: the current span's, else *incoming*, else that of a new trace."""
-    return (_tracer.traceparent() if _tracer else None) or incoming or trace_context.begin()
+    """Return the traceparent to pass on: the current span's, else *incoming*, else that of a new trace.
+
+    The flag `sampled` of a new one is off: no span of it was exported.
+    """
+    if _tracer is not None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        current: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(current)
+        incoming = current.get("traceparent", incoming)
+    if incoming is not None:
+        return incoming
+    digits = randbytes(24).hex()  # noqa: S311 - an id, no secret
+    return f"00-{digits[:32]}-{digits[32:]}-00"
+
+
+def accept(value: object) -> str | None:
+    """Return *value* if it is a traceparent (section 3.2), else None."""
+    return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else None
+
+
+def find(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the traceparent among the headers of an HTTP request, or None if it is missing or malformed."""
+    value = next((value for name, value in headers if name == b"traceparent"), b"")
+    return accept(value.decode("latin-1"))

@@ -13,7 +13,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
-from service.telemetry import trace_context
+from service.telemetry import tracing
 from tests.benchmarks.stand import Stand
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
@@ -65,7 +65,7 @@ async def create_statement() -> Statement:
 async def store(connection: Connection, *, wakes: bool = False) -> str:
     """Store a request as the API does, and return its uuid. With *wakes* the commit wakes the relay."""
     request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
-    await storing.insert(connection, request, traceparent=trace_context.begin(), wakes=wakes)
+    await storing.insert(connection, request, traceparent=tracing.onward(None), wakes=wakes)
     return request.uuid
 
 
@@ -81,7 +81,7 @@ def event(uuid: str | None = None) -> bytes:
         external_id="case-1234567",
         sequence=1,
     )
-    return events.encode(data, time=storing.now(), traceparent=trace_context.begin())
+    return events.encode(data, time=storing.now(), traceparent=tracing.onward(None))
 
 
 async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:

@@ -10,7 +10,7 @@ from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
-from service.telemetry import otlp
+from service.telemetry import tracing
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
@@ -163,7 +163,7 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
         workload = workloads(overlay)[name]
         sleeps = container_of(workload).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
         shutdown = setting(overlay, name, "SHUTDOWN_SECONDS", 20)
-        of_api = sleeps.get("seconds", 0) + shutdown + giving_back + otlp.FLUSH_SECONDS
+        of_api = sleeps.get("seconds", 0) + shutdown + giving_back + tracing.FLUSH_SECONDS
         needed = of_api if name == "api" else shutdown
         assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
     assert sleeps == {}, "only the API waits for load balancers that still send to it"

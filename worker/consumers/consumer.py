@@ -15,8 +15,8 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.schema import SchemaOutdated
 from service.server.background import in_background
 from service.server.probes import NotReady
-from service.telemetry import logs, trace_context, tracing
-from service.telemetry.spans import Attributes
+from service.telemetry import logs, tracing
+from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Outcomes, RowLocked
 from worker.consumers.acknowledging import Acknowledgements
@@ -196,7 +196,7 @@ class Consumer(Generic[Content]):
         """Handle and settle one message, and count the outcome."""
         outcome = "returned"
         topic = topic_of(message.body)
-        incoming = trace_context.accept(message.headers.get("traceparent")) or topic.traceparent
+        incoming = tracing.accept(message.headers.get("traceparent")) or topic.traceparent
         with (
             self._seconds.time(),
             tracing.span(
@@ -204,7 +204,7 @@ class Consumer(Generic[Content]):
                 "consumer",
                 lambda: self._describe(message),
                 parent=incoming,
-            ) as span,
+            ),
         ):
             traceparent = tracing.onward(incoming)
             about = logs.about(topic.uuid, traceparent)
@@ -214,7 +214,7 @@ class Consumer(Generic[Content]):
                 except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
                     _give_up(reading.leaving, error)
                 finally:
-                    span.describe(f"process {self._destination}", {}, failed=outcome != "handled")
+                    tracing.describe({}, failed=outcome != "handled")
                     self._outcomes[outcome].inc()
 
     async def _handle_and_settle(

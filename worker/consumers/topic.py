@@ -7,7 +7,7 @@ import msgspec
 
 from service import json_faults
 from service.identifiers import parse_uuid
-from service.telemetry import trace_context
+from service.telemetry import tracing
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -38,7 +38,7 @@ def topic_of(body: bytes) -> Topic:
     # A result is recorded for the first; the others are for messages that are malformed or of other kinds.
     named = (result, data.get("request_uuid"), data.get("uuid"), outline.subject)
     uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
-    return Topic(uuid, trace_context.accept(outline.traceparent))
+    return Topic(uuid, tracing.accept(outline.traceparent))
 
 
 def safe_id(message_id: str | None) -> str | None:

@@ -9,7 +9,7 @@ import aiosmtplib
 import msgspec
 from aiosmtplib import SMTPException, SMTPResponseException
 
-from service.telemetry.spans import Attributes
+from service.telemetry.tracing import Attributes
 from worker.mail.session import NO_REPLY, Reply, Session
 from worker.settings import WorkerSettings
 

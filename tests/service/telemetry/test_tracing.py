@@ -2,18 +2,21 @@
 
 import socket
 
-from service.telemetry import otlp
+from msgspec.structs import replace
+
+from service.settings import ServiceSettings
+from service.telemetry import tracing
 
 
-def test_end_does_not_wait_until_the_export_to_a_silent_collector_gives_up() -> None:
+def test_end_does_not_wait_until_the_export_to_a_silent_collector_gives_up(
+    service_settings: ServiceSettings,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(10)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = replace(service_settings, otel_exporter_otlp_endpoint=endpoint)
 
-        with (
-            otlp.open_tracer(endpoint, service="test") as tracer,
-            tracer.span("a span", "client", parent=None, attributes={}),
-        ):
+        with tracing.exporting(settings, service="test"), tracing.span("a span", "client", dict):
             pass
 
         connection, _ = silent.accept()
