@@ -1,6 +1,6 @@
 """The record of what operators changed: who, when and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
@@ -24,9 +24,6 @@ class OperatorAction(msgspec.Struct, frozen=True):
     operator: str
     reason: str | None
     at: datetime
-
-
-DISCARD = "outbox discard"
 
 
 async def record(
@@ -78,18 +75,3 @@ async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]
         request_id,
     )
     return [OperatorAction(*row) for row in rows]
-
-
-async def discarded(connection: Connection, request_ids: Sequence[UUID]) -> set[str]:
-    """Return the ids of the discarded events of these requests."""
-    rows = await connection.fetch(
-        """
-        SELECT subject
-          FROM operator_action
-         WHERE request_id = ANY($1)
-           AND action = $2
-        """,
-        request_ids,
-        DISCARD,
-    )
-    return {row["subject"] for row in rows}

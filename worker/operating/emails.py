@@ -1,4 +1,4 @@
-"""`emails list|retry|resend`: the e-mails to customers, chosen by request, or by state, reply and time."""
+"""`emails list|resend`: the e-mails to customers, chosen by request, or by state, reply and time."""
 
 import argparse
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,9 @@
 """`request erase`: deletes the personal data of a request, and the dead letters about it."""
 
 import argparse
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from uuid import UUID
 
@@ -13,14 +15,21 @@ from service.identifiers import uuid_of
 from service.operations import erasing, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
 from service.outbox import lanes
-from service.postgres import outages
+from service.postgres import loans, outages
 from service.postgres.pool import Connection
 from worker.operating import arguments, connections, erased_letters
 from worker.operating.answers import Answer, OperatorError
 from worker.operating.arguments import Subcommands, add_command, add_group
 from worker.operating.dead_letter_queues import DEFAULT_LIMITS
-from worker.operating.outbox import LANE_SECONDS, locked_lane
 from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay.lanes import lock_lanes
+
+LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
+_LANE_POLL_SECONDS = 0.02
+
+
+class LaneBusy(OperatorError):
+    """A relay holds the lane of these events: try again."""
 
 
 class DeadLettersLeft(OperatorError):
@@ -75,3 +84,19 @@ async def _erase(connection: Connection, request_id: UUID, by: Operator, *, lane
             raise RequestNotFound
     await lanes.notify(connection)
     return is_new
+
+
+@asynccontextmanager
+async def locked_lane(connection: Connection, lane: int, seconds: float) -> AsyncIterator[None]:
+    """Hold a lane as a relay does, whose pass relies on the rows it has read.
+
+    Raises LaneBusy when a relay still holds it after *seconds*. Postgres frees the lane when this process
+    vanishes: TCP would keep it locked for two hours.
+    """
+    for _ in range(int(seconds / _LANE_POLL_SECONDS)):
+        async with loans.bounded_transaction(connection):
+            if (await lock_lanes(connection, [lane])).lanes:
+                yield
+                return
+        await asyncio.sleep(_LANE_POLL_SECONDS)
+    raise LaneBusy

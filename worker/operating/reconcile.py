@@ -83,7 +83,7 @@ async def count_states(connection: Connection, first_id: UUID) -> dict[str, int]
         """
         SELECT requests, requests_calculated,
                emails_pending, emails_sent, emails_failed,
-               events_pending, events_held, events_parked
+               events_pending, events_held
           FROM (SELECT count(*) AS requests,
                        count(calculation_id) AS requests_calculated
                   FROM calculation_request
@@ -96,8 +96,7 @@ async def count_states(connection: Connection, first_id: UUID) -> dict[str, int]
                (SELECT count(*) AS events_pending
                   FROM outbox
                  WHERE request_id >= $1) AS event,
-               (SELECT count(*) FILTER (WHERE parked_at IS NULL) AS events_held,
-                       count(parked_at) AS events_parked
+               (SELECT count(*) AS events_held
                   FROM outbox_held
                  WHERE request_id >= $1) AS held
         """,

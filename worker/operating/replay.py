@@ -5,7 +5,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -14,17 +14,16 @@ import msgspec
 from service.calculation_requests import erased, event_history, reading
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
-from service.identifiers import first_id_at
-from service.operations import operator_actions, operator_arguments
+from service.identifiers import first_id_at, uuid_of
+from service.operations import operator_arguments
 from service.operations.operator_actions import Operator
 from service.outbox import events, lanes
-from service.outbox.events import EVENT_TYPES, RequestCreated, RequestEvent
+from service.outbox.events import EVENT_TYPES, RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, outbox_statements
+from worker.operating import arguments, connections
 from worker.operating.answers import Answer, OperatorError
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command
-from worker.operating.outbox_statements import EventToReplay
 
 _POLL_SECONDS = 0.25
 _PROGRESS_SECONDS = 10.0
@@ -44,15 +43,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     types: frozenset[str]
     request_id: UUID | None = None
 
-    def of(self, history: EventHistory, *, discarded: Collection[str] = ()) -> list[RecordedEvent]:
-        """Return the selected events of a request, in order, without those that operators *discarded*."""
+    def of(self, history: EventHistory) -> list[RecordedEvent]:
+        """Return the selected events of a request, in order."""
         return [
             recorded
             for recorded in history.recorded_events()
             if recorded.event.type in self.types
             and (self.since is None or recorded.at >= self.since)
             and recorded.at < self.until
-            and _id_of(recorded.event) not in discarded
         ]
 
     def first_id(self) -> UUID:
@@ -62,8 +60,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return first_id_at(self.since - _CLOCK_SLACK)
 
 
-def _id_of(event: RequestEvent) -> str:
-    return events.event_id(event.uuid, event.type, event.sequence)
+class EventToReplay(msgspec.Struct, frozen=True):
+    """A row of the outbox to be written again. It has no trace: the row of the request does not keep it."""
+
+    lane: int
+    request_id: UUID
+    type: str
+    sequence: int
+    payload: bytes
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -176,9 +180,8 @@ async def count(connection: Connection, selection: Selection, limits: Limits) ->
     """Return what a replay would do if every earlier event had been published."""
     tally = Tally(dry_run=True)
     async for page in _pages(connection, selection, limits):
-        discarded = await operator_actions.discarded(connection, [history.request.id for history in page])
         for history in page:
-            tally.add(selection.of(history, discarded=discarded))
+            tally.add(selection.of(history))
     return tally
 
 
@@ -223,21 +226,20 @@ async def replay_batch(
     rows: list[EventToReplay] = []
     async with loans.bounded_transaction(connection):
         await reading.lock_all(connection, request_ids)
-        undelivered = await outbox_statements.with_undelivered(connection, request_ids)
+        undelivered = await _with_undelivered(connection, request_ids)
         tally.requests_undelivered += len(undelivered)
-        discarded = await operator_actions.discarded(connection, request_ids)
         for history in await event_history.read(connection, request_ids):
             request_id = history.request.id
             if request_id in undelivered:
                 continue
-            selected = selection.of(history, discarded=discarded)
+            selected = selection.of(history)
             tally.add(selected)
             for recorded in selected:
                 event = recorded.event
                 payload = events.encode(event, time=recorded.at, traceparent=None)
                 lane = lanes.lane_of(request_id)
                 rows.append(EventToReplay(lane, request_id, event.type, event.sequence, payload))
-        await outbox_statements.append_replayed(connection, rows, action=cause.action, by=cause.by)
+        await _append(connection, rows, cause)
     return len(rows)
 
 
@@ -269,7 +271,65 @@ async def _pages(
 async def _wait_for_room(connection: Connection, limits: Limits) -> None:
     """Wait until the outbox has room for a batch: a replay must not delay new events by much."""
     for _ in range(int(limits.wait_seconds / _POLL_SECONDS)):
-        if await outbox_statements.has_room(connection, limits.pending):
+        if await has_room(connection, limits.pending):
             return
         await asyncio.sleep(_POLL_SECONDS)
     raise OutboxNotDraining
+
+
+async def has_room(connection: Connection, limit: int) -> bool:
+    """Whether fewer than *limit* events are pending."""
+    pending: int = await connection.fetchval(
+        """
+        SELECT count(*)
+          FROM (SELECT
+                  FROM outbox
+                 LIMIT $1) AS counted
+        """,
+        limit,
+    )
+    return pending < limit
+
+
+async def _with_undelivered(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
+    """Return those of the requests that have unpublished events."""
+    rows = await connection.fetch(
+        """
+        SELECT request_id
+          FROM undelivered_event
+         WHERE request_id = ANY($1)
+        """,
+        request_ids,
+    )
+    return {row["request_id"] for row in rows}
+
+
+async def _append(connection: Connection, rows: Sequence[EventToReplay], cause: Cause) -> None:
+    """Write events to the outbox again, in this order, and record each. Their requests must be locked."""
+    await connection.execute(
+        """
+        WITH event AS (
+            SELECT *
+              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::bytea[], $6::text[])
+                   WITH ORDINALITY AS event (lane, request_id, type, sequence, payload, event_id, position)
+        ), recorded AS (
+            INSERT INTO operator_action (request_id, action, subject, operator, reason)
+            SELECT request_id, $7, event_id, $8, $9
+              FROM event
+             ORDER BY position
+        )
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT lane, request_id, type, sequence, payload
+          FROM event
+         ORDER BY position
+        """,
+        [event.lane for event in rows],
+        [event.request_id for event in rows],
+        [event.type for event in rows],
+        [event.sequence for event in rows],
+        [event.payload for event in rows],
+        [events.event_id(uuid_of(event.request_id), event.type, event.sequence) for event in rows],
+        cause.action,
+        cause.by.name,
+        cause.by.reason,
+    )

@@ -1,7 +1,7 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import get_args
 from uuid import UUID
@@ -9,34 +9,20 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import erased, event_history
-from service.calculation_requests.event_history import EventHistory
+from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import uuid_of
 from service.operations import operator_actions
 from service.operations.operator_actions import OperatorAction
-from service.outbox.events import RequestCreated
+from service.outbox.events import RequestCreated, event_id
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, email_statements, outbox_statements
+from worker.operating import arguments, connections, email_statements, outbox
 from worker.operating.answers import Answer, cell, table
 from worker.operating.arguments import Subcommands, add_command
 from worker.operating.email_statements import LedgerEmail, Selection, State
-from worker.operating.outbox_statements import EventKey, UndeliveredEvent
+from worker.operating.outbox import Event
 
 _MOST_EMAILS = 100
-
-
-class EventStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one event: published, discarded, or a state of unpublished events."""
-
-    event_id: str
-    type: str
-    sequence: int
-    written_at: datetime
-    state: str
-    attempts: int = 0
-    last_error: str | None = None
-    next_attempt_at: datetime | None = None
-    parked_at: datetime | None = None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +31,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     tenant: str
     stored_at: datetime
-    sequence: int
     calculation_id: str | None
     calculated_at: datetime | None
     erased_at: datetime | None
     emails: list[LedgerEmail]
-    events: list[EventStanding]
+    events: list[Event]
     actions: list[OperatorAction]
     conclusion: str
 
@@ -62,36 +47,36 @@ def add_to(commands: Subcommands) -> None:
 
 async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
     """Show the progress of one request: its events, e-mails with the server's replies, and calculation."""
-    async with connections.postgres(environment) as connection:
-        found = await trace(connection, options.uuid)
+    async with (
+        connections.postgres(environment) as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        found = await _trace(connection, options.uuid)
     return Answer(found, _as_text(found))
 
 
-async def trace(connection: Connection, request_id: UUID) -> Trace:
+async def _trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        erased_at = await erased.read_time(connection, request_id)
-        history = await _read_history(connection, request_id)
-        newest = await email_statements.read(connection, _emails_of(request_id), limit=_MOST_EMAILS)
-        actions = await operator_actions.read(connection, request_id)
-        undelivered = await outbox_statements.read_of_request(connection, request_id)
-    events = _standings(history, undelivered, actions)
-    emails = newest[::-1]
+    history = await _read_history(connection, request_id)
     request = history.request
+    erased_at = await erased.read_time(connection, request_id)
+    every = Selection(states=get_args(State), request_id=request_id)
+    emails = (await email_statements.read(connection, every, limit=_MOST_EMAILS))[::-1]
+    undelivered = await outbox.read_undelivered(connection, request_id=request_id)
+    events = {event.event_id: event for event in (*map(_published, history.recorded_events()), *undelivered)}
     return Trace(
         uuid=uuid_of(request_id),
         tenant=request.conveyancer_id,
         stored_at=request.created_at,
-        sequence=request.sequence,
         calculation_id=request.calculation_id,
         calculated_at=history.calculated_at,
-        emails=emails,
-        events=events,
-        actions=actions,
         erased_at=erased_at,
+        emails=emails,
+        events=sorted(events.values(), key=lambda event: event.sequence),
+        actions=await operator_actions.read(connection, request_id),
         conclusion="The request was erased."
         if erased_at
-        else _conclude(request.calculation_id, emails[-1] if emails else None, events),
+        else _conclude(request.calculation_id, emails[-1] if emails else None, events.values()),
     )
 
 
@@ -104,41 +89,13 @@ async def _read_history(connection: Connection, request_id: UUID) -> EventHistor
     return of_erased
 
 
-def _emails_of(request_id: UUID) -> Selection:
-    return Selection(states=get_args(State), request_id=request_id)
+def _published(recorded: RecordedEvent) -> Event:
+    event = recorded.event
+    key = event_id(event.uuid, event.type, event.sequence)
+    return Event(key, event.type, event.sequence, "published", recorded.at)
 
 
-def _standings(
-    history: EventHistory, undelivered: Sequence[UndeliveredEvent], actions: Sequence[OperatorAction]
-) -> list[EventStanding]:
-    """Return every event of the rows or the outbox, in order."""
-    discarded = {action.subject for action in actions if action.action == operator_actions.DISCARD}
-    found: dict[str, EventStanding] = {}
-    for recorded in history.recorded_events():
-        key = EventKey(history.request.id, recorded.event.type, recorded.event.sequence)
-        found[key.event_id] = EventStanding(
-            event_id=key.event_id,
-            type=key.type,
-            sequence=key.sequence,
-            written_at=recorded.at,
-            state="discarded" if key.event_id in discarded else "published",
-        )
-    for event in undelivered:
-        found[event.event_id] = EventStanding(
-            event_id=event.event_id,
-            type=event.type,
-            sequence=event.sequence,
-            written_at=event.created_at,
-            state=event.state,
-            attempts=event.attempts,
-            last_error=event.last_error,
-            next_attempt_at=event.next_attempt_at,
-            parked_at=event.parked_at,
-        )
-    return sorted(found.values(), key=lambda event: event.sequence)
-
-
-def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Sequence[EventStanding]) -> str:
+def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Iterable[Event]) -> str:
     """Return in one sentence what the request is waiting for."""
     created = next(event for event in events if event.type == RequestCreated.type)
     if calculation_id is not None:
@@ -151,7 +108,7 @@ def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Seq
         )
     return {
         "pending": "The mail server has not accepted the e-mail yet.",
-        "failed": f"The e-mail has failed: {email.reason or 'refused, or gave up'}.",
+        "failed": f"The e-mail has failed: {email.reason}.",
         "sent": "The mail server has accepted the e-mail. There is no calculation yet.",
     }[email.state]
 
@@ -172,12 +129,10 @@ def _as_text(trace: Trace) -> str:
     return f"{trace.uuid}\n{trace.conclusion}\n\n" + table(("what", "when", "state"), lines)
 
 
-def _describe_event(event: EventStanding) -> str:
+def _describe_event(event: Event) -> str:
     text = f"event {event.sequence}, {event.state}"
     if event.attempts:
         text += f" after {event.attempts} attempts"
-    if event.parked_at is not None:
-        text += f" since {cell(event.parked_at)}"
     if event.next_attempt_at is not None:
         text += f", next at {cell(event.next_attempt_at)}"
     return text + (f": {event.last_error}" if event.last_error else "")

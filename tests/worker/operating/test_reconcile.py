@@ -78,7 +78,6 @@ async def test_finished_request_adds_up(
         "emails_failed": 0,
         "events_pending": 0,
         "events_held": 0,
-        "events_parked": 0,
     }
     assert settled.uuid not in answer.text
 

@@ -166,27 +166,6 @@ async def test_email_that_was_not_composable_is_replayed_with_its_reason(
     assert msgspec.json.decode(failed.body)["data"]["reason"] == "not_composable"
 
 
-@pytest.mark.parametrize(("code", "reason"), [(550, "refused"), (451, "gave_up")])
-async def test_failed_email_without_a_stored_reason_is_replayed_with_the_reason_of_its_code(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    deliver: Deliver,
-    *,
-    code: int,
-    reason: str,
-) -> None:
-    await finish(database, await store(database), postman)
-    await deliver()
-    await database.execute("UPDATE email SET state = 'failed', smtp_code = $1", code)
-
-    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
-
-    [failed] = await deliver()
-    data = msgspec.json.decode(failed.body)["data"]
-    assert (data["reason"], data["smtp_code"]) == (reason, code)
-
-
 async def test_replay_leaves_out_nothing_but_the_trace(
     worker_settings: WorkerSettings, database: Connection, deliver: Deliver
 ) -> None:
@@ -334,23 +313,6 @@ async def test_request_with_an_unpublished_event_is_left_out(
 
     assert isinstance(answer.data, Tally)
     assert (answer.data.events, answer.data.requests_undelivered) == (0, 1)
-
-
-async def test_discarded_event_is_left_out(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
-    request = await store(database)
-    created = f"{request.uuid}.request.created.1"
-    await command(worker_settings, "outbox", "discard", created, "--reason", "cannot be published")
-    before = await deliver()
-
-    planned = await command(worker_settings, "outbox", "replay", *ALWAYS, "--dry-run")
-    done = await command(worker_settings, "outbox", "replay", *ALWAYS)
-
-    assert isinstance(planned.data, Tally)
-    assert isinstance(done.data, Tally)
-    assert (planned.data.events, done.data.events) == (1, 1)
-    assert ids(before) == ids(await deliver()) == [f"{request.uuid}.request.email_failed.2"]
 
 
 async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(

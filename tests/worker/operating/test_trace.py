@@ -54,7 +54,7 @@ async def test_event_of_a_new_request_is_pending(
     assert trace.conclusion == "request.created has not been published: it is pending."
 
 
-async def test_held_or_parked_event_is_shown_with_its_error(
+async def test_held_event_is_shown_with_its_error(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await announce_next(database, stored_request.id)
@@ -62,7 +62,7 @@ async def test_held_or_parked_event_is_shown_with_its_error(
     await database.execute(
         """
         UPDATE outbox_held
-           SET attempts = 10, parked_at = now(), last_error = 'refused by the broker'
+           SET attempts = 10, last_error = 'refused by the broker', next_attempt_at = now()
          WHERE sequence = 1
         """
     )
@@ -70,8 +70,8 @@ async def test_held_or_parked_event_is_shown_with_its_error(
     answer = await command(worker_settings, "trace", stored_request.uuid)
 
     trace = await trace_of(worker_settings, stored_request)
-    assert states(trace) == [("request.created", 1, "parked"), ("request.email_sent", 2, "waiting")]
-    assert "event 1, parked after 10 attempts since 20" in answer.text
+    assert states(trace) == [("request.created", 1, "failing"), ("request.email_sent", 2, "waiting")]
+    assert "event 1, failing after 10 attempts, next at 20" in answer.text
     assert "refused by the broker" in answer.text
 
 
@@ -191,18 +191,20 @@ async def test_changes_by_operators_are_shown(
 ) -> None:
     key = f"{stored_request.uuid}.request.created.1"
     by = ("--by", "Ada", "--reason", "a test of the firm")
-    await command(worker_settings, "outbox", "discard", key, *by)
-    await command(worker_settings, "emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
     await database.execute("DELETE FROM outbox")
+    await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, *by)
+    await intend(database, stored_request)
+    await database.execute("UPDATE email SET state = 'failed', settled_at = now() - interval '1 s'")
+    await command(worker_settings, "emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
 
     trace = await trace_of(worker_settings, stored_request)
     text = (await command(worker_settings, "trace", stored_request.uuid)).text
 
-    assert states(trace) == [("request.created", 1, "discarded"), ("request.email_failed", 2, "published")]
+    assert states(trace) == [("request.created", 1, "pending")]
     lines = [line.split(maxsplit=3) for line in text.splitlines()[4:]]
     said = [(" ".join(words[:2]), words[3]) for words in lines if words[0] in ("outbox", "emails")]
     assert said == [
-        ("outbox discard", f"{key}, by Ada: a test of the firm"),
+        ("outbox replay", f"{key}, by Ada: a test of the firm"),
         ("emails resend", f"{key}.2, by Bob"),
     ]
     assert [words[2] for words in lines if words[0] == "e-mail"] == [
