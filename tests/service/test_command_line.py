@@ -8,7 +8,6 @@ from typing import Any
 import click
 import pytest
 
-from deploy.local.machine.ports import free_port
 from service import command_line
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import Answer, answering, cell, on_record, printable, table
@@ -132,7 +131,7 @@ async def test_operator_and_reason_are_handed_on(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("url", "part"),
     [
-        (f"postgresql://user:zqmark@127.0.0.1:{free_port()}/x", "Postgres at DATABASE_URL is unreachable"),
+        ("postgresql://user:zqmark@127.0.0.1:1/x", "Postgres at DATABASE_URL is unreachable"),
         ("postgresql://user:zqmark/1@127.0.0.1/", "DATABASE_URL"),
         ("postgresql://user:zqmark@localhost/none?sslmode=zqmark", "DATABASE_URL: not the address"),
         ("", "missing environment variable `DATABASE_URL`"),
