@@ -1,7 +1,6 @@
--- The whole schema, to read: what the files of service/postgres/versions make of an empty database, in their order. A test
--- holds the two against each other. `python -m service schema apply` applies the files that a database lacks.
+-- The schema, which `python -m service schema apply` lays into an empty database.
 
--- The versions that have been applied. A process is not ready on an older schema than it needs.
+-- The versions of the schema that were applied. A process is not ready on an older one than it needs.
 CREATE TABLE schema_version (
     version    integer PRIMARY KEY,
     applied_at timestamptz NOT NULL DEFAULT now()
@@ -60,7 +59,7 @@ CREATE TABLE calculation_request (
     secret_key_id                 text NOT NULL,
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event about this request
     calculation_sequence          integer,  -- of request.calculated
-    calculated_at                 timestamptz, -- its time; null in older rows, not updated since: it is updated_at
+    calculated_at                 timestamptz, -- its time
     idempotency_key               text,     -- the Idempotency-Key that the request was sent with
     idempotency_sha256            bytea     -- of the body that was sent with it
 ) WITH (fillfactor = 90);
@@ -75,19 +74,6 @@ CREATE INDEX calculation_request_external_id
 -- Lets a conveyancer use an idempotency key once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key
     ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
-
--- Fills in calculated_at before updated_at can change. This is a trigger, because workers of the release before version 6
--- write no calculated_at, and because it fills in older rows one by one.
-CREATE FUNCTION calculation_request_keep_calculated_at() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    NEW.calculated_at := CASE WHEN OLD.calculation_sequence IS NULL
-                              THEN NEW.updated_at
-                              ELSE OLD.updated_at END;
-    RETURN NEW;
-END $$;
-CREATE TRIGGER calculation_request_keep_calculated_at BEFORE UPDATE ON calculation_request
-    FOR EACH ROW WHEN (NEW.calculation_sequence IS NOT NULL AND NEW.calculated_at IS NULL)
-    EXECUTE FUNCTION calculation_request_keep_calculated_at();
 
 -- Erased requests: that they existed, and nothing personal.
 CREATE TABLE erased_request (
@@ -177,8 +163,8 @@ END $$;
 CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
--- Makes the next event of the request due. This is a trigger, so that it also happens with relays of an earlier release
--- and with a person at psql: an event that is left waiting would never be sent.
+-- Makes the next event of the request due. This is a trigger, so that it also happens when a person deletes an event
+-- with psql: an event that is left waiting would never be sent.
 CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -221,7 +207,8 @@ CREATE TABLE email (
     event_sequence  integer,       -- the sequence of that event
     smtp_code       integer,       -- in request.email_failed
     traceparent     text,          -- from the message that carried the event (W3C Trace Context)
-    reason          text           -- in request.email_failed; null in older rows: see smtp_code
+    reason          text,          -- in request.email_failed
+    CHECK ((state = 'failed') = (reason IS NOT NULL))
 );
 
 -- Finds the e-mails of a request: for its events, and for operators (trace, replay, reconcile).
@@ -259,4 +246,4 @@ CREATE INDEX operator_action_request ON operator_action (request_id) WHERE reque
 -- Finds the changes to a conveyancer, for operators (trace).
 CREATE INDEX operator_action_conveyancer ON operator_action (conveyancer_id) WHERE conveyancer_id IS NOT NULL;
 
-INSERT INTO schema_version (version) VALUES (8);
+INSERT INTO schema_version (version) VALUES (1);

@@ -10,7 +10,7 @@ from service.commands import access_token, api_keys, conveyancers, doctor, docum
 from service.commands.command import CommandFailed
 from service.operations.operator_arguments import InvalidOperator
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.schema import SchemaBusy, SchemaOutdated
+from service.postgres.schema import SchemaNotApplied, SchemaOutdated
 from service.settings import InvalidSetting
 
 _COMMANDS = (serve, documents, doctor, schema, conveyancers, api_keys, requests, access_token)
@@ -22,7 +22,7 @@ _EXPECTED = (
     InvalidSetting,
     PostgresUnavailable,
     RequestNotFound,
-    SchemaBusy,
+    SchemaNotApplied,
     SchemaOutdated,
 )
 

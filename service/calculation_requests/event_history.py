@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import Literal
 from uuid import UUID
 
 import asyncpg
@@ -48,9 +47,8 @@ def end_event(
 
 
 class EndedEmail(msgspec.Struct, frozen=True):
-    """An e-mail that was sent or has failed, and the sequence of the event that said so."""
+    """An e-mail that was sent, or has failed for a reason, and the sequence of the event that said so."""
 
-    state: Literal["sent", "failed"]
     sequence: int
     settled_at: datetime
     smtp_code: int | None
@@ -58,15 +56,8 @@ class EndedEmail(msgspec.Struct, frozen=True):
 
     def recorded_event(self, request: AnnouncedRequest) -> RecordedEvent:
         """Return the event that was written at the end of this e-mail."""
-        code = self.smtp_code or 0
-        event = end_event(request, sequence=self.sequence, reason=self._reason(code), smtp_code=code)
+        event = end_event(request, sequence=self.sequence, reason=self.reason, smtp_code=self.smtp_code or 0)
         return RecordedEvent(event, self.settled_at.replace(microsecond=0))
-
-    def _reason(self, code: int) -> Reason | None:
-        """Return why the e-mail failed. Rows older than version 4 of the schema have a code alone."""
-        if self.state == "sent":
-            return None
-        return self.reason or ("refused" if code >= 500 else "gave_up")
 
 
 class EventHistory(msgspec.Struct, frozen=True):
@@ -152,22 +143,18 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
         AnnouncedRequest(*row[:_REQUEST_COLUMNS]),
         row["calculation_sequence"],
         row["calculated_at"],
-        [EndedEmail(*row[-_EMAIL_COLUMNS:]) for row in rows if row["email_state"] is not None],
+        [EndedEmail(*row[-_EMAIL_COLUMNS:]) for row in rows if row["event_sequence"] is not None],
     )
 
 
 _REQUEST_COLUMNS = len(AnnouncedRequest.__struct_fields__)
 _EMAIL_COLUMNS = len(EndedEmail.__struct_fields__)
 
-# The columns are read by position. In rows that have not been updated since version 6 of the schema,
-# calculated_at is null and updated_at is the time of the calculation.
+# The columns are read by position.
 _COLUMNS = f"""
     {", ".join(f"request.{column}" for column in AnnouncedRequest.__struct_fields__)},
-           request.calculation_sequence,
-           CASE WHEN request.calculation_sequence IS NOT NULL
-                THEN coalesce(request.calculated_at, request.updated_at)
-                END AS calculated_at,
-           email.state AS email_state, email.event_sequence, email.settled_at, email.smtp_code, email.reason
+           request.calculation_sequence, request.calculated_at,
+           email.event_sequence, email.settled_at, email.smtp_code, email.reason
 """.strip()
 _WITH_EMAILS = """
     AS request
@@ -212,8 +199,7 @@ _READ_ERASED = f"""
     SELECT {_COLUMNS}
       FROM (SELECT id, conveyancer_id, created_at, 'SDLT_CALCULATION' AS request_type,
                    NULL::bigint AS property_value, NULL AS external_id, false AS calculation_fee_exempt,
-                   calculation_id, sequence, calculation_sequence, calculated_at,
-                   calculated_at AS updated_at
+                   calculation_id, sequence, calculation_sequence, calculated_at
               FROM erased_request) {_WITH_EMAILS}
      WHERE request.id = $1
 """  # noqa: S608 - constants only

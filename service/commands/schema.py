@@ -13,7 +13,7 @@ def add_to(commands: Subcommands) -> None:
 
 
 def apply(_: argparse.Namespace) -> None:
-    """Apply the schema versions that the database lacks. The database may be in use."""
+    """Lay the schema into an empty database, or apply the versions that it lacks. It may be in use."""
     found = with_connection(schema.apply, checks_schema=False)
     newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
     sys.stdout.write(f"schema version {found} applied{newer}\n")

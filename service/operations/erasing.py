@@ -42,10 +42,7 @@ _REPLACE_ROWS = """
     )
     INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
                                 calculation_sequence, calculated_at, key_sha256)
-    SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence,
-           CASE WHEN calculation_sequence IS NOT NULL
-                THEN coalesce(calculated_at, updated_at)
-                END,
+    SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence, calculated_at,
            CASE WHEN NOT EXISTS (SELECT
                                    FROM erased_request AS earlier
                                   WHERE earlier.conveyancer_id = request.conveyancer_id

@@ -1,7 +1,7 @@
-"""The database schema: applies its numbered versions, and checks that it is recent enough.
+"""The database schema: lays schema.sql into an empty database, and carries a stored one forward.
 
-Versions are applied while requests are stored: indexes are built concurrently, and a table's lock is given up
-after 200 ms and tried again. schema.sql is their sum.
+Versions after the first release are numbered files. They are applied while requests are stored: indexes are
+built concurrently, and a table's lock is given up after 200 ms and tried again.
 
 Not Alembic or yoyo: they bring SQLAlchemy or a second driver, and neither gives up waiting for a table's lock
 while callers queue behind it.
@@ -9,9 +9,9 @@ while callers queue behind it.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from importlib import resources
+from pathlib import Path
 
 import asyncpg
 import msgspec
@@ -20,9 +20,7 @@ from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
-_FOLDER = resources.files("service.postgres") / "versions"
-_FILES = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".sql"))
-VERSION = len(_FILES)  # the version this release needs
+_SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # to get that lock, and to get a table's lock
@@ -37,15 +35,15 @@ class SchemaOutdated(Exception):
     """The database schema is older than this release needs: run `python -m service schema apply`."""
 
 
-class SchemaBusy(Exception):
-    """The schema is in use: end the long transaction in pg_stat_activity, then run `schema apply` again."""
+class SchemaNotApplied(Exception):
+    """The schema cannot be applied to this database."""
 
 
 class Version(msgspec.Struct, frozen=True):
-    """One step of the schema: an SQL file that ends by recording its number.
+    """One step of a stored schema.
 
-    It is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Such a file
-    runs statement by statement, so each of its statements must be safe to repeat after an interruption.
+    It is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Then it runs
+    statement by statement, so each of its statements must be safe to repeat after an interruption.
     """
 
     number: int
@@ -54,55 +52,54 @@ class Version(msgspec.Struct, frozen=True):
     @property
     def parts(self) -> list[str]:
         """The SQL to execute string by string; the statements of one string are one transaction."""
-        return re.split(r"(?<=;)\n", self.sql.strip()) if "CONCURRENTLY" in self.sql else [self.sql]
+        sql = f"{self.sql.rstrip()}\nINSERT INTO schema_version (version) VALUES ({self.number});"
+        return re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]
 
 
-def versions() -> list[Version]:
-    """Return every version in order, starting from an empty database."""
-    found = [Version(int(name.partition("_")[0]), (_FOLDER / name).read_text()) for name in _FILES]
-    if [version.number for version in found] != list(range(1, VERSION + 1)):
-        raise AssertionError(f"versions must be numbered 1, 2, 3 …: {_FILES}")
+def read_versions(folder: Path) -> list[Version]:
+    """Return the versions in a folder, 0002_…sql, 0003_…sql, in order."""
+    files = sorted(folder.glob("*.sql"))
+    found = [Version(int(file.name.partition("_")[0]), file.read_text()) for file in files]
+    if [version.number for version in found] != list(range(2, len(found) + 2)):
+        raise AssertionError(f"versions must be numbered 2, 3, 4 …: {[file.name for file in files]}")
     return found
 
 
-async def apply(connection: Connection) -> int:
-    """Apply the missing versions, each once, while the database is in use; return its version afterwards.
+_VERSIONS = read_versions(Path(__file__).parent / "versions")
+VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql has
 
-    A database at this version or a newer one is neither locked nor changed. The connection must be direct: a
+
+async def apply(connection: Connection, versions: Sequence[Version] = _VERSIONS) -> int:
+    """Bring a database to the newest version, while it is in use; return its version afterwards.
+
+    An empty one gets schema.sql. Then the versions that it lacks are applied, each once. A database at the
+    newest version, or a newer one, is neither locked nor changed. The connection must be direct: a
     transaction pooler would lose the lock.
 
-    Raises SchemaBusy.
+    Raises SchemaNotApplied.
     """
-    if await read_version(connection) < VERSION:
+    if await read_version(connection) < 1 + len(versions):
         async with _lock_held(connection):
-            for version in versions()[await read_version(connection) :]:
+            if await read_version(connection) == 0:
+                await _lay(connection)
+            for version in versions[await read_version(connection) - 1 :]:
                 await _apply(connection, version)
     return await read_version(connection)
 
 
 async def read_version(connection: Connection) -> int:
-    """Return the version of the database schema, 0 if there is none."""
+    """Return the version of the database schema, 0 if there is none of this service."""
     try:
         return await connection.fetchval("SELECT max(version) FROM schema_version") or 0
-    except asyncpg.UndefinedTableError:
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return 0
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated on too old a schema, PostgresUnavailable on a read-only server."""
-    try:
-        row = await connection.fetchrow(
-            """
-            SELECT max(version) AS version,
-                   current_setting('transaction_read_only')::boolean AS is_read_only
-              FROM schema_version
-            """
-        )
-    except asyncpg.UndefinedTableError:
-        raise SchemaOutdated from None
-    if row is None or (row["version"] or 0) < VERSION:
+    """Raise SchemaOutdated on too old a schema or none, PostgresUnavailable on a read-only server."""
+    if await read_version(connection) < VERSION:
         raise SchemaOutdated
-    if row["is_read_only"]:
+    if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
 
 
@@ -118,14 +115,14 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 @asynccontextmanager
 async def _lock_held(connection: Connection) -> AsyncIterator[None]:
-    """Hold the lock that keeps other processes from applying the schema. Raises SchemaBusy."""
+    """Hold the lock that keeps other processes from applying the schema. Raises SchemaNotApplied."""
     for _ in range(_ATTEMPTS):
         # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             break
         await asyncio.sleep(_PAUSE_SECONDS)
     else:
-        raise SchemaBusy
+        raise SchemaNotApplied("Another process is applying the schema: look for it in pg_stat_activity.")
     try:
         yield
     finally:
@@ -133,8 +130,15 @@ async def _lock_held(connection: Connection) -> AsyncIterator[None]:
             await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
 
 
+async def _lay(connection: Connection) -> None:
+    """Lay schema.sql into an empty database. Raises SchemaNotApplied on one with tables of others."""
+    if await connection.fetchval("SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"):
+        raise SchemaNotApplied("The database has tables that `schema apply` did not make: use an empty one.")
+    await connection.execute(_SCHEMA.read_text())
+
+
 async def _apply(connection: Connection, version: Version) -> None:
-    """Apply a version; start it again when a table stays locked. Raises SchemaBusy.
+    """Apply a version; start it again when a table stays locked. Raises SchemaNotApplied.
 
     An interrupted concurrent index build leaves an invalid index, which the part before it drops.
     """
@@ -148,4 +152,6 @@ async def _apply(connection: Connection, version: Version) -> None:
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
             return
-    raise SchemaBusy
+    raise SchemaNotApplied(
+        "A table stays locked: end the long transaction in pg_stat_activity, then run this again."
+    )

@@ -113,7 +113,7 @@ def test_image_has_no_pip_as_a_module_and_no_index_in_its_history(image: str) ->
 def test_image_holds_the_program_and_nothing_else_of_the_checkout(image: str) -> None:
     files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
 
-    assert set(files.split()) == {"service", "worker"}
+    assert set(files.split()) == {"schema.sql", "service", "worker"}
 
 
 async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(

@@ -174,7 +174,7 @@ async def test_worker_waits_for_the_schema(worker_settings: WorkerSettings, data
 async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
     worker_settings: WorkerSettings, database: Connection, tmp_path: Path
 ) -> None:
-    await database.execute("ALTER TABLE schema_version RENAME version TO number")
+    await database.execute("DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version")
     process = worker_process(worker_settings, tmp_path, "relay")
 
     async with started(process, ready=False):
@@ -183,7 +183,7 @@ async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
     last = msgspec.json.decode(process.output.splitlines()[-1])
     assert status == 1
     assert (last["event"], last["level"]) == ("worker_failed", "critical")
-    assert (last["error"], last["sqlstate"]) == ("UndefinedColumnError", "42703")
+    assert (last["error"], last["sqlstate"]) == ("DivisionByZeroError", "22012")
 
 
 async def test_port_in_use_is_reported_in_one_line(worker_settings: WorkerSettings) -> None:

@@ -292,7 +292,7 @@ async def test_emails_that_end_after_the_command_began_are_left_alone(
     """Otherwise a page could find again what an earlier page sent, and what has failed since."""
     await intend(database, stored_request)
     pending = "UPDATE email SET created_at = now() + interval '1 h', next_attempt_at = now() + interval '2 h'"
-    ended = "UPDATE email SET state = 'failed', settled_at = now() + interval '1 h'"
+    ended = "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now() + interval '1 h'"
     await database.execute(pending if verb == "retry" else ended)
 
     by_default = await changed(worker_settings, verb, "--uuid", stored_request.uuid)
@@ -368,8 +368,8 @@ async def test_many_emails_are_sent_again_page_by_page(
     )
     await database.execute(
         """
-        INSERT INTO email (event_id, request_id, state, smtp_code, settled_at, event_sequence)
-        SELECT id || '.request.created.1', id, 'failed', 550, now() - interval '1 s', 2
+        INSERT INTO email (event_id, request_id, state, reason, smtp_code, settled_at, event_sequence)
+        SELECT id || '.request.created.1', id, 'failed', 'refused', 550, now() - interval '1 s', 2
           FROM calculation_request
         """
     )

@@ -218,8 +218,9 @@ async def test_newest_of_very_many_emails_decides(
 ) -> None:
     await database.execute(
         """
-        INSERT INTO email (event_id, request_id, state, created_at)
+        INSERT INTO email (event_id, request_id, state, reason, created_at)
         SELECT number, $1, CASE number WHEN 101 THEN 'sent' ELSE 'failed' END,
+               CASE WHEN number < 101 THEN 'refused' END,
                now() + make_interval(secs => number)
           FROM generate_series(1, 101) AS number
         """,
