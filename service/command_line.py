@@ -29,7 +29,7 @@ from service.outbox.events import EVENT_TYPES
 from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
-from service.postgres.schema import SchemaBusy, SchemaOutdated
+from service.postgres.schema import SchemaNotApplied, SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
 _CONNECT_SECONDS = 10.0
@@ -41,7 +41,7 @@ _EXPECTED: tuple[type[Exception], ...] = (
     OSError,
     PostgresUnavailable,
     RequestNotFound,
-    SchemaBusy,
+    SchemaNotApplied,
     SchemaOutdated,
 )
 
