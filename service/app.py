@@ -10,9 +10,7 @@ from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
 from service.api import errors, questionnaire
-from service.api.access_log import AccessLog
 from service.api.admission import Admission
-from service.api.exact_paths import ExactPaths
 from service.api.handlers import (
     LARGEST_BODY,
     ApiRequest,
@@ -24,7 +22,7 @@ from service.api.handlers import (
     retrieve_request,
     show_methods,
 )
-from service.api.request_span import TracedRequests
+from service.api.outer_layer import OuterLayer
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import open_signing_keys
@@ -37,7 +35,7 @@ from service.postgres.pool import open_pool
 from service.server.background import in_background
 from service.server.probes import Check, Probes, lasting
 from service.settings import ServiceSettings
-from service.telemetry import api_metrics, tracing
+from service.telemetry import api_metrics
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
@@ -49,8 +47,7 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
         otherwise=create_api(settings, checks),
         refuse=errors.answer_refusal,
     )
-    app = AccessLog(ExactPaths(probes))
-    return TracedRequests(app) if tracing.is_on() else app
+    return OuterLayer(probes)
 
 
 def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:

@@ -6,7 +6,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
-from service.server import log_facts
+from service.api import log_facts
 from service.server.asgi import Header, Receive, Scope, Send
 
 # Every code that an error can have. The list is complete: callers may switch on it.

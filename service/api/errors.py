@@ -12,6 +12,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 
+from service.api import log_facts
 from service.api.envelope import Answer, ErrorCode, FieldError
 from service.authentication.authenticator import InsufficientScope, InvalidCredentials
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -20,7 +21,6 @@ from service.calculation_requests.idempotency import IdempotencyKeyInFlight, Ide
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
-from service.server import log_facts
 from service.server.asgi import Header
 from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
@@ -203,16 +203,15 @@ def answer(error: Exception) -> Answer:
 def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
     answered = answer(error)
-    facts = log_facts.of(request.scope)
-    facts.error_codes = answered.error_codes
-    facts.uuid = facts.uuid or log_facts.uuid_in_path(request.scope)
+    log_facts.of(request.scope).error_codes = answered.error_codes
+    facts = log_facts.describe(request.scope)
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _log.error("request_failed", **facts.describe(), **logs.describe(error))
+        _log.error("request_failed", **facts, **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
         request.app.state.resources.secret_keys.report_missing(error)
     elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
-        _log.warning("request_turned_away", **facts.describe(), error=logs.summarize(error))
+        _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answered.headers}
     return Response(answered.body, status_code=answered.status, headers=headers)
 

@@ -15,7 +15,7 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, list_query, request_body
+from service.api import admission, idempotency_key, list_query, log_facts, request_body
 from service.api.admission import Admission, SecretHolder
 from service.api.envelope import Answer
 from service.api.errors import ApiError, method_not_allowed
@@ -36,7 +36,6 @@ from service.calculation_requests.storing import Storage
 from service.identifiers import parse_uuid
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
-from service.server import log_facts
 from service.server.asgi import Receive, Scope, Send, header_values
 from service.settings import ServiceSettings
 from service.telemetry import logs

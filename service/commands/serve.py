@@ -5,7 +5,7 @@ import socket
 
 import uvloop
 
-from service.api import access_log
+from service.api import outer_layer
 from service.app import create_app
 from service.commands.command import Subcommands, add_command
 from service.server import http_server
@@ -37,7 +37,7 @@ async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
         create_app(settings),
         listening,
         stop_on_signals(),
-        refuse=access_log.refuse,
+        refuse=outer_layer.refuse,
         shutdown_seconds=settings.shutdown_seconds,
         head_seconds=settings.http_head_seconds,
         body_seconds=settings.http_body_seconds,

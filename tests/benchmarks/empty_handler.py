@@ -5,7 +5,7 @@ import os
 import uvloop
 from litestar import Litestar, get
 
-from service.api import access_log
+from service.api import outer_layer
 from service.server import http_server
 from service.server.garbage import spare_loaded_objects
 from service.server.http_server import listen, stop_on_signals
@@ -25,7 +25,7 @@ async def main() -> None:
     with listen("127.0.0.1", int(os.environ["PORT"])) as listening:
         spare_loaded_objects()
         await http_server.serve(
-            app, listening, stop_on_signals(), refuse=access_log.refuse, shutdown_seconds=_SHUTDOWN_SECONDS
+            app, listening, stop_on_signals(), refuse=outer_layer.refuse, shutdown_seconds=_SHUTDOWN_SECONDS
         )
 
 

@@ -9,7 +9,7 @@ import httpx
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from service.api import access_log
+from service.api import outer_layer
 from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
@@ -27,7 +27,7 @@ async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(
-            http_server.serve(app, listening, stop, refuse=access_log.refuse, shutdown_seconds=5.0, **limits)
+            http_server.serve(app, listening, stop, refuse=outer_layer.refuse, shutdown_seconds=5.0, **limits)
         )
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.api import access_log
+from service.api import outer_layer
 from service.api.handlers import LARGEST_BODY
 from service.app import create_app
 from service.authentication import api_keys
@@ -685,7 +685,7 @@ async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(
     api = create_app(service_settings)
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(
-            http_server.serve(api, listening, stop, refuse=access_log.refuse, shutdown_seconds=1.0)
+            http_server.serve(api, listening, stop, refuse=outer_layer.refuse, shutdown_seconds=1.0)
         )
         connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
         with (

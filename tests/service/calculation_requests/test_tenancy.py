@@ -16,7 +16,7 @@ import pytest
 
 import service
 from service import api, calculation_requests
-from service.api.access_log import AccessLog
+from service.api.outer_layer import OuterLayer
 from service.app import create_api
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
@@ -243,7 +243,7 @@ async def test_data_of_another_conveyancer_takes_as_long_as_data_that_does_not_e
     settings = msgspec.structs.replace(service_settings, log_level="WARNING", database_timeout_seconds=10.0)
     api = create_api(settings, {})
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
-    logged: Any = AccessLog(api)  # httpx has a narrower type of applications
+    logged: Any = OuterLayer(api)  # httpx has a narrower type of applications
     transport = httpx.ASGITransport(logged)
     fastest = [math.inf, math.inf]
     async with (

@@ -1,0 +1,167 @@
+"""The layer around the router: logs, counts and traces each request, and completes its answer.
+
+Litestar's own middleware never sees the router's 404 and 405.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+import structlog
+import uuid_utils
+from litestar.enums import HttpMethod, ScopeType
+from litestar.exceptions import NotFoundException
+
+from service.api import errors, log_facts
+from service.server import probes
+from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
+from service.server.refusals import Refusal
+from service.telemetry import api_metrics, logs, tracing
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to repeat
+
+_log = structlog.get_logger()
+
+
+class OuterLayer:
+    """Wraps the application and its router."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+        elif tracing.is_on() and scope["path"] not in probes.PATHS:
+            await self._trace(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _trace(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve an HTTP request as a span."""
+        is_standard = scope["method"] in api_metrics.METHODS
+        method, name = (scope["method"],) * 2 if is_standard else ("_OTHER", "HTTP")
+        with tracing.span(
+            name,
+            "server",
+            # No `url.path`, which the conventions ask for: a path may hold anything.
+            lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
+            parent=tracing.find(scope["headers"]),
+        ):
+            route, status = await self._serve(scope, receive, send)
+            status = status or 500  # which the server sends when the application sends nothing
+            tracing.describe(
+                ({"http.route": route} if route else {})
+                | {"http.response.status_code": status}
+                | ({"error.type": str(status)} if status >= 500 else {}),
+                name=f"{name} {route}" if route else name,
+                failed=status >= 500,
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> tuple[str | None, int]:
+        """Serve an HTTP request, count and log it. Return its route, if any, and the status, 0 if none."""
+        started_at = time.perf_counter()
+        method = scope["method"]
+        if method == HttpMethod.HEAD:
+            # Served as GET. The server drops the body, because its own scope still says HEAD.
+            scope = {**scope, "method": HttpMethod.GET}
+        request_id = _request_id(scope["headers"])
+        traceparent = tracing.onward(tracing.find(scope["headers"]))
+        log_facts.begin(scope, traceparent)
+        status = 0
+
+        async def send_completed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])  # not an enum: the console would show its name
+                message = _complete(message, request_id)
+            await send(message)
+
+        bound = structlog.contextvars.bind_contextvars(
+            request_id=request_id.decode(), **logs.about(None, traceparent)
+        )
+        api_metrics.requests_in_progress.inc()
+        try:
+            await self._route(scope, receive, send_completed)
+        except asyncio.CancelledError:
+            if status:
+                raise
+            # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
+            # is nothing to pass the exception on to.
+            await errors.answer(errors.shut_down())(scope, receive, send_completed)
+        finally:
+            api_metrics.requests_in_progress.dec()
+            route = scope.get("path_template")
+            try:
+                _record(method, route, status, time.perf_counter() - started_at, log_facts.describe(scope))
+            finally:
+                structlog.contextvars.reset_contextvars(**bound)
+        return route, status
+
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve each path under one spelling: no other gets around a gateway's rules for it.
+
+        The router also takes `//metrics` and `/%6detrics` for `/metrics`.
+        """
+        path = scope["raw_path"]
+        if b"//" in path or (path.endswith(b"/") and path != b"/"):
+            return errors.answer(NotFoundException())(scope, receive, send)
+        if b"%" in path:
+            scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.
+        return self._app(scope, receive, send)
+
+
+def refuse(refusal: Refusal) -> ASGIApp:
+    """Return the answer to input that the server cannot read as a request. It is logged and counted too."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = uuid_utils.uuid4().hex
+        log_facts.begin(scope, tracing.onward(None))
+        await errors.answer_refusal(refusal, (b"x-request-id", request_id.encode()))(scope, receive, send)
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            _record(None, None, int(refusal.status), 0.0, log_facts.describe(scope))
+
+    return answer
+
+
+def _request_id(headers: Iterable[Header]) -> bytes:
+    """Return the caller's X-Request-Id if it is safe to repeat, otherwise a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value
+    return uuid_utils.uuid4().hex.encode()
+
+
+def _complete(message: Message, request_id: bytes) -> Message:
+    """Add X-Request-Id, HEAD where GET is allowed, and `no-store` where no Cache-Control is set."""
+    headers = [
+        (name, value + b", HEAD" if name == b"allow" and b"GET" in value else value)
+        for name, value in message["headers"]
+    ]
+    headers.append((b"x-request-id", request_id))
+    if not any(name == b"cache-control" for name, _ in headers):
+        headers.append((b"cache-control", b"no-store"))
+    return {**message, "headers": headers}
+
+
+def _record(
+    method: str | None, route: str | None, status: int, seconds: float, facts: dict[str, Any]
+) -> None:
+    """Count and log a request under its route's template, "unmatched" where the router itself answered.
+
+    The path and the query are not logged: both may hold personal data or secrets.
+    """
+    route = route or "unmatched"
+    api_metrics.observe_request(method=str(method), route=route, status=status, seconds=seconds)
+    log = _log.debug if route in probes.PATHS and status < 500 else _log.info
+    log(
+        "request_served",
+        method=method,
+        route=route,
+        status=status,
+        duration_ms=round(seconds * 1000, 2),
+        **facts,
+    )
