@@ -51,7 +51,8 @@ def assemble(
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
         parts["discrepancies"] = Discrepancies(settings, pool).run
-        parts["retention"] = Retention(settings, pool, relay_waker).run
+        if settings.retention_days is not None:
+            parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
         readings.append(outbox_gauges(relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:

@@ -33,22 +33,16 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     return set(found)
 
 
-# A release before version 8 stores a repeat of a create whose request was erased: its key is kept already.
 _REPLACE_ROWS = """
     WITH request AS (
         DELETE FROM calculation_request
          WHERE id = ANY($1)
-        RETURNING *, sha256(convert_to(idempotency_key, 'UTF8')) AS key_sha256
+        RETURNING *
     )
     INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
                                 calculation_sequence, calculated_at, key_sha256)
-    SELECT id, conveyancer_id, created_at, sequence, calculation_id, calculation_sequence, calculated_at,
-           CASE WHEN NOT EXISTS (SELECT
-                                   FROM erased_request AS earlier
-                                  WHERE earlier.conveyancer_id = request.conveyancer_id
-                                    AND earlier.key_sha256 = request.key_sha256)
-                THEN key_sha256
-                END
+    SELECT id, conveyancer_id, created_at, sequence, calculation_id,
+           calculation_sequence, calculated_at, sha256(convert_to(idempotency_key, 'UTF8'))
       FROM request
 """
 

@@ -38,10 +38,10 @@ def check_rules(groups: Any, folder: Path) -> str:
     return promtool("check", "rules", "--lint=all", "--lint-fatal", rules)
 
 
-def run_test(groups: Any, test: Any, folder: Path) -> None:
-    """Evaluate rule groups on made-up series every 15 seconds, and compare the results."""
+def run_test(groups: Any, test: Any, folder: Path, *, every: str = "15s") -> None:
+    """Evaluate rule groups on made-up series at this interval, and compare the results."""
     rules = written(folder / "rules.json", {"groups": groups})
-    bench = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": [{"interval": "15s", **test}]}
+    bench = {"rule_files": [str(rules)], "evaluation_interval": every, "tests": [{"interval": every, **test}]}
     promtool("test", "rules", written(folder / "test.json", bench))
 
 

@@ -208,6 +208,8 @@ class Consumer(Generic[Content]):
         ):
             traceparent = tracing.onward(incoming)
             about = logs.about(topic.uuid, traceparent)
+            if topic.calculation_id is not None:
+                about["calculation_id"] = topic.calculation_id
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
                     outcome = await self._handle_and_settle(reading, message, traceparent)

@@ -13,9 +13,10 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """What a message is about: the uuid of its request and its trace, as far as they are well-formed."""
+    """What a message is about: its request, its calculation and its trace, as far as they are well-formed."""
 
     uuid: str | None = None
+    calculation_id: str | None = None
     traceparent: str | None = None
 
 
@@ -25,6 +26,7 @@ class _Outline(msgspec.Struct):
     subject: Any = None
     data: Any = None
     request_uuid: Any = None
+    calculation_id: Any = None
 
 
 def topic_of(body: bytes) -> Topic:
@@ -35,12 +37,13 @@ def topic_of(body: bytes) -> Topic:
         return Topic()
     data = outline.data if isinstance(outline.data, dict) else {}
     result = outline.request_uuid if outline.specversion is None else data.get("request_uuid")
+    calculation_id = outline.calculation_id if outline.specversion is None else data.get("calculation_id")
     # A result is recorded for the first; the others are for messages that are malformed or of other kinds.
     named = (result, data.get("request_uuid"), data.get("uuid"), outline.subject)
     uuid = next((name for name in named if isinstance(name, str) and parse_uuid(name)), None)
-    return Topic(uuid, tracing.accept(outline.traceparent))
+    return Topic(uuid, safe_id(calculation_id), tracing.accept(outline.traceparent))
 
 
-def safe_id(message_id: str | None) -> str | None:
-    """Return a message id if it is fit for a log line: other teams choose theirs freely."""
-    return message_id if message_id and _SAFE_ID.fullmatch(message_id) else None
+def safe_id(value: object) -> str | None:
+    """Return an id if it is fit for a log line: other teams choose theirs freely."""
+    return value if isinstance(value, str) and _SAFE_ID.fullmatch(value) else None

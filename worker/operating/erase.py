@@ -1,10 +1,9 @@
-"""`request erase`: deletes the personal data of a request, and the dead letters about it."""
+"""`request erase`: deletes the personal data of a request."""
 
 import argparse
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -15,13 +14,11 @@ from service.identifiers import uuid_of
 from service.operations import erasing, operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
 from service.outbox import lanes
-from service.postgres import loans, outages
+from service.postgres import loans
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, erased_letters
+from worker.operating import arguments, connections
 from worker.operating.answers import Answer, OperatorError
 from worker.operating.arguments import Subcommands, add_command, add_group
-from worker.operating.dead_letter_queues import DEFAULT_LIMITS
-from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.lanes import lock_lanes
 
 LANE_SECONDS = 30.0  # to wait for a lane: longer than a relay may hold it
@@ -32,44 +29,29 @@ class LaneBusy(OperatorError):
     """A relay holds the lane of these events: try again."""
 
 
-class DeadLettersLeft(OperatorError):
-    """The request is erased. Dead letters about it may be left: run this again when all servers answer."""
-
-
 class Erasure(msgspec.Struct, frozen=True):
     """What a command erased."""
 
     uuid: str
     was_erased_before: bool
-    dead_letters: int  # of any erased request
 
 
 def add_to(commands: Subcommands) -> None:
     """Add the command to the parser."""
     group = add_group(commands, "request", "Erase a request.")
     command = add_command(group, "erase", erase)
-    command.set_defaults(lane_seconds=LANE_SECONDS, limits=DEFAULT_LIMITS)
+    command.set_defaults(lane_seconds=LANE_SECONDS)
     command.add_argument("uuid", type=arguments.request_id, help="req_…")
     operator_arguments.add_arguments(command)
 
 
 async def erase(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Delete a request for good, and the dead letters about it. If it fails in between, run it again."""
-    connections.broker_url(environment)  # Before anything is erased: it may be missing.
+    """Delete a request for good."""
+    by = operator_arguments.operator(options)
     async with connections.postgres(environment) as connection:
-        is_new = await _erase(
-            connection, options.uuid, operator_arguments.operator(options), lane_seconds=options.lane_seconds
-        )
-        try:
-            async with connections.rabbitmq(environment) as broker:
-                dead_letters = await erased_letters.remove(
-                    partial(erased.among, connection), broker, limits=options.limits
-                )
-        except (BrokerUnavailable, *outages.OUTAGE_ERRORS):
-            raise DeadLettersLeft from None
-    erasure = Erasure(uuid_of(options.uuid), not is_new, dead_letters)
-    done = "erased" if is_new else "had been erased"
-    return Answer(erasure, f"{erasure.uuid} {done}, and {dead_letters} dead letters of erased requests")
+        is_new = await _erase(connection, options.uuid, by, lane_seconds=options.lane_seconds)
+    erasure = Erasure(uuid_of(options.uuid), was_erased_before=not is_new)
+    return Answer(erasure, f"{erasure.uuid} {'erased' if is_new else 'had been erased'}")
 
 
 async def _erase(connection: Connection, request_id: UUID, by: Operator, *, lane_seconds: float) -> bool:

@@ -19,6 +19,7 @@ DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 DELIVERY_LIMIT = 20
 _NO_DELIVERY_LIMIT = 1_000_000_000
+_DEAD_LETTER_DAYS = 30  # also how long dead letters may outlive the request that they are about
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -57,11 +58,14 @@ EXCHANGES: Final = {
     DEAD_LETTERS: ExchangeType.DIRECT,
 }
 
+# The personal data of other teams ends with the message, and so does the external_id of an erased request.
+#
 # Looking at a dead letter must not lose it: by default RabbitMQ 4 drops a message at its twentieth delivery.
 # RabbitMQ 3.10 does not know the value -1, for no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": _NO_DELIVERY_LIMIT,
+    "x-message-ttl": _DEAD_LETTER_DAYS * 86_400_000,  # in milliseconds
 }
 
 

@@ -330,7 +330,11 @@ def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_
 async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
     consumer: Consumer[Result], channel: AbstractChannel, stored_request: CalculationRequest
 ) -> None:
-    body = cloud_event({"request_uuid": stored_request.uuid, "calculation_id": 7}, traceparent=TRACEPARENT)
+    body = cloud_event(
+        {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"},
+        traceparent=TRACEPARENT,
+        type="theirs",
+    )
 
     with capture_logs(processors=[merge_contextvars]) as logs:
         async with running(consumer.run):
@@ -339,9 +343,11 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
             dead = await eventually(lambda: take(dead_letters))
             await eventually(lambda: "message_dead_lettered" in str(logs))
 
-    assert dead.headers["x-reason-text"] == "data.calculation_id: Expected a string, got an integer"
+    assert dead.headers["x-reason-text"] == "type: Expected calculation.created"
     (line,) = [line for line in logs if line["event"] == "message_dead_lettered"]
-    assert (line["uuid"], line["trace_id"]) == (stored_request.uuid, TRACEPARENT.split("-")[1])
+    assert (line["queue"], line["reason"]) == (CALCULATION_RESULTS.name, "Malformed")
+    assert (line["uuid"], line["calculation_id"]) == (stored_request.uuid, "calc-1")
+    assert line["trace_id"] == TRACEPARENT.split("-")[1]
 
 
 @pytest.mark.parametrize(

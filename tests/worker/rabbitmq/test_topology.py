@@ -62,6 +62,13 @@ async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(
     assert dead.headers["x-death"][0]["queue"] == queue.name
 
 
+@QUEUES
+async def test_dead_letters_live_thirty_days(channel: AbstractChannel, queue: Queue) -> None:
+    arguments = {**topology.DEAD_LETTER_ARGUMENTS, "x-message-ttl": 30 * 24 * 3600 * 1000}
+
+    await channel.declare_queue(queue.dead_letters, durable=True, arguments=arguments)
+
+
 async def test_events_of_other_types_do_not_reach_the_notifications(channel: AbstractChannel) -> None:
     exchange = await channel.get_exchange(topology.REQUESTS)
 
