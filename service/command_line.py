@@ -91,38 +91,20 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
 
 def show(answer: Answer, *, as_json: bool) -> None:
     """Print an answer to stdout."""
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer.data), indent=2))
-    else:
-        click.echo(answer.text)
-
-
-def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --reason to a command that changes something. It gets them as *by*."""
-
-    @click.option("--by", metavar="NAME", default=_login, callback=_one_line, help="Who; else the login.")
-    @click.option("--reason", metavar="TEXT", callback=_one_line, help="Why; no personal data.")
-    @functools.wraps(function)
-    def callback(*, by: str, reason: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
-        return function(by=Operator(by, reason), **arguments)
-
-    return callback
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # In a container the user often has no name.
-        return f"uid {os.getuid()}"
-
-
-def _one_line(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and lines.check_filled_line(value):
-        raise click.BadParameter("expected one line of text")
-    return value
+    encoded = msgspec.json.format(msgspec.json.encode(answer.data), indent=2) if as_json else b""
+    click.echo(encoded.decode() or answer.text)
 
 
 # Types of arguments, for click's `type=`.
+
+
+def line(text: str) -> str:
+    """Read a line of text, such as a name."""
+    if fault := lines.check_filled_line(text):
+        raise click.BadParameter(fault.message)
+    if len(text) > lines.CHARACTERS:
+        raise click.BadParameter(f"more than {lines.CHARACTERS} characters")
+    return text
 
 
 def uuid(text: str) -> UUID:
@@ -149,6 +131,25 @@ EVENT_TYPE = click.Choice(EVENT_TYPES)
 COUNT = click.IntRange(1, 10_000)
 SMTP_REFUSAL = click.IntRange(400, 599)
 POSITIVE = click.IntRange(1, 100_000_000)
+
+
+def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options --by and --reason to a command that changes something. It gets them as *by*."""
+
+    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; else the login.")
+    @click.option("--reason", metavar="TEXT", type=line, help="Why; no personal data.")
+    @functools.wraps(function)
+    def callback(*, by: str, reason: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
+        return function(by=Operator(by, reason), **arguments)
+
+    return callback
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # In a container the user often has no name.
+        return f"uid {os.getuid()}"
 
 
 @contextmanager

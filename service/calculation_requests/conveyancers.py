@@ -4,7 +4,6 @@ from datetime import datetime
 
 import msgspec
 
-from service import lines
 from service.postgres.pool import Connection
 
 
@@ -12,19 +11,13 @@ class UnknownConveyancer(Exception):
     """No conveyancer is registered under this identifier, or it is disabled."""
 
 
-class InvalidConveyancer(Exception):
-    """The id or the name of a conveyancer is not acceptable; the message says why."""
-
-
 async def register(
     connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool
 ) -> bool:
     """Register a conveyancer, or change the name and fee setting of a registered one.
 
-    Returns whether it is disabled. Raises InvalidConveyancer.
+    Returns whether it is disabled. Its id and name are lines of text, which the command line has checked.
     """
-    _check("id", conveyancer_id)
-    _check("name", name)
     is_disabled: bool = await connection.fetchval(
         """
         INSERT INTO conveyancer (id, name, charges_calculation_fee)
@@ -39,13 +32,6 @@ async def register(
         charges_calculation_fee,
     )
     return is_disabled
-
-
-def _check(field: str, value: str) -> None:
-    if fault := lines.check_filled_line(value):
-        raise InvalidConveyancer(f"the {field} of a conveyancer: {fault.message}")
-    if len(value) > lines.CHARACTERS:
-        raise InvalidConveyancer(f"the {field} of a conveyancer: more than {lines.CHARACTERS} characters")
 
 
 class Conveyancer(msgspec.Struct, frozen=True):

@@ -1,62 +1,121 @@
-"""`conveyancer add|list|disable|enable`: the law firms that may use the service."""
+"""`conveyancer` and `api-key`: the law firms that may use the service, and their keys."""
 
-import argparse
-import sys
+import click
 
+from service.authentication import api_keys
 from service.calculation_requests import conveyancers
-from service.commands.command import Subcommands, add_command, add_group, with_connection
-from service.operations import disabling, operator_arguments
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.command_line import Answer, answering, line, on_record, postgres, table
+from service.operations import operator_actions
+from service.operations.operator_actions import Operator
+from service.postgres import loans
+
+conveyancer = click.Group("conveyancer", help="The law firms that may use the service.")
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the commands to the parser."""
-    group = add_group(commands, "conveyancer", "The law firms that may use the service.")
-    adding = add_command(group, "add", add)
-    adding.add_argument("id", help="the value of the tenant claim in the firm's access tokens")
-    adding.add_argument("--name", required=True, help="the name of the firm")
-    adding.add_argument("--charges-calculation-fee", action=argparse.BooleanOptionalAction, default=False)
-    add_command(group, "list", list_all)
-    for name, run in (("disable", disable), ("enable", enable)):
-        command = add_command(group, name, run)
-        command.add_argument("id", help="as it was registered")
-        operator_arguments.add_arguments(command)
+@conveyancer.command()
+@click.argument("conveyancer_id", metavar="ID", type=line)
+@click.option("--name", type=line, required=True, help="The name of the firm.")
+@click.option("--charges-calculation-fee/--no-charges-calculation-fee", default=False)
+@answering
+async def add(conveyancer_id: str, name: str, *, charges_calculation_fee: bool) -> Answer:
+    """Register a conveyancer, or change the name and fee setting of a registered one.
 
-
-def add(arguments: argparse.Namespace) -> None:
-    """Register a conveyancer, or change the name and fee setting of a registered one."""
-    is_disabled = with_connection(
-        lambda connection: conveyancers.register(
-            connection,
-            arguments.id,
-            name=arguments.name,
-            charges_calculation_fee=arguments.charges_calculation_fee,
+    ID is the value of the tenant claim in the firm's access tokens.
+    """
+    async with postgres() as connection:
+        is_disabled = await conveyancers.register(
+            connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
-    )
     still = ", and still disabled" if is_disabled else ""
-    sys.stdout.write(f"conveyancer {arguments.id} registered{still}\n")
-
-
-def list_all(_: argparse.Namespace) -> None:
-    """Print the id and name of every conveyancer, whether it charges a fee, and whether it is disabled."""
-    for conveyancer in with_connection(conveyancers.list_all):
-        fee = "charges-calculation-fee" if conveyancer.charges_calculation_fee else "no-fee"
-        state = ["disabled"] if conveyancer.disabled_at else []
-        sys.stdout.write("\t".join((conveyancer.id, conveyancer.name, fee, *state)) + "\n")
-
-
-def disable(arguments: argparse.Namespace) -> None:
-    """Refuse a conveyancer's access tokens and API keys from now on. Its customers' links stay open."""
-    _set_disabled(arguments, disabled=True)
-
-
-def enable(arguments: argparse.Namespace) -> None:
-    """Serve a conveyancer again that was disabled."""
-    _set_disabled(arguments, disabled=False)
-
-
-def _set_disabled(arguments: argparse.Namespace, *, disabled: bool) -> None:
-    by = operator_arguments.operator(arguments)
-    with_connection(
-        lambda connection: disabling.set_disabled(connection, arguments.id, by, disabled=disabled)
+    return Answer(
+        {"id": conveyancer_id, "disabled": is_disabled}, f"conveyancer {conveyancer_id} registered{still}"
     )
-    sys.stdout.write(f"conveyancer {arguments.id} {'disabled' if disabled else 'enabled'}\n")
+
+
+@conveyancer.command("list")
+@answering
+async def list_conveyancers() -> Answer:
+    """Show every conveyancer, whether it charges a fee, and since when it is disabled."""
+    async with postgres() as connection:
+        found = await conveyancers.list_all(connection)
+    rows = [
+        (each.id, each.name, "yes" if each.charges_calculation_fee else "no", each.disabled_at)
+        for each in found
+    ]
+    return Answer(found, table(("id", "name", "charges fee", "disabled since"), rows))
+
+
+@conveyancer.command()
+@click.argument("conveyancer_id", metavar="ID")
+@answering
+@on_record
+async def disable(conveyancer_id: str, by: Operator) -> Answer:
+    """Refuse a conveyancer's access tokens and API keys from now on. Its customers' links stay open."""
+    return await _set_disabled(conveyancer_id, by, disabled=True)
+
+
+@conveyancer.command()
+@click.argument("conveyancer_id", metavar="ID")
+@answering
+@on_record
+async def enable(conveyancer_id: str, by: Operator) -> Answer:
+    """Serve a conveyancer again that was disabled."""
+    return await _set_disabled(conveyancer_id, by, disabled=False)
+
+
+async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
+    done = "disabled" if disabled else "enabled"
+    async with postgres() as connection, loans.bounded_transaction(connection):
+        was_disabled = await connection.fetchval(
+            "SELECT disabled_at IS NOT NULL FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE", conveyancer_id
+        )
+        if was_disabled is None:
+            raise UnknownConveyancer
+        if was_disabled != disabled:
+            await connection.execute(
+                "UPDATE conveyancer SET disabled_at = CASE WHEN $2 THEN now() END WHERE id = $1",
+                conveyancer_id,
+                disabled,
+            )
+            action = "conveyancer disable" if disabled else "conveyancer enable"
+            await operator_actions.record_of_conveyancer(connection, action, conveyancer_id, by)
+    return Answer({"id": conveyancer_id, "disabled": disabled}, f"conveyancer {conveyancer_id} {done}")
+
+
+api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
+
+
+@api_key.command()
+@click.argument("conveyancer_id", metavar="CONVEYANCER")
+@answering
+async def create(conveyancer_id: str) -> Answer:
+    """Create an API key and print it. It cannot be shown again."""
+    async with postgres() as connection:
+        key = await api_keys.create(connection, conveyancer_id)
+    return Answer({"key": key}, key)
+
+
+@api_key.command("list")
+@answering
+async def list_keys() -> Answer:
+    """Show the prefix and conveyancer of every API key, and when it was created, last used and revoked."""
+    async with postgres() as connection:
+        found = await api_keys.list_all(connection)
+    rows = [
+        (key.prefix, key.conveyancer_id, key.created_at, key.last_used_at, key.revoked_at) for key in found
+    ]
+    return Answer(found, table(("prefix", "conveyancer", "created", "last used", "revoked"), rows))
+
+
+@api_key.command()
+@click.argument("prefix")
+@answering
+async def revoke(prefix: str) -> Answer:
+    """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
+    async with postgres() as connection:
+        if not await api_keys.revoke(connection, prefix):
+            raise click.ClickException(
+                "No valid API key has this prefix: see `python -m service api-key list`."
+            )
+    return Answer({"prefix": prefix}, f"{prefix} revoked")

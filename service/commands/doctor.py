@@ -1,49 +1,28 @@
 """`doctor`: whether the API has what it needs."""
 
-import argparse
-import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 
+import click
 import httpx
-import msgspec
-import structlog
 
 from service import diagnosis
 from service.authentication.signing_keys import SigningKeysUnavailable, open_signing_keys
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.commands.command import Subcommands, add_command
+from service.command_line import COUNT, POSITIVE, Answer, answering
 from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
 from service.settings import ServiceSettings, examine
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    command = add_command(commands, "doctor", doctor)
-    command.add_argument(
-        "--processes", type=int, default=1, metavar="N", help="processes that share Postgres (default: 1)"
-    )
-    command.add_argument(
-        "--timeout-seconds",
-        type=float,
-        default=TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="for each check (default: %(default)g)",
-    )
-    command.add_argument("--json", action="store_true", help="print JSON, for scripts")
-
-
-def doctor(arguments: argparse.Namespace) -> int:
+@click.command()
+@click.option("--processes", type=COUNT, default=1, show_default=True, help="Processes that share Postgres.")
+@click.option("--timeout-seconds", type=POSITIVE, default=int(TIMEOUT_SECONDS), help="For each check.")
+@answering
+async def doctor(processes: int, timeout_seconds: int) -> Answer:
     """Check the settings of the API and the servers they name. Exit status 1 if any check fails."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # The findings say what logs would.
-    findings = asyncio.run(
-        examine_service(os.environ, processes=arguments.processes, timeout_seconds=arguments.timeout_seconds)
-    )
-    text = msgspec.json.encode(findings).decode() if arguments.json else diagnosis.rendered(findings)
-    sys.stdout.write(text + "\n")
-    return diagnosis.exit_status(findings)
+    findings = await examine_service(os.environ, processes=processes, timeout_seconds=timeout_seconds)
+    return Answer(findings, diagnosis.rendered(findings), status=diagnosis.exit_status(findings))
 
 
 async def examine_service(

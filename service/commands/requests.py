@@ -1,68 +1,136 @@
-"""`request correct|new-secret`: the customer's address and the link of one request."""
+"""`request find|correct|new-secret`: finding a request, and the customer's address and link of one."""
 
-import argparse
-import sys
+import hashlib
 from uuid import UUID
 
-from service.calculation_requests import email_addresses
+import click
+import msgspec
+
+from service.calculation_requests import email_addresses, erased, reading, request_secrets, storing
+from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.commands.command import CommandFailed, Subcommands, add_command, add_group, with_connection
-from service.identifiers import parse_uuid
-from service.operations import correcting, operator_arguments
-from service.operations.correcting import Changed
+from service.command_line import Answer, answering, on_record, postgres, table, uuid
+from service.identifiers import uuid_of
+from service.operations import emails, operator_actions
+from service.operations.operator_actions import Operator
+from service.postgres import loans
+from service.postgres.pool import Connection
 from service.settings import Settings, load
 
-
-def add_to(commands: Subcommands) -> None:
-    """Add the commands to the parser."""
-    group = add_group(commands, "request", "The customer's address and the link of one request.")
-    correction = add_command(group, "correct", correct)
-    renewal = add_command(group, "new-secret", renew_secret)
-    for command in (correction, renewal):
-        command.add_argument("uuid", help="req_…")
-        command.add_argument("--no-email", action="store_true", help="send no e-mail with the new link")
-        operator_arguments.add_arguments(command)
-    correction.add_argument("--customer-email", required=True, metavar="ADDRESS")
+_MOST_FOUND = 50
 
 
-def correct(arguments: argparse.Namespace) -> None:
+request = click.Group("request", help="Find requests, and change the customer's address and link of one.")
+
+
+@request.command()
+@click.option("--external-id", help="The firm's own identifier.")
+@click.option("--customer-email", metavar="ADDRESS", help="The customer's address, in any case.")
+@click.option("--case-ref", help="The case reference.")
+@answering
+async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
+    """Find requests by what a caller on the phone knows: the newest 50, without personal data."""
+    if not (external_id or customer_email or case_ref):
+        raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
+    address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
+    async with postgres() as connection:
+        rows = await connection.fetch(_FIND, external_id, address, case_ref, _MOST_FOUND)
+    found = [{**row, "id": uuid_of(row["id"])} for row in rows]
+    headings = ("uuid", "conveyancer", "stored", "external_id", "calculation")
+    return Answer(found, table(headings, [tuple(each.values()) for each in found]) if found else "none")
+
+
+# Postgres gets the hash of the address: it may log the parameters of a slow statement, and this one may read
+# all rows.
+_FIND = """
+    SELECT id, conveyancer_id, created_at, external_id, calculation_id
+      FROM calculation_request
+     WHERE ($1::text IS NULL OR external_id = $1)
+       AND ($2::bytea IS NULL OR sha256(convert_to(lower(customer_email), 'UTF8')) = $2)
+       AND ($3::text IS NULL OR case_ref = $3)
+     ORDER BY id DESC
+     LIMIT $4
+"""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """What came of a change: whether there was any, and the key of the e-mail that the customer gets now."""
+
+    uuid: str
+    changed: bool
+    email: str | None = None
+
+
+@request.command()
+@click.argument("uuid", type=uuid)
+@click.option("--customer-email", metavar="ADDRESS", required=True)
+@click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
+@answering
+@on_record
+async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
     """Correct the customer's address. The link that was sent is dead; the right customer gets a new one."""
-    address = arguments.customer_email
-    if not email_addresses.is_accepted(address):
-        raise CommandFailed("--customer-email: expected the e-mail address of exactly one recipient.")
-    changed = _change(arguments, "request correct", address)
-    if changed is None:
-        said = "has this address already: nothing was changed"
-    else:
-        said = f"corrected, with a new secret; {_email(changed)}"
-    sys.stdout.write(f"{arguments.uuid} {said}\n")
+    if not email_addresses.is_accepted(customer_email):
+        raise click.UsageError("--customer-email: expected the e-mail address of exactly one recipient.")
+    return await _answer(uuid, "request correct", by, customer_email, sends_email=not no_email)
 
 
-def renew_secret(arguments: argparse.Namespace) -> None:
+@request.command("new-secret")
+@click.argument("uuid", type=uuid)
+@click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
+@answering
+@on_record
+async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
     """Make a new link for the customer. The one that was sent is dead, also if this command sent it."""
-    changed = _change(arguments, "request new-secret", None)
-    if changed is not None:
-        sys.stdout.write(f"{arguments.uuid} has a new secret; {_email(changed)}\n")
+    return await _answer(uuid, "request new-secret", by, None, sends_email=not no_email)
 
 
-def _email(changed: Changed) -> str:
-    return f"e-mail {changed.email} is due" if changed.email else "no e-mail is sent"
-
-
-def _change(arguments: argparse.Namespace, action: str, customer_email: str | None) -> Changed | None:
-    request_id = _request_id(arguments.uuid)
+async def _answer(
+    request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
+) -> Answer:
     keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
-    change = correcting.Change(
-        action=action,
-        by=operator_arguments.operator(arguments),
-        customer_email=customer_email,
-        sends_email=not arguments.no_email,
+    async with postgres() as connection, loans.bounded_transaction(connection):
+        changed = await change(
+            connection, request_id, address, key_id=keys.current_id, sends_email=sends_email
+        )
+        if changed.changed:
+            await operator_actions.record(connection, action, [(request_id, changed.email)], by)
+    if not changed.changed:
+        return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
+    email = f"e-mail {changed.email} is due" if changed.email else "no e-mail is sent"
+    return Answer(changed, f"{changed.uuid} has a new secret; {email}")
+
+
+async def change(
+    connection: Connection, request_id: UUID, address: str | None, *, key_id: str, sends_email: bool
+) -> Changed:
+    """Give a request a new secret, and its customer's address, in the caller's transaction.
+
+    Without an address it is as before. Pending e-mails are cancelled, because they may have been claimed with
+    the old address and the dead link.
+
+    Raises RequestErased and RequestNotFound.
+    """
+    if not await reading.lock_all(connection, [request_id]):
+        await erased.check(connection, request_id)
+        raise RequestNotFound
+    is_new = await connection.fetchval(
+        """
+        UPDATE calculation_request
+           SET customer_email = coalesce($2, customer_email),
+               secret_salt = $3,
+               secret_key_id = $4,
+               updated_at = $5
+         WHERE id = $1
+           AND customer_email IS DISTINCT FROM $2
+        RETURNING true
+        """,
+        request_id,
+        address,
+        request_secrets.new_salt(),
+        key_id,
+        storing.now(),
     )
-    return with_connection(lambda connection: correcting.carry_out(connection, request_id, change, keys=keys))
-
-
-def _request_id(text: str) -> UUID:
-    request_id = parse_uuid(text)
-    if request_id is None:
-        raise CommandFailed(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits.")
-    return request_id
+    if not is_new:
+        return Changed(uuid_of(request_id), changed=False)
+    email = await emails.replace(connection, request_id, sends=sends_email)
+    return Changed(uuid_of(request_id), changed=True, email=email)

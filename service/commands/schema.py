@@ -1,19 +1,20 @@
 """`schema apply`: the schema of the database."""
 
-import argparse
-import sys
+import click
 
-from service.commands.command import Subcommands, add_command, add_group, with_connection
-from service.postgres import schema
+from service import command_line
+from service.command_line import Answer, answering
+from service.postgres import schema as database_schema
 
-
-def add_to(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    add_command(add_group(commands, "schema", "The schema of the database."), "apply", apply)
+schema = click.Group("schema", help="The schema of the database.")
 
 
-def apply(_: argparse.Namespace) -> None:
+@schema.command()
+@answering
+async def apply() -> Answer:
     """Lay the schema into an empty database, or apply the versions that it lacks. It may be in use."""
-    found = with_connection(schema.apply, checks_schema=False)
-    newer = f"; this release needs {schema.VERSION}" if found > schema.VERSION else ""
-    sys.stdout.write(f"schema version {found} applied{newer}\n")
+    async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
+        found = await database_schema.apply(connection)
+    needed = database_schema.VERSION
+    newer = f"; this release needs {needed}" if found > needed else ""
+    return Answer({"version": found}, f"schema version {found} applied{newer}")

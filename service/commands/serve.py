@@ -1,13 +1,12 @@
 """`serve`: the API."""
 
-import argparse
 import socket
 
+import click
 import uvloop
 
 from service.api import outer_layer
 from service.app import create_app
-from service.commands.command import Subcommands, add_command
 from service.server import http_server
 from service.server.garbage import spare_loaded_objects
 from service.server.http_server import listen, stop_on_signals
@@ -15,12 +14,8 @@ from service.settings import ServiceSettings, load
 from service.telemetry import logs, tracing
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    add_command(commands, "serve", serve)
-
-
-def serve(_: argparse.Namespace) -> None:
+@click.command()
+def serve() -> None:
     """Serve the API until SIGTERM, then finish the requests in progress."""
     settings = load(ServiceSettings)
     logs.configure(settings)

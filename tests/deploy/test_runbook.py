@@ -2,10 +2,11 @@
 
 import re
 
+import click
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.__main__ import parser as service_parser
+from service.__main__ import PROGRAM
 from tests.deploy.test_alerts import ALERTS, RUNBOOK
 from worker.operating import commands
 
@@ -14,7 +15,6 @@ TEXT = RUNBOOK.read_text()
 COMMANDS = sorted(
     set(re.findall(r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", TEXT, re.MULTILINE))
 )
-PARSERS = {"service": service_parser, "worker": commands.parser}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
 # Words in capitals are for the reader to fill in.
 EXAMPLES = {
@@ -28,7 +28,13 @@ EXAMPLES = {
 def test_command_can_be_run(command: str) -> None:
     process, *words = [EXAMPLES.get(word, word) for word in command.split()]
 
-    assert PARSERS[process]().parse_args(words).run
+    if process == "worker":
+        assert commands.parser().parse_args(words).run
+        return
+    program: click.Command = PROGRAM
+    while isinstance(program, click.Group):
+        program = program.commands[words.pop(0)]
+    program.make_context(program.name, words)
 
 
 def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:

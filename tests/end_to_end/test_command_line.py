@@ -3,6 +3,7 @@
 They run in this process; that a process ends in the same way is shown once for each.
 """
 
+import json
 import re
 import socket
 from collections.abc import Mapping
@@ -50,18 +51,20 @@ async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str
     added = await run(*command, environment=environment)
     changed = await run(*command, "--charges-calculation-fee", environment=environment)
     listed = await run("service", "conveyancer", "list", environment=environment)
+    for_scripts = await run("service", "conveyancer", "list", "--json", environment=environment)
 
     assert added == changed == Ended(0, "conveyancer new-firm registered\n", "")
-    assert [line.split("\t") for line in listed.output.splitlines()] == [
-        [CONVEYANCER, "Acme", "charges-calculation-fee"],
-        [FREE_CONVEYANCER, "Free", "no-fee"],
-        ["new-firm", "New Firm", "charges-calculation-fee"],
+    assert [(firm["id"], firm["charges_calculation_fee"]) for firm in json.loads(for_scripts.output)] == [
+        (CONVEYANCER, True),
+        (FREE_CONVEYANCER, False),
+        ("new-firm", True),
     ]
+    assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "Firm", "yes", "-"]
 
 
 @pytest.mark.parametrize(
     ("conveyancer_id", "name", "named"),
-    [("", "New Firm", "id"), ("new-firm\u202e", "New Firm", "id"), ("new-firm", "", "name")],
+    [("new-firm\u202e", "New Firm", "'ID'"), ("new-firm", "", "'--name'")],
     ids=ascii,
 )
 async def test_conveyancer_with_an_unreadable_name_is_not_added(
@@ -71,7 +74,8 @@ async def test_conveyancer_with_an_unreadable_name_is_not_added(
         "service", "conveyancer", "add", conveyancer_id, "--name", name, environment=environment
     )
 
-    _assert_one_clear_line(ended, f"{named} of a conveyancer")
+    assert (ended.status, ended.output) == (2, "")
+    assert f"Invalid value for {named}" in ended.errors
     assert await database.fetchval("SELECT count(*) FROM conveyancer") == 2
 
 
@@ -87,7 +91,7 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
         closed = await caller.get(STRUCTURE)
     listed = await run("service", "api-key", "list", environment=environment)
 
-    shown = listed.output.removesuffix("\n").split("\t")
+    shown = listed.output.splitlines()[1].split()
     assert shown[:2] == [prefix, CONVEYANCER]
     assert [bool(A_TIME.fullmatch(time)) for time in shown[2:]] == [True, True, True]  # used when it ended
     assert key not in listed.output

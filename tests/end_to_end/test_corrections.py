@@ -1,15 +1,16 @@
 """`request correct` and `new-secret`: the old link is dead, and the right customer gets a new one."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 
 import httpx
 import pytest
 
 from service.calculation_requests import reading
+from service.commands import requests
 from service.identifiers import parse_uuid
-from service.operations import correcting, emails, operator_actions
-from service.operations.operator_actions import Operator
+from service.operations import emails, operator_actions
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
@@ -27,6 +28,8 @@ from tests.worker.operating.test_emails import assert_sound, states
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.settings import WorkerSettings
+
+UNKNOWN = "req_0000000000000000000000"
 
 
 @pytest.fixture
@@ -84,7 +87,7 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
         ended = await run(*words, "--by", "Ada", "--reason", "typing error", environment=environment)
         await eventually(lambda: settled(database, 2))
 
-    said = f"{created['uuid']} corrected, with a new secret; e-mail {first_key(created)}.2 is due\n"
+    said = f"{created['uuid']} has a new secret; e-mail {first_key(created)}.2 is due\n"
     assert ended == Ended(0, said, "")
     wrong, right = mail_server.accepted
     assert (wrong.recipients, right.recipients) == ([created["customer_email"]], ["eve@example.com"])
@@ -252,10 +255,11 @@ async def test_operators_who_correct_at_once_leave_one_email_pending(
     assert request_id is not None
 
     async def correct(connection: Connection, address: str) -> str | None:
-        by = Operator(address, None)
-        change = correcting.Change(action="request correct", by=by, customer_email=address)
-        changed = await correcting.carry_out(connection, request_id, change, keys=KEYS)
-        return changed.email if changed else None
+        async with connection.transaction():
+            changed = await requests.change(
+                connection, request_id, address, key_id=KEYS.current_id, sends_email=True
+            )
+        return changed.email
 
     keys = await asyncio.gather(
         correct(database, "eve@example.com"), correct(other_connection, "adam@example.com")
@@ -310,23 +314,47 @@ async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_noth
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "status", "part"),
     [
-        (("new-secret", "req_0000000000000000000000"), "There is no such request."),
-        (("new-secret", "1"), "not the uuid of a request"),
-        (("correct", "req_0000000000000000000000", "--customer-email", "a@b@example.com"), "one recipient"),
-        (
-            ("correct", "req_0000000000000000000000", "--customer-email", "a" * 250 + "@b.com"),
-            "one recipient",
-        ),
+        (("new-secret", UNKNOWN), 1, "There is no such request."),
+        (("correct", UNKNOWN, "--customer-email", "a@b@example.com"), 2, "one recipient"),
+        (("correct", UNKNOWN, "--customer-email", "a" * 250 + "@b.com"), 2, "one recipient"),
+        (("find",), 2, "Say what to find"),
     ],
 )
 async def test_wrong_argument_is_explained(
-    environment: Mapping[str, str], database: Connection, *, words: tuple[str, ...], part: str
+    environment: Mapping[str, str], database: Connection, *, words: tuple[str, ...], status: int, part: str
 ) -> None:
     ended = await run("service", "request", *words, environment=environment)
 
-    assert (ended.status, ended.output) == (1, "")
+    assert (ended.status, ended.output) == (status, "")
     assert part in ended.errors
-    assert len(ended.errors.splitlines()) == 1
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--customer-email", "ADA@example.com"),
+        ("--external-id", "case-1"),
+        ("--case-ref", A_REQUEST["case_ref"]),
+    ],
+    ids=" ".join,
+)
+async def test_request_is_found_by_what_the_caller_on_the_phone_knows(
+    environment: Mapping[str, str], client: httpx.AsyncClient, *, words: tuple[str, str]
+) -> None:
+    body = A_REQUEST | {"external_id": "case-1", "customer_email": "Ada@Example.com"}
+    created = (await client.post("/v1/request", json=body)).json()["data"]
+    other = {"external_id": "case-2", "customer_email": "eve@example.com", "case_ref": "another"}
+    await client.post("/v1/request", json=A_REQUEST | other)
+
+    found = await run("service", "request", "find", *words, "--json", environment=environment)
+    shown = await run("service", "request", "find", *words, environment=environment)
+    not_found = await run("service", "request", "find", words[0], "nothing", environment=environment)
+
+    [request] = json.loads(found.output)
+    assert request["id"] == created["uuid"]
+    assert created["uuid"] in shown.output
+    assert "example.com" not in found.output.lower() + shown.output.lower()
+    assert (not_found.status, not_found.output) == (0, "none\n")

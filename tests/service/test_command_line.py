@@ -85,6 +85,7 @@ def test_unexpected_error_is_not_hidden() -> None:
         (command_line.uuid, UUID, "00000000-0000-0000-0000-000000000000"),
         (command_line.time, "2026-01-31T09:30:00Z", datetime(2026, 1, 31, 9, 30, tzinfo=UTC)),
         (command_line.time, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        (command_line.line, "é" * 255, "é" * 255),
         (command_line.COUNT, "10000", 10_000),
         (command_line.EVENT_TYPE, "request.created", "request.created"),
     ],
@@ -100,6 +101,11 @@ def test_argument_is_read(kind: Any, word: str, value: object, capsys: pytest.Ca
         (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
         (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
         (command_line.time, "9999-12-31T23:59:59Z", "too far away"),
+        *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b", "\u3164")),
+        *(
+            (command_line.line, text, "characters")
+            for text in ("a\u202e", "a\nb", "a\0b", "a\udcff", "x" * 256)
+        ),
         (command_line.COUNT, "0", "0 is not in the range 1<=x<=10000"),
         (command_line.SMTP_REFUSAL, "250", "not in the range 400<=x<=599"),
         (command_line.POSITIVE, "nan", "not a valid integer"),

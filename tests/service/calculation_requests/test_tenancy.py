@@ -204,14 +204,14 @@ def names_its_conveyancer(statement: str) -> bool:
     return bool(by_name or (from_bound and to_bound))
 
 
-def test_statements_on_requests_have_one_home_for_the_api_and_one_that_it_cannot_import() -> None:
+def test_statements_on_requests_have_one_home_for_the_api_and_two_that_it_cannot_import() -> None:
     homes = {
         path.relative_to(package_path(service)).parent.as_posix()
         for path in package_of(service)
         if statements_in(ast.parse(path.read_text()))
     }
 
-    assert homes == {"calculation_requests", "operations"}
+    assert homes == {"calculation_requests", "commands", "operations"}
 
 
 async def test_data_of_another_conveyancer_costs_the_statements_of_data_that_does_not_exist(
