@@ -81,7 +81,7 @@ async def _lifespan(
 ) -> AsyncIterator[None]:
     async with open_resources(settings, secret_keys) as resources:
         seconds = settings.database_timeout_seconds
-        checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds))
+        checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds), resources.pool)
         app.state.resources = resources
         yield
 

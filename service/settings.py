@@ -35,7 +35,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
     request_secret_keys: NonBlank
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
-    database_queue_size: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
     database_timeout_seconds: Seconds = 1.0
     database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     host: NonBlank = "127.0.0.1"
@@ -43,11 +42,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "console"] = "json"
     otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
-
-    @property
-    def database_connections(self) -> int:
-        """The most connections of one process: those for work, and one for the readiness probe."""
-        return self.database_pool_size + 1
 
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ async def examine_service(
     settings, problems = examine(ServiceSettings, environment)
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
     checks = (
-        postgres_check(settings, connections=processes * settings.database_connections),
+        postgres_check(settings, connections=processes * settings.database_pool_size),
         Check(
             "signing keys",
             ["AUTH_JWKS_URL", "AUTH_JWKS_TIMEOUT_SECONDS"],

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 
-import asyncpg
-
 from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
 from service.postgres.pool import Connection, Pool, close
 from service.telemetry import metrics
@@ -43,8 +41,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         except BaseException as error:
             await self._end_deadline(error)
             raise
-        if self._pool is not self._pool.reserve:
-            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
+        metrics.pool_wait_seconds.observe(time.perf_counter() - began)
         return self._lent
 
     async def __aexit__(
@@ -67,8 +64,6 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
     async def _return_connection(self, error: BaseException | None) -> None:
         """Give the connection back to the pool; close it unless *error* has left its session intact."""
         try:
-            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                self._pool.doubt_all()
             if not is_harmless(error):
                 await close(self._lent, seconds=self._seconds)
         finally:

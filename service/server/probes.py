@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import PLAIN_TEXT, ASGIApp, Receive, Response, Scope, Send
@@ -44,12 +45,13 @@ class Impaired(Exception):
     """The process lacks something, but must go on receiving work."""
 
 
-def lasting(check: Check) -> Check:
-    """Return a check of Postgres that, once passed, an unreachable Postgres no longer fails.
+def lasting(check: Check, pool: Pool) -> Check:
+    """Return a check of Postgres that, once passed, runs again only while the pool has no open connection.
 
-    Postgres is unreachable for every API at once. If none were ready, callers would get the ingress's answer
-    instead of our 503. A rejected login or an outdated schema may concern this process alone, so it still
-    fails the check; after a rejected login, so does an unreachable Postgres, until the check passes again.
+    So a busy process stays ready. An unreachable Postgres no longer fails the check then: it is unreachable
+    for every API at once, and if none were ready, callers would get the ingress's answer instead of our 503.
+    A rejected login or an outdated schema may concern this process alone, so it still fails the check; after
+    a rejected login, so does an unreachable Postgres, until the check passes again.
 
     Workers do not use this: no callers depend on them, so their readiness says whether they can work now.
     """
@@ -57,6 +59,8 @@ def lasting(check: Check) -> Check:
 
     async def run() -> None:
         nonlocal has_passed
+        if has_passed and pool.open_size:
+            return
         try:
             await check()
         except PostgresUnavailable as error:

@@ -37,6 +37,7 @@ from tests.harness.waiting import eventually
 ALLOWED = 1.2  # of the median of an accepted create
 
 _A_LONG_TIME = 3600.0  # seconds
+_TOO_MANY = 34  # callers of an API with one connection: 32 may wait
 _A_KEY = "case-17"
 _ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 accepted, large"
 
@@ -73,11 +74,10 @@ async def _measure_api(url: str, folder: Path, samples: int) -> int:
 
 @asynccontextmanager
 async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> AsyncIterator[str]:
-    """Start an API whose only connection is in use until the block is left; yields its address."""
-    is_lent, is_over = asyncio.Event(), asyncio.Event()
+    """Start an API whose connection is in use, and its queue full, until the block is left; yield its URL."""
+    is_over = asyncio.Event()
 
     async def stay_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_lent.set()
         await is_over.wait()
         writer.close()
 
@@ -88,7 +88,6 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
                 settings,
                 database_url=f"postgresql://127.0.0.1:{port}/none",
                 database_pool_size=1,
-                database_queue_size=0,
                 database_timeout_seconds=_A_LONG_TIME,
             ),
             folder,
@@ -100,11 +99,13 @@ async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> 
         ):
             await eventually(lambda: _is_alive(busy))
             headers = {"Authorization": f"Bearer {issuer.token()}"}
-            waiting = asyncio.create_task(caller.post("/v1/request", json=A_REQUEST, headers=headers))
-            await is_lent.wait()
+            calls = [
+                asyncio.create_task(caller.get("/v1/request", headers=headers)) for _ in range(_TOO_MANY)
+            ]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             yield busy.base_url
             is_over.set()
-            await waiting
+            await asyncio.wait(calls)
 
 
 @asynccontextmanager

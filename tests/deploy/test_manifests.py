@@ -373,8 +373,8 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
 
 
 def connections_of(overlay: str, process: str) -> float:
-    """Return the connections of a pod: its pool, and one for the readiness probe."""
-    return setting(overlay, process, "DATABASE_POOL_SIZE", 10) + 1
+    """Return the connections in the pool of a pod."""
+    return setting(overlay, process, "DATABASE_POOL_SIZE", 10)
 
 
 def test_connections_fit_when_everything_is_scaled_out() -> None:

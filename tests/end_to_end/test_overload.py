@@ -73,9 +73,11 @@ def median_seconds(answers: Sequence[Answer]) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("queue_size", [3, 100], ids=["queue ends first", "time ends first"])
 async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection, tmp_path: Path, queue_size: int
+    service_settings: ServiceSettings,
+    issuer: Issuer,
+    database: Connection,
+    tmp_path: Path,
 ) -> None:
     await database.execute(
         f"""
@@ -89,7 +91,6 @@ async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
         service_settings,
         database_timeout_seconds=TIMEOUT_SECONDS,
         database_pool_size=CONNECTIONS,
-        database_queue_size=queue_size,
     )
     api = api_process(settings, tmp_path)
     async with started(api), client_of(api, issuer.token()) as client:
@@ -107,8 +108,6 @@ async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
     )
     assert {(answer.status, answer.retry_after) for answer in refused} == {(503, "1")}
     assert median_seconds(refused) < LONGEST_WAIT_SECONDS
-    if queue_size == 3:
-        assert median_seconds(refused) < median_seconds(served), "a caller waited who found the queue full"
     # With an unbounded queue it was a fifth or less. The margin is for a busy machine.
     assert len(served) / LOAD_SECONDS >= 0.5 * min(capacity, after)
     assert after >= 0.3 * capacity

@@ -288,5 +288,5 @@ async def test_metrics_name_no_tenant_and_need_no_token(
         await serving
 
     assert scraped[series("outbox_pending_events")] == 1
-    assert scraped[series("postgres_pool_max_connections")] == worker_settings.database_pool_size + 1
+    assert scraped[series("postgres_pool_max_connections")] == worker_settings.database_pool_size
     assert CONVEYANCER not in text

@@ -83,7 +83,7 @@ async def examine_worker(
         "MAIL_FROM": lambda: Sender.parse(settings.mail_from),
     }
     checks = (
-        postgres_check(settings, connections=processes * (settings.database_connections + _LISTENING)),
+        postgres_check(settings, connections=processes * (settings.database_pool_size + _LISTENING)),
         Check(
             "listening",
             ["DATABASE_URL", "LISTEN_DATABASE_URL"],

@@ -81,7 +81,6 @@ def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
             app_url="https://app.example.com",
             request_secret_keys=SECRET_KEYS,
             database_pool_size=POOL_SIZE,
-            database_queue_size=10_000,
         )
         async with Arrivals.watched(stand) as arrivals, runs(url), open_pool(settings) as pool:
             await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
@@ -149,10 +148,11 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
     """Store *rate* requests a second, each at its time, even if earlier ones are not done."""
     waker = RelayWaker(pool, timeout_seconds=5.0)
     waking = asyncio.create_task(waker.run())
+    turn = asyncio.Semaphore(POOL_SIZE)  # The queue of the pool has a bound.
 
     async def store() -> None:
         with waker.lend_notify() as wakes:
-            async with loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
+            async with turn, loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
                 uuid = await outbox.store(connection, wakes=wakes)
         arrivals.committed[uuid] = time.monotonic()
         if outbox is outboxes.OURS and not wakes:

@@ -379,9 +379,7 @@ async def test_conveyancer_that_is_not_registered_is_refused(
 async def test_many_concurrent_creates_with_one_key_store_one_request(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection
 ) -> None:
-    settings = msgspec.structs.replace(
-        service_settings, database_pool_size=20, database_queue_size=200, database_timeout_seconds=60
-    )
+    settings = msgspec.structs.replace(service_settings, database_pool_size=20, database_timeout_seconds=60)
     async with api_client(settings, issuer.token()) as client:
         client.timeout = httpx.Timeout(60)
         responses = await asyncio.gather(*(post(client, "k") for _ in range(200)))

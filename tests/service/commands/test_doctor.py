@@ -276,7 +276,7 @@ async def test_demand_for_more_connections_than_postgres_has_is_found(environmen
     finding = await found(environment, "connections", processes=100)
 
     assert finding.state == "fail"
-    assert finding.says.startswith("needs 2100 of ")
+    assert finding.says.startswith("needs 2000 of ")
 
 
 async def test_limit_of_the_database_and_connections_of_other_clients_count(
@@ -295,7 +295,7 @@ async def test_limit_of_the_database_and_connections_of_other_clients_count(
     )
 
     states = []
-    for limit in (10, 11, 11 + others + 10):
+    for limit in (9, 10, 10 + others + 10):
         await database.execute(f'ALTER DATABASE "{name}" CONNECTION LIMIT {limit}')
         states.append((await found(environment, "connections")).state)
 

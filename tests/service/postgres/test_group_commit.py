@@ -22,7 +22,7 @@ from tests.harness.waiting import eventually
 
 SECONDS = 5.0
 FEW_SECONDS = 0.3
-QUEUE_SIZE = 40
+QUEUE_SIZE = 32  # of a pool with one connection
 INSERT = """
     INSERT INTO stored (id, note)
     SELECT $1, $2
@@ -68,9 +68,7 @@ async def link(
 @pytest.fixture
 async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool of one connection."""
-    settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=1, database_queue_size=QUEUE_SIZE
-    )
+    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
         yield opened
 

@@ -64,7 +64,7 @@ async def test_command_prints_a_line_for_each_check(environment: Mapping[str, st
 
     assert (ended.status, ended.errors) == (0, "")
     assert len(ended.output.splitlines()) == 17
-    assert "needs 24 of" in ended.output  # two pools of 10, and a connection each to listen and to probe
+    assert "needs 22 of" in ended.output  # two pools of 10, and a connection each to listen
 
 
 async def test_command_says_what_fails_and_prints_no_secret(environment: dict[str, str]) -> None:
