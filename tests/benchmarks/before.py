@@ -1,8 +1,9 @@
 """Compares this tree with an earlier commit, in turn: `python -m tests.benchmarks.before COMMIT`.
 
 The earlier tree is used only through its programs and settings: `python -m service schema apply`,
-`conveyancer add` and `serve`, `python -m worker relay`. None of its modules are imported, so their layout may
-differ. The table `outbox` and the topology on RabbitMQ must be those of this tree.
+`conveyancer add` and `serve`, `python -m worker`. None of its modules are imported, so their layout may
+differ. It has servers and Python packages of its own, so its schema, its topology on RabbitMQ and its locks
+may differ, too. Common to both are the queues' names, and the columns that are read and filled here.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,25 +22,48 @@ import uvloop
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.processes import run_command
+from service.identifiers import uuid_of
+from service.postgres.pool import Connection
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
 from tests.benchmarks.http_load import P50, P99, load, throughput, wrk
+from tests.benchmarks.measurements import consumers
 from tests.benchmarks.measurements.latency import Arrivals
 from tests.benchmarks.measurements.relay import drained
-from tests.benchmarks.stand import LOCAL, Sizes, Stand, stand
+from tests.benchmarks.smtp_sink import SmtpSink
+from tests.benchmarks.stand import LOCAL, Sizes, Stand, Tree, stand
 from tests.harness.processes import Process
+from worker.rabbitmq import topology
 
 NOW, BEFORE = "now", "before"
+API_MEMORY, WORKER_MEMORY = "MB of the API", "MB of the worker"
 
 _WORKTREE = LOCAL / "before"
+_ENVIRONMENT = LOCAL / "before-environment"  # kept: the next run installs only what differs
+_INSTALL_SECONDS = 900.0
 _STORED = 200
-_RATE = 100  # requests a second, for the latency
-_FASTER = Bar(side=NOW, of=BEFORE, limit=0.95)
-_SOONER = tuple(Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1 / 0.95) for each in (P50, P99))
+_RATES = (1, 100, 300)  # requests a second, for the latency
+_CONSUMED = 6_000  # messages, for each tree and round
+_BARS = {
+    name: (Bar(side=NOW, of=BEFORE, limit=limit),)
+    for name, limit in (
+        ("create", 0.85),
+        ("retrieve", 0.90),
+        ("relay", 0.90),
+        ("e-mails", 0.85),
+        ("calculations", 0.80),
+    )
+}
+_SOONER = (Bar(side=NOW, of=BEFORE, figure=P50, kind="at most", limit=1.0),)
+_SMALLER = tuple(
+    Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1.0) for each in (API_MEMORY, WORKER_MEMORY)
+)
+
+Measure = Callable[[Stand], Awaitable[Figures]]
 
 
 def main() -> int:
-    """Measure both trees and print the figures. Exit status 1 if this tree is slower."""
+    """Measure both trees and print the figures. Exit status 1 if this tree misses a bar."""
     arguments = _parser().parse_args()
     sizes = Sizes(
         rounds=arguments.rounds,
@@ -51,7 +75,7 @@ def main() -> int:
     try:
         wrk()
         with _worktree(arguments.commit) as before:
-            comparisons = uvloop.run(_measure(sizes, {NOW: CHECKOUT, BEFORE: before}))
+            comparisons = uvloop.run(_measure_all(sizes, before, arguments.only))
     except LocalStackError as error:
         print(error, file=sys.stderr)
         return 2
@@ -60,108 +84,151 @@ def main() -> int:
 
 
 @contextmanager
-def _worktree(commit: str) -> Iterator[Path]:
-    """Check *commit* out in a worktree, until the block is left."""
-    _git("worktree", "remove", "--force", str(_WORKTREE), missing_is_fine=True)
-    _git("worktree", "add", "--detach", str(_WORKTREE), commit)
+def _worktree(commit: str) -> Iterator[Tree]:
+    """Check *commit* out in a worktree until the block is left, and install the packages that it locks."""
+    _run("git", "worktree", "remove", "--force", str(_WORKTREE), missing_is_fine=True)
+    _run("git", "worktree", "add", "--detach", str(_WORKTREE), commit)
     try:
-        yield _WORKTREE
+        print(f"Installing the packages of {commit} into {_ENVIRONMENT} …")
+        _run(f"{_WORKTREE}/deploy/local/install", sys.executable, str(_ENVIRONMENT))
+        yield Tree(_WORKTREE, str(_ENVIRONMENT / "bin" / "python"))
     finally:
-        _git("worktree", "remove", "--force", str(_WORKTREE))
+        _run("git", "worktree", "remove", "--force", str(_WORKTREE))
 
 
-def _git(*arguments: str, missing_is_fine: bool = False) -> None:
+def _run(*command: str, missing_is_fine: bool = False) -> None:
     try:
-        run_command("git", ["git", *arguments], environment=os.environ, folder=CHECKOUT, seconds=60.0)
+        run_command(
+            Path(command[0]).name,
+            list(command),
+            environment=os.environ,
+            folder=CHECKOUT,
+            seconds=_INSTALL_SECONDS,
+        )
     except LocalStackError:
         if not missing_is_fine:
             raise
 
 
-async def _measure(sizes: Sizes, trees: dict[str, Path]) -> list[Comparison]:
-    async with stand(sizes, print) as opened:
+async def _measure_all(sizes: Sizes, before: Tree, only: list[str]) -> list[Comparison]:
+    measurements: dict[str, tuple[Measure, tuple[Bar, ...]]] = {
+        "create": (_create, _BARS["create"]),
+        "retrieve": (_retrieve, _BARS["retrieve"]),
+        "relay": (_relay, _BARS["relay"]),
+        "e-mails": (_emails, _BARS["e-mails"]),
+        "calculations": (_calculations, _BARS["calculations"]),
+        **{f"latency at {rate} a second": (partial(_latency, rate), _SOONER) for rate in _RATES},
+        "memory": (_memory, _SMALLER),
+    }
+    async with stand(sizes, print) as now, stand(sizes, print, name="run-before", tree=before) as then:
+        stands = {NOW: now, BEFORE: then}
+        for each in stands.values():
+            await _declare_topology(each)
+
+        async def settle() -> None:
+            for each in stands.values():
+                await each.settle()
+
         return [
-            *await _measure_http(opened, trees),
-            await _measure_relay(opened, trees),
-            await _measure_latency(opened, trees),
+            await compare(
+                name,
+                {side: partial(measure, each) for side, each in stands.items()},
+                bars,
+                rounds=sizes.rounds,
+                settle=settle,
+            )
+            for name, (measure, bars) in measurements.items()
+            if not only or name.split()[0] in only
         ]
 
 
-async def _measure_http(stand: Stand, trees: dict[str, Path]) -> list[Comparison]:
-    """Measure in a new process each time: two processes of one tree differ by 10 % and more."""
-    urls = {tree: await stand.database(tree, checkout=checkout) for tree, checkout in trees.items()}
+async def _declare_topology(stand: Stand) -> None:
+    """Run a worker until it is ready: it has then declared its queues."""
+    async with stand.worker(await stand.database("topology")):
+        pass
 
-    @asynccontextmanager
-    async def warm_api(tree: str) -> AsyncIterator[Process]:
-        async with stand.api(urls[tree], trees[tree]) as api:
-            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
-            yield api
 
-    async def create(tree: str) -> Figures:
-        async with warm_api(tree) as api:
-            return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+@asynccontextmanager
+async def _warm_api(stand: Stand) -> AsyncIterator[Process]:
+    """Run a new process: two processes of one tree differ by 10 % and more."""
+    async with stand.api(await stand.database("http")) as api:
+        await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+        yield api
 
-    async def retrieve(tree: str) -> Figures:
-        async with warm_api(tree) as api:
-            paths = await subjects.create_over_http(stand, api.base_url, _STORED)
-            return await throughput(stand, api.base_url, paths)
 
-    return [
-        await compare(
-            measure.__name__,
-            {tree: partial(measure, tree) for tree in trees},
-            (_FASTER,),
-            rounds=stand.sizes.rounds,
-            settle=stand.settle,
+async def _create(stand: Stand) -> Figures:
+    async with _warm_api(stand) as api:
+        return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+
+
+async def _retrieve(stand: Stand) -> Figures:
+    async with _warm_api(stand) as api:
+        paths = await subjects.create_over_http(stand, api.base_url, _STORED)
+        return await throughput(stand, api.base_url, paths)
+
+
+async def _relay(stand: Stand) -> Figures:
+    url = await stand.database("relay")
+    async with stand.connected(url) as connection:
+        await outboxes.OURS.refill(connection, stand.sizes.events)
+        relays = outboxes.our_relays(stand)
+        return await drained(stand, relays(url), connection, outboxes.OURS.pending)
+
+
+async def _calculations(stand: Stand) -> Figures:
+    url = await stand.database("consumers")
+    async with stand.connected(url) as connection:
+        uuids = await _store(stand, url, connection)
+        bodies = [consumers.calculation(uuid) for uuid in uuids]
+        await consumers.fill(stand, topology.CALCULATION_RESULTS, bodies)
+
+        async def recorded() -> int:
+            count: int = await connection.fetchval("SELECT count(*) FROM outbox")
+            return count
+
+        worker = stand.worker(url, "calculations", ready=False)
+        return await consumers.rate(stand, worker, recorded, len(uuids))
+
+
+async def _emails(stand: Stand) -> Figures:
+    url = await stand.database("consumers")
+    async with stand.connected(url) as connection, SmtpSink() as sink:
+        uuids = await _store(stand, url, connection)
+        await consumers.fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
+        worker = stand.worker(
+            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(consumers.SESSIONS)
         )
-        for measure in (create, retrieve)
-    ]
+        return await consumers.rate(stand, worker, sink.count, len(uuids))
 
 
-async def _measure_relay(stand: Stand, trees: dict[str, Path]) -> Comparison:
-    async def relay(tree: str) -> Figures:
-        url = await stand.database(f"{tree} relay", checkout=trees[tree])
-        runs = outboxes.our_relays(stand, checkout=trees[tree])
-        async with stand.connected(url) as connection:
-            await outboxes.OURS.refill(connection, stand.sizes.events)
-            return await drained(stand, runs(url), connection, outboxes.OURS.pending)
-
-    return await compare(
-        "relay",
-        {tree: partial(relay, tree) for tree in trees},
-        (_FASTER,),
-        rounds=stand.sizes.rounds,
-        settle=stand.settle,
-    )
+async def _store(stand: Stand, url: str, connection: Connection) -> list[str]:
+    """Empty the tables and store requests over HTTP, without their events."""
+    await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
+    async with stand.api(url) as api:
+        while await connection.fetchval("SELECT count(*) FROM calculation_request") < _CONSUMED:
+            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+    await connection.execute("TRUNCATE outbox")
+    rows = await connection.fetch("SELECT id FROM calculation_request LIMIT $1", _CONSUMED)
+    return [uuid_of(row["id"]) for row in rows]
 
 
-async def _measure_latency(stand: Stand, trees: dict[str, Path]) -> Comparison:
+async def _latency(rate: int, stand: Stand) -> Figures:
     """Store requests at a steady rate, and time from each answer to the arrival of its event."""
-
-    async def latency(tree: str) -> Figures:
-        url = await stand.database(f"{tree} latency", checkout=trees[tree])
-        async with (
-            Arrivals.watched(stand) as arrivals,
-            stand.worker(url, "relay", checkout=trees[tree]),
-            stand.api(url, trees[tree]) as api,
-        ):
-            await _store_steadily(stand, api, arrivals, seconds=1)
-            await arrivals.complete()
-            arrivals.forget()
-            await _store_steadily(stand, api, arrivals, seconds=stand.sizes.seconds)
-            await arrivals.complete()
-        return {name: value for name, value in arrivals.figures().items() if name in {P50, P99}}
-
-    return await compare(
-        f"answer to consumer, {_RATE} a second",
-        {tree: partial(latency, tree) for tree in trees},
-        _SOONER,
-        rounds=stand.sizes.rounds,
-        settle=stand.settle,
-    )
+    url = await stand.database("latency")
+    async with (
+        Arrivals.watched(stand) as arrivals,
+        stand.worker(url, "relay"),
+        stand.api(url) as api,
+    ):
+        await _store_steadily(stand, api, arrivals, rate=rate, seconds=1)
+        await arrivals.complete()
+        arrivals.forget()
+        await _store_steadily(stand, api, arrivals, rate=rate, seconds=stand.sizes.seconds)
+        await arrivals.complete()
+    return {name: value for name, value in arrivals.figures().items() if name in {P50, P99}}
 
 
-async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, seconds: int) -> None:
+async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, rate: int, seconds: int) -> None:
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
 
@@ -172,9 +239,18 @@ async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, sec
 
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for number in range(_RATE * seconds):
-                await asyncio.sleep(max(0.0, began + number / _RATE - time.monotonic()))
+            for number in range(rate * seconds):
+                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
                 group.create_task(store())
+
+
+async def _memory(stand: Stand) -> Figures:
+    """Create, relay and e-mail for some seconds; then read the memory of both processes."""
+    url = await stand.database("memory")
+    async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as worker, stand.api(url) as api:
+        await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+        await asyncio.sleep(stand.sizes.seconds)  # The worker goes on with what is stored.
+        return {API_MEMORY: api.rss_megabytes(), WORKER_MEMORY: worker.rss_megabytes()}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,6 +259,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="in each of which both trees are measured")
     parser.add_argument("--seconds", type=int, default=5, help="of load, for each tree and round")
     parser.add_argument("--events", type=int, default=50_000, help="pending when a relay starts")
+    parser.add_argument("--only", nargs="*", default=[], help="e.g. create, e-mails, latency or memory")
     return parser
 
 

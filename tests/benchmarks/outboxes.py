@@ -2,11 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import msgspec
 
-from deploy.local.machine.folders import CHECKOUT
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
@@ -24,9 +22,9 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     append: str = ""  # given a request and its event; peers need not store the request
     pending: str = "SELECT count(*) FROM outbox"
 
-    async def open(self, stand: Stand, checkout: Path = CHECKOUT) -> str:
+    async def open(self, stand: Stand) -> str:
         """Return the URL of the database, with the table in it."""
-        url = await stand.database(self.database, with_schema=not self.schema, checkout=checkout)
+        url = await stand.database(self.database, with_schema=not self.schema)
         if self.schema:
             await stand.run_peer(*self.schema, DATABASE_URL=url)
         return url
@@ -93,14 +91,14 @@ FASTSTREAM = Outbox(
 )
 
 
-def our_relays(stand: Stand, processes: int = 1, checkout: Path = CHECKOUT) -> Runs:
-    """Return a context manager that runs the product's relay in as many processes of *checkout*."""
+def our_relays(stand: Stand, processes: int = 1) -> Runs:
+    """Return a context manager that runs the product's relay in as many processes."""
 
     @asynccontextmanager
     async def runs(url: str) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for _ in range(processes):
-                await stack.enter_async_context(stand.worker(url, "relay", ready=False, checkout=checkout))
+                await stack.enter_async_context(stand.worker(url, "relay", ready=False))
             yield
 
     return runs

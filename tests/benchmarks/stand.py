@@ -20,7 +20,7 @@ from service.postgres.pool import Connection
 from tests.harness import databases, queues
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
-from tests.harness.processes import Process, bare_environment, python
+from tests.harness.processes import Process, bare_environment
 from tests.harness.servers import Servers, private_servers
 from worker.rabbitmq import topology
 
@@ -43,30 +43,42 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     chain_seconds: float = 60.0  # of load on the whole chain
 
 
+class Tree(msgspec.Struct, frozen=True):
+    """The programs that are measured: a checkout of the product, and the Python with its packages."""
+
+    checkout: Path = CHECKOUT
+    python: str = sys.executable
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command `python -m` *arguments*."""
+        return [self.python, "-m", *arguments]
+
+
 class Stand:
     """The servers, and what can be started on them."""
 
-    def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
+    def __init__(self, folder: Path, servers: Servers, sizes: Sizes, tree: Tree) -> None:
         self.folder = folder
         self.sizes = sizes
+        self._tree = tree
         self.amqp_url = servers.broker.url
         self._servers = servers
         self._issuer = Issuer(folder)
         self.token = self._issuer.token(exp=int(time.time()) + _TOKEN_SECONDS)
         self._databases: dict[str, str] = {}
 
-    async def database(self, name: str, *, with_schema: bool = True, checkout: Path = CHECKOUT) -> str:
-        """Return the URL of a database, created on the first call, with the schema of *checkout*."""
+    async def database(self, name: str, *, with_schema: bool = True) -> str:
+        """Return the URL of a database, which the first call creates."""
         if name not in self._databases:
             async with self.connected(self._servers.postgres.url) as administrator:
                 await databases.create(administrator, name)
             url = databases.url_of(self._servers.postgres.url, name)
             if with_schema:
-                await self._prepare(url, checkout)
+                await self._prepare(url)
             self._databases[name] = url
         return self._databases[name]
 
-    async def _prepare(self, database_url: str, checkout: Path) -> None:
+    async def _prepare(self, database_url: str) -> None:
         for arguments in (
             ("schema", "apply"),
             ("conveyancer", "add", CONVEYANCER, "--name", "Acme", "--charges-calculation-fee"),
@@ -74,9 +86,9 @@ class Stand:
             await asyncio.to_thread(
                 run_command,
                 " ".join(arguments[:2]),
-                python("service", *arguments),
+                self._tree.command("service", *arguments),
                 environment=bare_environment(DATABASE_URL=database_url),
-                folder=checkout,
+                folder=self._tree.checkout,
                 seconds=_READY_SECONDS,
             )
 
@@ -113,8 +125,8 @@ class Stand:
         }
 
     @asynccontextmanager
-    async def api(self, database_url: str, checkout: Path = CHECKOUT) -> AsyncIterator[Process]:
-        """Run one API process of *checkout*, with its default logs."""
+    async def api(self, database_url: str) -> AsyncIterator[Process]:
+        """Run one API process, with its default logs."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -125,8 +137,8 @@ class Stand:
             "PORT": str(port),
             **self.auth_settings,
         }
-        command = python("service", "serve")
-        async with self._running("api", command, environment, port, checkout) as api:
+        command = self._tree.command("service", "serve")
+        async with self._running("api", command, environment, port) as api:
             await api.becomes_ready()
             yield api
 
@@ -137,10 +149,9 @@ class Stand:
         *roles: str,
         smtp_url: str = "smtp://127.0.0.1:9",
         ready: bool = True,
-        checkout: Path = CHECKOUT,
         **settings: str,
     ) -> AsyncIterator[Process]:
-        """Run one worker process of *checkout*."""
+        """Run one worker process."""
         port = free_port()
         environment = {
             "DATABASE_URL": database_url,
@@ -152,8 +163,8 @@ class Stand:
             "HEALTH_PORT": str(port),
             **settings,
         }
-        command = python("worker", *roles)
-        async with self._running("worker", command, environment, port, checkout) as worker:
+        command = self._tree.command("worker", *roles)
+        async with self._running("worker", command, environment, port) as worker:
             if ready:
                 await worker.becomes_ready()
             yield worker
@@ -162,7 +173,7 @@ class Stand:
     async def empty_handler(self) -> AsyncIterator[Process]:
         """Run tests/benchmarks/empty_handler.py."""
         port = free_port()
-        command = python("tests.benchmarks.empty_handler")
+        command = self._tree.command("tests.benchmarks.empty_handler")
         async with self._running("empty_handler", command, {"PORT": str(port)}, port) as handler:
             await handler.becomes_ready()
             yield handler
@@ -210,7 +221,6 @@ class Stand:
         command: Sequence[str],
         environment: Mapping[str, str],
         port: int,
-        checkout: Path = CHECKOUT,
     ) -> AsyncIterator[Process]:
         process = Process(
             name,
@@ -218,7 +228,7 @@ class Stand:
             environment=bare_environment(**environment),
             port=port,
             folder=self.folder,
-            checkout=checkout,
+            checkout=self._tree.checkout,
         )
         process.start()
         try:
@@ -237,20 +247,26 @@ def ensure_peers() -> None:
 
 
 @asynccontextmanager
-async def stand(sizes: Sizes, report: Report) -> AsyncIterator[Stand]:
-    """Start the servers. Their data is thrown away, but written with fsync."""
+async def stand(
+    sizes: Sizes, report: Report, *, name: str = "run", tree: Tree | None = None
+) -> AsyncIterator[Stand]:
+    """Start servers for one tree, by default this one. Their data is thrown away, but written with fsync.
+
+    The workers of another tree declare their own topology on RabbitMQ.
+    """
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(report))
+        folder = stack.enter_context(_folder(name, report))
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
-        async with queues.open_channel(servers.broker.url) as channel:
-            await topology.declare(channel)
-        yield Stand(folder, servers, sizes)
+        if tree is None:
+            async with queues.open_channel(servers.broker.url) as channel:
+                await topology.declare(channel)
+        yield Stand(folder, servers, sizes, tree or Tree())
 
 
 @contextmanager
-def _folder(report: Report) -> Iterator[Path]:
+def _folder(name: str, report: Report) -> Iterator[Path]:
     place = Place(folder=LOCAL, keep=False, report=report)
-    with working_folder(place, "run", end=_end_all) as folder:
+    with working_folder(place, name, end=_end_all) as folder:
         yield folder
 
 

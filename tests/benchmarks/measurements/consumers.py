@@ -33,7 +33,7 @@ _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
-_SESSIONS = 32  # with the mail server
+SESSIONS = 32  # with the mail server
 _PREFETCH = next(
     each.default for each in msgspec.structs.fields(WorkerSettings) if each.name == "consumer_prefetch"
 )
@@ -79,15 +79,15 @@ async def _calculations(stand: Stand, url: str) -> Figures:
             count: int = await connection.fetchval("SELECT count(*) FROM outbox")
             return count
 
-        await _fill(stand, topology.CALCULATION_RESULTS, [_calculation(uuid) for uuid in uuids])
+        await fill(stand, topology.CALCULATION_RESULTS, [calculation(uuid) for uuid in uuids])
         worker = stand.worker(url, "calculations", ready=False)
-        return await _rate(stand, worker, recorded, len(uuids))
+        return await rate(stand, worker, recorded, len(uuids))
 
 
 async def _acknowledgements(stand: Stand) -> Figures:
     """Acknowledge each message and do nothing else, with aio-pika and the worker's prefetch."""
-    bodies = [_calculation(uuid_of(new_request_id()))] * _MESSAGES_A_SECOND * stand.sizes.seconds
-    await _fill(stand, topology.CALCULATION_RESULTS, bodies)
+    bodies = [calculation(uuid_of(new_request_id()))] * _MESSAGES_A_SECOND * stand.sizes.seconds
+    await fill(stand, topology.CALCULATION_RESULTS, bodies)
     done = 0
 
     async def acknowledge(message: AbstractIncomingMessage) -> None:
@@ -106,17 +106,17 @@ async def _acknowledgements(stand: Stand) -> Figures:
             await queue.consume(acknowledge)
             yield
 
-    return await _rate(stand, consuming(), acknowledged, len(bodies))
+    return await rate(stand, consuming(), acknowledged, len(bodies))
 
 
 async def _emails(stand: Stand, url: str) -> Figures:
     async with stand.connected(url) as connection, SmtpSink() as sink:
         uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
-        await _fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
+        await fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
         worker = stand.worker(
-            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(_SESSIONS)
+            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(SESSIONS)
         )
-        return await _rate(stand, worker, sink.count, len(uuids))
+        return await rate(stand, worker, sink.count, len(uuids))
 
 
 async def _contents(stand: Stand) -> Figures:
@@ -125,13 +125,13 @@ async def _contents(stand: Stand) -> Figures:
 
         @asynccontextmanager
         async def sending() -> AsyncIterator[None]:
-            sessions = [asyncio.create_task(_send(sink.url)) for _ in range(_SESSIONS)]
+            sessions = [asyncio.create_task(_send(sink.url)) for _ in range(SESSIONS)]
             yield
             for session in sessions:
                 session.cancel()
             await asyncio.gather(*sessions, return_exceptions=True)
 
-        return await _rate(stand, sending(), sink.count, None)
+        return await rate(stand, sending(), sink.count, None)
 
 
 async def _send(url: str) -> None:
@@ -146,7 +146,8 @@ async def _send(url: str) -> None:
         await reader.readuntil(b"250 accepted\r\n")
 
 
-def _calculation(uuid: str) -> bytes:
+def calculation(uuid: str) -> bytes:
+    """Return the message of a calculation team."""
     return msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
 
 
@@ -159,7 +160,8 @@ async def _stored(connection: Connection, count: int) -> list[str]:
     return uuids
 
 
-async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
+async def fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
+    """Replace what is in the queue by messages with these bodies."""
     async with queues.open_channel(stand.amqp_url) as channel:
         await (await channel.get_queue(queue.name, ensure=False)).purge()
         exchange = await channel.get_exchange(queue.exchange, ensure=False)
@@ -172,7 +174,7 @@ async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
             await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))
 
 
-async def _rate(
+async def rate(
     stand: Stand, worker: AbstractAsyncContextManager[object], done: Done, messages: int | None
 ) -> Figures:
     """Return how many a second are done, from the first one until all are, or the time is up."""
