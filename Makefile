@@ -64,24 +64,24 @@ format:   .venv/installed  ## format the code and apply safe fixes
 	$(IN_VENV) ruff format .
 
 lock:     .venv/installed  ## compile the dependency locks (newer releases: ARGS=--upgrade)
-	$(LOCK) pyproject.toml -o requirements.lock
-	$(LOCK) pyproject.toml --group test --group tools -o requirements-dev.lock
-	$(LOCK) --group deploy -c requirements-dev.lock -o deploy/requirements.lock
-	$(LOCK) --group peers -o requirements-peers.lock
+	$(LOCK) pyproject.toml -o deploy/locks/product.lock
+	$(LOCK) pyproject.toml --group test --group tools -o deploy/locks/development.lock
+	$(LOCK) --group deploy -c deploy/locks/development.lock -o deploy/locks/deploy-check.lock
+	$(LOCK) --group peers -o deploy/locks/peers.lock
 
 clean:                     ## remove .venv and .local, with all data in it
 	@$$([ -x .venv/bin/python ] && echo .venv/bin/python || echo $(PYTHON)) -m deploy.local clean
 	rm -rf .venv
 
-.local/peers/installed: requirements-peers.lock | .venv/installed
+.local/peers/installed: deploy/locks/peers.lock | .venv/installed
 	$(PYTHON) -m venv --clear --without-pip .local/peers
 	$(IN_VENV) pip --python .local/peers/bin/python --quiet --no-input --disable-pip-version-check \
 		install --require-hashes -r $<
 	@touch $@
 
-.venv/installed: requirements-dev.lock deploy/local/install
+.venv/installed: deploy/locks/development.lock deploy/local/install
 	@deploy/local/install "$(PYTHON)" .venv
 
-.venv/deploy-installed: .venv/installed deploy/requirements.lock
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/requirements.lock
+.venv/deploy-installed: .venv/installed deploy/locks/deploy-check.lock
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/deploy-check.lock
 	@touch $@

