@@ -1,8 +1,9 @@
-"""`request find|correct|new-secret`: finding a request, and the customer's address and link of one."""
+"""`request find|correct|new-secret|erase`: the requests of customers who call, and of every firm."""
 
 import hashlib
 from uuid import UUID
 
+import asyncpg
 import click
 import msgspec
 
@@ -11,8 +12,9 @@ from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, on_record, postgres, table, uuid
 from service.identifiers import uuid_of
-from service.operations import emails, operator_actions
+from service.operations import emails, erasing, operator_actions
 from service.operations.operator_actions import Operator
+from service.outbox import lanes
 from service.postgres import loans
 from service.postgres.pool import Connection
 from service.settings import Settings, load
@@ -20,7 +22,7 @@ from service.settings import Settings, load
 _MOST_FOUND = 50
 
 
-request = click.Group("request", help="Find requests, and change the customer's address and link of one.")
+request = click.Group("request", help="Find requests, change the address or the link of one, erase one.")
 
 
 @request.command()
@@ -134,3 +136,38 @@ async def change(
         return Changed(uuid_of(request_id), changed=False)
     email = await emails.replace(connection, request_id, sends=sends_email)
     return Changed(uuid_of(request_id), changed=True, email=email)
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """What a command erased."""
+
+    uuid: str
+    was_erased_before: bool
+
+
+@request.command()
+@click.argument("uuid", type=uuid)
+@answering
+@on_record
+async def erase(uuid: UUID, by: Operator) -> Answer:
+    """Delete a request, and the personal data in its e-mails and events, for good."""
+    try:
+        async with postgres() as connection:
+            async with loans.bounded_transaction(connection):
+                is_new = await _erase(connection, uuid, by)
+            await lanes.notify(connection)
+    except asyncpg.LockNotAvailableError:
+        raise click.ClickException("A relay holds the events of this request: try again.") from None
+    done = "erased" if is_new else "had been erased"
+    return Answer(Erasure(uuid_of(uuid), was_erased_before=not is_new), f"{uuid_of(uuid)} {done}")
+
+
+async def _erase(connection: Connection, request_id: UUID, by: Operator) -> bool:
+    """Erase a request, and record it. Returns False if it had been erased. Raises RequestNotFound."""
+    await lanes.lock(connection, lanes.lane_of(request_id))
+    if await erasing.erase(connection, [request_id]):
+        await operator_actions.record(connection, "request erase", [(request_id, None)], by)
+        return True
+    if not await erased.among(connection, [request_id]):
+        raise RequestNotFound
+    return False

@@ -1,4 +1,4 @@
-"""Operator commands: `python -m worker outbox|emails|dead-letters|trace|reconcile|request|doctor`."""
+"""Operator commands: `python -m worker outbox|emails|dead-letters|trace|reconcile|doctor`."""
 
 import argparse
 import asyncio
@@ -12,12 +12,12 @@ from service.operations.operator_arguments import InvalidOperator
 from service.postgres import outages
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting
-from worker.operating import dead_letters, doctor, emails, erase, outbox, reconcile, trace
+from worker.operating import dead_letters, doctor, emails, outbox, reconcile, trace
 from worker.operating.answers import Answer, OperatorError, printable
 from worker.operating.arguments import Run
 from worker.rabbitmq.connection import BrokerUnavailable
 
-COMMANDS = frozenset({"outbox", "emails", "dead-letters", "trace", "reconcile", "request", "doctor"})
+COMMANDS = frozenset({"outbox", "emails", "dead-letters", "trace", "reconcile", "doctor"})
 
 EXPECTED = (
     OperatorError,
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all operator commands."""
     root = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for command in (outbox, emails, dead_letters, trace, reconcile, erase, doctor):
+    for command in (outbox, emails, dead_letters, trace, reconcile, doctor):
         command.add_to(commands)
     return root
 

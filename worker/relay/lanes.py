@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
+from service.outbox.lanes import LOCKS
 from service.postgres import loans, outages
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 
-_LANE_LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
 _PING_SECONDS = loans.SILENCE_SECONDS / 3
 
 
@@ -112,7 +112,7 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot
         """,
-        _LANE_LOCKS,
+        LOCKS,
         lanes,
     )
     if row["is_read_only"]:

@@ -5,23 +5,26 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests import event_history
-from service.calculation_requests.model import CalculationRequest, RequestErased, RequestNotFound
+from service.calculation_requests.model import CalculationRequest, RequestErased
+from service.commands.requests import Erasure
 from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection, Pool
+from tests.harness.command_line import run
 from tests.harness.mail_server import MailServer
+from tests.harness.processes import Ended, bare_environment, run_process
 from tests.worker import deliveries
-from tests.worker.conftest import bind_tap, created_event, hold_events, settings_with, store, take_all
+from tests.worker.conftest import bind_tap, created_event, hold_events, store, take_all
 from tests.worker.operating.steps import attempt_emails, calculate, intend
 from tests.worker.operating.test_commands import command
 from tests.worker.operating.test_emails import assert_sound, key_of, states
 from worker.mail.postman import Postman
-from worker.operating.erase import Erasure
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -46,12 +49,16 @@ MARKED: dict[str, Any] = {
 }
 
 
-async def erase(settings: WorkerSettings, request: CalculationRequest, *words: str, **limits: Any) -> Erasure:
-    """Return the answer of `request erase`, which needs no RabbitMQ."""
-    without_broker = settings_with(settings, amqp_url="")
-    answer = await command(without_broker, "request", "erase", request.uuid, *words, **limits)
-    assert isinstance(answer.data, Erasure)
-    return answer.data
+async def erase(settings: WorkerSettings, request: CalculationRequest, *words: str) -> Erasure:
+    """Return the answer of `request erase`, which needs Postgres alone."""
+    ended = await run_erase(settings, request.uuid, *words)
+    assert (ended.status, ended.errors) == (0, "")
+    return msgspec.json.decode(ended.output, type=Erasure)
+
+
+async def run_erase(settings: WorkerSettings, uuid: str, *words: str) -> Ended:
+    environment = bare_environment(DATABASE_URL=settings.database_url)
+    return await run("service", "request", "erase", uuid, *words, "--json", environment=environment)
 
 
 async def dump(database: Connection) -> str:
@@ -149,9 +156,12 @@ async def test_two_operators_erase_once(
     database: Connection,
     stored_request: CalculationRequest,
 ) -> None:
-    done = await asyncio.gather(*(erase(worker_settings, stored_request) for _ in range(2)))
+    words = ("service", "request", "erase", stored_request.uuid)
+    environment = bare_environment(DATABASE_URL=worker_settings.database_url)
+    done = await asyncio.gather(*(run_process(*words, environment=environment) for _ in range(2)))
 
-    assert sorted(each.was_erased_before for each in done) == [False, True]
+    said = [f"{stored_request.uuid} erased\n", f"{stored_request.uuid} had been erased\n"]
+    assert sorted(ended.output for ended in done) == said
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 1
     assert [event["type"] for event in await unpublished(database)] == [
         "request.created",
@@ -159,13 +169,10 @@ async def test_two_operators_erase_once(
     ]
 
 
-async def test_request_that_never_was_is_not_erased(
-    worker_settings: WorkerSettings,
-) -> None:
-    with pytest.raises(RequestNotFound) as raised:
-        await command(worker_settings, "request", "erase", uuid_of(new_request_id()))
+async def test_request_that_never_was_is_not_erased(worker_settings: WorkerSettings) -> None:
+    ended = await run_erase(worker_settings, uuid_of(new_request_id()))
 
-    assert raised.type is RequestNotFound
+    assert (ended.status, ended.errors) == (1, "There is no such request.\n")
 
 
 async def test_late_messages_about_an_erased_request_change_nothing(

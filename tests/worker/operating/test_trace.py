@@ -10,6 +10,7 @@ from tests.harness.mail_server import MailServer
 from tests.worker.conftest import KEYS, announce_next, hold_events
 from tests.worker.operating.steps import attempt_emails, calculate, intend, refuse_email, send_another_email
 from tests.worker.operating.test_commands import command
+from tests.worker.operating.test_erase import erase
 from worker.mail.postman import Postman
 from worker.operating.trace import Trace
 from worker.relay.loop import Relay
@@ -240,7 +241,7 @@ async def test_erased_request_is_still_shown(
     await calculate(database, stored_request)
     before = await trace_of(worker_settings, stored_request)
 
-    await command(worker_settings, "request", "erase", stored_request.uuid, "--by", "Ada")
+    await erase(worker_settings, stored_request, "--by", "Ada")
 
     trace = await trace_of(worker_settings, stored_request)
     assert trace.conclusion == "The request was erased."
