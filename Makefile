@@ -56,8 +56,8 @@ deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kuber
 	@deploy/node/install
 	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)
 
-asyncapi: .venv/installed  ## update deploy/asyncapi.json, unless that breaks its consumers
-	$(IN_VENV) service asyncapi --update deploy/asyncapi.json
+asyncapi: .venv/installed  ## write deploy/asyncapi.json
+	$(IN_VENV) service asyncapi > deploy/asyncapi.json
 
 format:   .venv/installed  ## format the code and apply safe fixes
 	$(IN_VENV) ruff check --fix .

@@ -140,14 +140,6 @@ async def test_unreachable_postgres_is_named() -> None:
     _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
 
 
-async def test_error_with_a_file_is_not_blamed_on_postgres(tmp_path: Path) -> None:
-    file = str(tmp_path / "missing" / "asyncapi.json")
-
-    ended = await run("service", "asyncapi", "--update", file, environment=bare_environment())
-
-    _assert_one_clear_line(ended, "No such file", file, hidden="Postgres")
-
-
 @pytest.mark.parametrize(
     "url",
     ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],

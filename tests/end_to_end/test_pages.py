@@ -1,4 +1,4 @@
-"""The pages at /schema in a browser: on a phone and on a desk they can be read, and calls tried out."""
+"""The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
 
 import asyncio
 import json
@@ -268,13 +268,4 @@ async def test_page_gets_a_token_where_it_knows_the_token_url(
 
     assert len(token_endpoint.received) == 1
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert tab.errors == []
-
-
-async def test_page_of_the_events_fits_the_screen(tab: Tab, base_url: str, screen: str) -> None:
-    await tab.open(f"{base_url}/schema/events#request.calculated")
-
-    await tab.shows("document.getElementById('request.calculated').getBoundingClientRect().top < innerHeight")
-    assert await fits(tab)
-    await tab.screenshot(SCREENSHOTS / f"events-{screen}.png")
     assert tab.errors == []

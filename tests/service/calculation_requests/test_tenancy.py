@@ -72,7 +72,6 @@ THE_SAME_FOR_EVERY_CALLER = {
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema/asyncapi.json"),
     ("GET", "/schema"),
-    ("GET", "/schema/events"),
     ("GET", "/schema/{asset:str}"),
 }
 # The functions whose statements act for every conveyancer. Only the worker and the doctor may call them.

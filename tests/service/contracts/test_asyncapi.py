@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.contracts import asyncapi, compatibility
+from service.contracts import asyncapi
 from service.outbox import events
 from service.outbox.events import CalculationCreated
 from tests.harness.command_line import run
@@ -116,29 +116,10 @@ def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id: s
 
 
 def test_committed_document_matches_the_code() -> None:
-    committed = msgspec.json.decode(COMMITTED.read_bytes())
-
-    assert compatibility.breaks(committed, DOCUMENT) == [], "this change breaks consumers or senders"
-    assert committed == DOCUMENT, "run `make asyncapi` and commit the result"
+    assert msgspec.json.decode(COMMITTED.read_bytes()) == DOCUMENT, "run `make asyncapi`"
 
 
 async def test_document_is_printed() -> None:
     printed = await run("service", "asyncapi", environment=bare_environment())
 
     assert (printed.status, msgspec.json.decode(printed.output)) == (0, DOCUMENT)
-
-
-async def test_document_is_updated_unless_the_change_is_breaking(tmp_path: Path) -> None:
-    file = tmp_path / "asyncapi.json"
-    command = ("service", "asyncapi", "--update", str(file))
-
-    first = await run(*command, environment=bare_environment())
-    assert (first.status, msgspec.json.decode(file.read_bytes())) == (0, DOCUMENT)
-
-    before = file.read_text().replace('"calculation_fee_exempt"', '"fee_exempt"')
-    file.write_text(before)
-    refused = await run(*command, environment=bare_environment())
-
-    assert refused.status == 1
-    assert "send_request_created: request.created.payload.data.fee_exempt: removed" in refused.errors
-    assert file.read_text() == before

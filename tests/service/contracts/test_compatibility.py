@@ -1,235 +1,221 @@
-"""Which changes of the events are compatible, and which break consumers or senders."""
+"""No change of the events breaks consumers or senders who built on the released document.
+
+`released_asyncapi.json` is deploy/asyncapi.json as the last release had it: each release copies it.
+
+Every message that one side may write must be acceptable to the other: what we send by today's document, to
+consumers who know the released one; what others send by the released document, to us. Messages are tried as
+in their examples, and with each value, type, bound and absence that their schemas name.
+"""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from jsonschema_rs import Draft202012Validator
 
 from service.contracts import asyncapi
-from service.contracts.compatibility import breaks, unreadable
 
-DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
-Change = Callable[[dict[str, Any]], object]
-
-
-def changed(change: Change, *, name: str | None = None) -> dict[str, Any]:
-    """Return the document after *change* of it, or of the schema called *name*."""
-    document = copy.deepcopy(DOCUMENT)
-    change(document if name is None else document["components"]["schemas"][name])
-    return document
+TODAY: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
+RELEASED = msgspec.json.decode((Path(__file__).parent / "released_asyncapi.json").read_bytes())
+OF_EACH_TYPE = {"null": None, "boolean": True, "integer": 17, "string": "text"}
+Json = dict[str, Any]
+Change = Callable[[Json], object]
 
 
-def at(*path: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that returns the part of a document at this path."""
-
-    def find(document: dict[str, Any]) -> dict[str, Any]:
-        for step in path:
-            document = document[step]
-        return document
-
-    return find
-
-
-def put(field: str, schema: Any, *, required: bool | None = None) -> Change:
-    """Return a change that adds a field to an object, or replaces the schema of a field."""
-
-    def change(described: dict[str, Any]) -> None:
-        described["properties"][field] = schema
-        if required is not None:
-            described["required"] = [name for name in described["required"] if name != field]
-        if required:
-            described["required"].append(field)
-
-    return change
-
-
-def drop(field: str) -> Change:
-    """Return a change that removes a field from an object."""
-
-    def change(described: dict[str, Any]) -> None:
-        del described["properties"][field]
-        described["required"] = [name for name in described["required"] if name != field]
-
-    return change
+def breaks(old: Json, new: Json) -> list[str]:
+    """Return what in *new* breaks consumers or senders who built on *old*."""
+    found = [
+        f"channel {name}: {fact} changed"
+        for name, channel in old["channels"].items()
+        for fact in ("address", "bindings")
+        if new["channels"].get(name, {}).get(fact) != channel[fact]
+    ]
+    for name, operation in old["operations"].items():
+        now = new["operations"].get(name, {})
+        before, after = names_of_messages(operation), names_of_messages(now)
+        if any(now.get(fact) != operation[fact] for fact in ("action", "channel")) or before - after:
+            found.append(f"{name}: it, its channel or a message of it is gone")
+        elif operation["action"] == "send" and after - before:
+            found.append(f"{name}: readers of its channel do not know {after - before}")
+        for message in before & after:
+            sender, reader = (new, old) if operation["action"] == "send" else (old, new)
+            found += [f"{name}: {fault}" for fault in faults(message, sender=sender, reader=reader)]
+            lost = fields(old, described(old, message)) - fields(new, described(new, message))
+            found += [f"{name}: {field} is gone" for field in lost]
+    return found
 
 
-def rename(old: str, new: str) -> Change:
-    """Return a change that renames a field."""
-
-    def change(described: dict[str, Any]) -> None:
-        schema = described["properties"][old]
-        is_required = old in described["required"]
-        drop(old)(described)
-        put(new, schema, required=is_required)(described)
-
-    return change
+def names_of_messages(operation: Json) -> set[str]:
+    return {reference["$ref"].rpartition("/")[2] for reference in operation.get("messages", ())}
 
 
-def test_unchanged_document_breaks_nothing() -> None:
-    assert breaks(DOCUMENT, DOCUMENT) == []
+def described(document: Json, message: str) -> Json:
+    """Return the schema of a message, with its headers."""
+    facts = document["components"]["messages"][message]
+    content_type = {"const": facts["contentType"]}
+    parts = {"contentType": content_type, "headers": facts.get("headers", {}), "payload": facts["payload"]}
+    return {"properties": parts, "required": [*parts], "components": document["components"]}
 
 
-EXCHANGE_OF_RESULTS = at("channels", "calculation.created", "bindings", "amqp", "exchange")
-HEADERS = at("components", "messages", "request.created", "headers", "properties")
-TEXT = {"type": "string"}
-NUMBER = {"type": "integer"}
+def faults(message: str, *, sender: Json, reader: Json) -> Iterator[str]:
+    """Yield why *reader* cannot read what *sender* may send."""
+    facts = sender["components"]["messages"][message]
+    example = {"headers": {}, "contentType": facts["contentType"], **facts["examples"][0]}
+    for document in (sender, reader):
+        judge = Draft202012Validator(described(document, message), validate_formats=True)
+        for sent in variants(sender, described(sender, message), example):
+            yield from (f"{error.instance_path} {error.message}" for error in judge.iter_errors(sent))
+
+
+def variants(document: Json, schema: Json, example: Any) -> Iterator[Any]:
+    """Yield *example*, and variants of it that differ in one respect that the schema names."""
+    schema = resolved(document, schema)
+    yield example
+    yield from schema.get("enum", ())
+    for choice in schema.get("anyOf", ()):
+        yield from variants(document, choice, OF_EACH_TYPE[choice["type"]])
+    if "minimum" in schema:
+        yield schema["minimum"]
+    if "maxLength" in schema:
+        yield "x" * schema["maxLength"]
+    if "properties" in schema and schema.get("additionalProperties", True):
+        yield {**example, "added by the sender": True}
+    for name, field in schema.get("properties", {}).items():
+        if name not in schema["required"]:
+            yield {other: value for other, value in example.items() if other != name}
+        if name in example:
+            yield from ({**example, name: value} for value in variants(document, field, example[name]))
+
+
+def fields(document: Json, schema: Json, path: str = "") -> set[str]:
+    """Return the path of every field that a schema names."""
+    found = set()
+    for name, field in resolved(document, schema).get("properties", {}).items():
+        found |= {f"{path}/{name}", *fields(document, field, f"{path}/{name}")}
+    return found
+
+
+def resolved(document: Json, schema: Json) -> Json:
+    """Return what a reference refers to; anything else as it is."""
+    if "$ref" not in schema:
+        return schema
+    target: Json = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return target
+
+
+def test_events_do_not_break_who_built_on_the_released_ones() -> None:
+    assert breaks(RELEASED, TODAY) == []
+
 
 SENT = "RequestCalculated"  # sent, and not read by this service
 BOTH_WAYS = "RequestCreated"  # sent, and read by this service from its queue "notifications"
 RECEIVED = "CalculationCreated"
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TEXT_OR_NULL = {"anyOf": [TEXT, {"type": "null"}]}
+
+
+def put(name: str, field: str, schema: Json, *, required: bool = True) -> Change:
+    """Return a change of one field of the schema with this name."""
+
+    def change(document: Json) -> None:
+        described = document["components"]["schemas"][name]
+        described["properties"][field] = schema
+        described["required"] = [*({*described["required"]} - {field}), *([field] if required else [])]
+
+    return change
+
+
+def drop(*path: str) -> Change:
+    """Return a change that removes what is at this path, and does not require it any more."""
+
+    def change(document: Json) -> None:
+        part, above = document, document
+        for step in path[:-1]:
+            part, above = part[step], part
+        del part[path[-1]]
+        if "required" in above:
+            above["required"] = [name for name in above["required"] if name != path[-1]]
+
+    return change
+
+
+def set_at(*path: str, to: Any) -> Change:
+    """Return a change that sets what is at this path."""
+
+    def change(document: Json) -> None:
+        for step in path[:-1]:
+            document = document[step]
+        document[path[-1]] = to
+
+    return change
+
+
+def after(change: Change) -> Json:
+    """Return today's document after *change*."""
+    document = copy.deepcopy(TODAY)
+    change(document)
+    return document
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "change",
     [
-        (SENT, put("added", TEXT, required=True)),
-        (SENT, put("added", TEXT, required=False)),
-        (BOTH_WAYS, put("added", TEXT, required=False)),
-        (SENT, put("property_value", NUMBER)),  # no longer null
-        (SENT, put("request_type", {"const": "SDLT_CALCULATION"})),
-        (SENT, put("request_type", {**TEXT, "maxLength": 100})),
-        (SENT, put("sequence", {**NUMBER, "minimum": 2})),
-        (SENT, put("uuid", {**TEXT, "pattern": "^req_"})),
-        (SENT, put("uuid", {**TEXT, "description": "Only explained.", "title": "The request"})),
-        (RECEIVED, put("added", TEXT, required=False)),
-        (RECEIVED, put("request_uuid", TEXT, required=False)),
-        (RECEIVED, put("request_uuid", {"anyOf": [TEXT, {"type": "null"}]})),
-        (RECEIVED, put("calculation_id", TEXT)),
-        (RECEIVED, put("calculation_id", {"type": ["string", "integer"]})),
+        put(SENT, "added", TEXT, required=False),
+        put(BOTH_WAYS, "added", TEXT, required=False),
+        put(SENT, "property_value", NUMBER),  # no longer null
+        put(SENT, "request_type", {"const": "SDLT_CALCULATION"}),
+        put(SENT, "sequence", {**NUMBER, "minimum": 2}),
+        put(RECEIVED, "added", TEXT, required=False),
+        put(RECEIVED, "request_uuid", TEXT, required=False),
+        put(RECEIVED, "request_uuid", TEXT_OR_NULL),
+        put(RECEIVED, "calculation_id", TEXT),
+        set_at("channels", "another", to={"address": "another"}),
+        set_at("operations", "another", to={"action": "send", "messages": []}),
     ],
 )
-def test_compatible_change_is_accepted(name: str, change: Change) -> None:
-    assert breaks(DOCUMENT, changed(change, name=name)) == []
+def test_compatible_change_is_accepted(change: Change) -> None:
+    assert breaks(TODAY, after(change)) == []
+
+
+OF_CREATED = ("components", "messages", "request.created")
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "problem"),
+    "change",
     [
-        (SENT, drop("external_id"), ".external_id: removed"),
-        (SENT, rename("tenant", "conveyancer"), ".tenant: removed"),
-        (SENT, put("uuid", NUMBER), "integer instead of string"),
-        (SENT, put("calculation_fee_exempt", TEXT), "string instead of boolean"),
-        (SENT, put("uuid", {"anyOf": [TEXT, {"type": "null"}]}), "null instead of string"),
-        (SENT, put("uuid", {}), "any type instead of string"),
-        (SENT, put("uuid", TEXT, required=False), ".uuid: may be missing"),
-        (SENT, put("sequence", NUMBER), "may violate minimum 1"),
-        (SENT, put("sequence", {**NUMBER, "minimum": 0}), "may violate minimum 1"),
-        (BOTH_WAYS, put("added", TEXT, required=True), "read_notifications"),
-        (BOTH_WAYS, put("property_value", NUMBER), "read_notifications"),
-        (RECEIVED, drop("calculation_id"), ".calculation_id: removed"),
-        (RECEIVED, rename("request_uuid", "uuid"), ".uuid: may be missing"),
-        (RECEIVED, put("added", TEXT, required=True), ".added: may be missing"),
-        (RECEIVED, put("request_uuid", NUMBER), "string instead of integer"),
-        (RECEIVED, put("request_uuid", {**TEXT, "maxLength": 26}), "may violate maxLength 26"),
-        (RECEIVED, put("request_uuid", {**TEXT, "pattern": "^req_"}), "may violate pattern '^req_'"),
-        (RECEIVED, put("request_uuid", {**TEXT, "format": "uuid"}), "may violate format 'uuid'"),
-        (RECEIVED, put("request_uuid", {"enum": ["req_1"]}), "not only"),
-        (RECEIVED, lambda schema: schema.update(additionalProperties=False), "additionalProperties"),
+        drop("components", "schemas", SENT, "properties", "external_id"),
+        put(SENT, "uuid", NUMBER),
+        put(SENT, "uuid", TEXT_OR_NULL),
+        put(SENT, "uuid", TEXT, required=False),
+        put(SENT, "sequence", {**NUMBER, "minimum": 0}),
+        put("RequestEmailFailed", "reason", {"enum": ["refused", "gave_up", "another"]}),
+        put(BOTH_WAYS, "added", TEXT),
+        put(BOTH_WAYS, "property_value", NUMBER),
+        drop("components", "schemas", RECEIVED, "properties", "calculation_id"),
+        put(RECEIVED, "added", TEXT),
+        put(RECEIVED, "request_uuid", NUMBER),
+        put(RECEIVED, "request_uuid", {**TEXT, "pattern": "^uuid_"}),
+        put(RECEIVED, "calculation_id", {**TEXT, "maxLength": 26}),
+        set_at("components", "schemas", RECEIVED, "additionalProperties", to=False),
+        drop("channels", "request.calculated"),
+        set_at("channels", "request.created", "address", to="request.made"),
+        set_at("channels", "notifications", "bindings", "amqp", "x-queue-type", to="classic"),
+        drop("operations", "send_request_calculated"),
+        set_at("operations", "send_request_created", "action", to="receive"),
+        set_at("operations", "receive_calculation_created", "messages", to=[]),
+        set_at(
+            "operations",
+            "send_request_created",
+            "messages",
+            to=[{"$ref": f"/{name}"} for name in ("request.created", "request.calculated")],
+        ),
+        set_at(*OF_CREATED, "contentType", to="application/json"),
+        drop(*OF_CREATED, "headers", "properties", "traceparent"),
+        set_at("components", "messages", "calculation.created", "headers", to={"required": ["id"]}),
     ],
 )
-def test_breaking_change_is_refused(name: str, change: Change, problem: str) -> None:
-    found = breaks(DOCUMENT, changed(change, name=name))
-
-    assert any(problem in line for line in found), found
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda document: document["channels"].pop("request.calculated"), "request.calculated: removed"),
-        (
-            lambda document: document["channels"]["request.created"].update(address="request.made"),
-            "request.created: address changed",
-        ),
-        (
-            lambda document: document["channels"]["calculation.created"]["bindings"]["amqp"][
-                "exchange"
-            ].update(name="results"),
-            "calculation.created: bindings changed",
-        ),
-        (
-            lambda document: document["channels"]["notifications"]["bindings"]["amqp"].update(
-                {"x-queue-type": "classic"}
-            ),
-            "notifications: bindings changed",
-        ),
-        (lambda document: document["operations"].pop("send_request_calculated"), "removed"),
-        (
-            lambda document: document["operations"]["send_request_created"].update(action="receive"),
-            "moved to another action",
-        ),
-        (
-            lambda document: document["operations"]["receive_calculation_created"]["messages"].pop(),
-            "calculation.created.bare removed",
-        ),
-        (
-            lambda document: document["operations"]["send_request_created"]["messages"].append(
-                {"$ref": "#/channels/request.created/messages/request.calculated"}
-            ),
-            "existing readers of this channel do not know",
-        ),
-        (
-            lambda document: document["components"]["messages"]["request.created"].update(
-                contentType="application/json"
-            ),
-            "not only ['application/cloudevents+json']",
-        ),
-        (
-            lambda document: document["components"]["messages"]["request.created"]["headers"][
-                "properties"
-            ].pop("traceparent"),
-            "headers.traceparent: removed",
-        ),
-        (
-            lambda document: document["components"]["messages"]["calculation.created"].update(
-                headers={"required": ["cloudEvents:id"]}
-            ),
-            "cloudEvents:id: may be missing",
-        ),
-    ],
-)
-def test_breaking_change_of_channels_and_messages_is_refused(change: Change, problem: str) -> None:
-    found = breaks(DOCUMENT, changed(change))
-
-    assert any(problem in line for line in found), found
-
-
-def test_new_event_breaks_nothing() -> None:
-    def add(document: dict[str, Any]) -> None:
-        for part in ("channels", "operations"):
-            text = (
-                msgspec.json.encode(document[part]).decode().replace("request.calculated", "request.closed")
-            )
-            added = msgspec.json.decode(text.replace("request_calculated", "request_closed"))
-            document[part] = {**document[part], **added}
-        messages = document["components"]["messages"]
-        messages["request.closed"] = messages["request.calculated"]
-
-    assert breaks(DOCUMENT, changed(add)) == []
-
-
-@pytest.mark.parametrize(
-    ("narrow", "wide"),
-    [
-        ({"enum": ["a"]}, {"enum": ["a", "b"]}),
-        ({"const": "a"}, {"enum": ["a", "b"]}),
-        ({"enum": ["a", "b"]}, TEXT),
-        (NUMBER, {"type": "number"}),
-        (NUMBER, {"anyOf": [TEXT, NUMBER]}),
-        ({**TEXT, "maxLength": 3}, {**TEXT, "maxLength": 4}),
-        ({"type": "array", "items": NUMBER}, {"type": "array"}),
-        ({"type": "array", "items": {"const": 1}}, {"type": "array", "items": NUMBER}),
-        ({"type": "object", "additionalProperties": False}, {"type": "object"}),
-        (
-            {"properties": {"a": TEXT}, "additionalProperties": False},
-            {"properties": {"a": TEXT, "b": TEXT}, "additionalProperties": False},
-        ),
-    ],
-)
-def test_narrower_schema_is_readable_by_the_wider_one_only(
-    narrow: dict[str, Any], wide: dict[str, Any]
-) -> None:
-    assert list(unreadable(narrow, wide, at="")) == []
-    assert list(unreadable(wide, narrow, at="")) != []
+def test_breaking_change_is_found(change: Change) -> None:
+    assert breaks(TODAY, after(change)) != []
