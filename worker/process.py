@@ -19,9 +19,9 @@ from service.server.background import in_background, keep_running
 from service.server.probes import Check, ReadGauges
 from worker.consumers import calculations, notifications
 from worker.gauges import Gauges, Reading
-from worker.mail.backlog import email_gauges
+from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.reconciliation.loop import Discrepancies
+from worker.reconciliation import Discrepancies
 from worker.relay.backlog import outbox_gauges
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
@@ -50,7 +50,7 @@ def assemble(
         relay = Relay(settings, pool, woken)
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
-        parts["discrepancies"] = Discrepancies(settings, pool).run
+        parts["discrepancies"] = Discrepancies(pool).run
         if settings.retention_days is not None:
             parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
         readings.append(outbox_gauges(relay.marks))
@@ -60,7 +60,7 @@ def assemble(
         notification_consumer = notifications.consumer(settings, pool, due)
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
-        readings.append(email_gauges())
+        readings.append(ledger.GAUGES)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)

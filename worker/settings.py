@@ -31,9 +31,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     relay_retry_seconds: Seconds = 1.0
     relay_longest_retry_seconds: Seconds = 300.0
 
-    reconcile_seconds: Annotated[float, msgspec.Meta(ge=60, le=86_400)] = 300.0
-    reconcile_window_seconds: Annotated[float, msgspec.Meta(ge=7200, le=30 * 86_400)] = 86_400.0
-
     # Less would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
@@ -41,13 +38,10 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # a second; 0 is no limit
-    email_poll_seconds: Seconds = 2.0
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
-    email_retry_seconds: Seconds = 30.0
-    email_longest_retry_seconds: Seconds = 1800.0
+    email_retry_seconds: Seconds = 30.0  # the first pause; the longest is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
-    smtp_timeout_seconds: Seconds = 60.0
-    smtp_answer_seconds: Seconds = 600.0  # after the content: RFC 5321, section 4.5.3.2.6
+    smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for that to the content
 
     @property
     def finish_seconds(self) -> float:

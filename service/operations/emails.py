@@ -7,6 +7,7 @@ A transaction locks the requests first and then their e-mails, so that no two de
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -31,6 +32,11 @@ class EmailEnd(msgspec.Struct, frozen=True):
     smtp_code: int = 0
     traceparent: str | None = None
 
+    @property
+    def label(self) -> Literal["sent", "failed"]:
+        """The state of the e-mail from then on."""
+        return "sent" if self.reason is None else "failed"
+
 
 async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
     """Record the ends of e-mails and announce them, in the caller's transaction. Returns their keys.
@@ -39,25 +45,23 @@ async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
     if another process has taken the e-mail over.
     """
     requests = await reading.lock_all(connection, {end.request_id for end in ends})
-    pending = await _find_keys(connection, _LOCK_PENDING, ends)
-    await _record(connection, [end for end in ends if end.key in pending], requests)
+    rows = await connection.fetch(
+        """
+        SELECT event_id
+          FROM email
+         WHERE event_id = ANY($1)
+           AND state = 'pending'
+         ORDER BY event_id
+           FOR UPDATE
+        """,
+        [end.key for end in ends],
+    )
+    pending = {row["event_id"] for row in rows}
+    await record_ends(connection, [end for end in ends if end.key in pending], requests)
     return pending
 
 
-async def settle_free(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
-    """Settle e-mails as `settle` does, without waiting for rows that another transaction has locked.
-
-    Returns the keys of the e-mails that have not ended, because their row or that of their request is locked.
-    """
-    requests = await reading.lock_free(connection, {end.request_id for end in ends})
-    free = [end for end in ends if end.request_id in requests]
-    pending = await _find_keys(connection, _LOCK_FREE_PENDING, free)
-    await _record(connection, [end for end in free if end.key in pending], requests)
-    others = [end for end in ends if end.key not in pending]
-    return await _find_keys(connection, _FIND_PENDING, others) if others else set()
-
-
-async def _record(
+async def record_ends(
     connection: Connection, settled: Sequence[EmailEnd], requests: Mapping[UUID, AnnouncedRequest]
 ) -> None:
     """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked."""
@@ -102,23 +106,6 @@ _SETTLE = """
            AS settled (event_id, server_reply, sequence, smtp_code, reason)
      WHERE email.event_id = settled.event_id
 """
-
-
-async def _find_keys(connection: Connection, statement: str, ends: Sequence[EmailEnd]) -> set[str]:
-    """Return the keys of those of these e-mails that one of the following statements finds."""
-    rows = await connection.fetch(statement, [end.key for end in ends])
-    return {row["event_id"] for row in rows}
-
-
-_FIND_PENDING = """
-    SELECT event_id
-      FROM email
-     WHERE event_id = ANY($1)
-       AND state = 'pending'
-     ORDER BY event_id
-"""
-_LOCK_PENDING = f"{_FIND_PENDING} FOR UPDATE"
-_LOCK_FREE_PENDING = f"{_LOCK_PENDING} SKIP LOCKED"
 
 
 async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> str | None:

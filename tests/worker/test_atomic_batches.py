@@ -21,9 +21,8 @@ from worker.batches import LARGEST_BATCH, Outcomes, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.consumer import Delivered
-from worker.mail import ledger, outcomes
-from worker.mail.ledger import Intent
-from worker.mail.outcomes import Sent
+from worker.mail import ledger
+from worker.mail.ledger import Email, Intent
 from worker.settings import WorkerSettings
 
 Batch = Callable[[Connection], Awaitable[Outcomes]]
@@ -83,8 +82,13 @@ async def sent(database: Connection, requests: list[CalculationRequest]) -> Batc
     await ledger.add(database, intents)
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
-    ends = [(email, Sent("OK")) for email in emails]
-    return lambda connection: outcomes.settle(connection, ends)
+    return lambda connection: record_sent(connection, emails)
+
+
+async def record_sent(connection: Connection, emails: list[Email]) -> Outcomes:
+    """Record that these e-mails were sent, as the postman does."""
+    locked = await ledger.record(connection, uuid4(), [email.ended("OK") for email in emails])
+    return [RowLocked() if email.event_id in locked else None for email in emails]
 
 
 async def batch_of(kind: str, database: Connection, requests: list[CalculationRequest]) -> Batch:
@@ -241,7 +245,7 @@ async def test_two_emails_of_a_request_in_a_batch_have_events_with_sequences_of_
     await ledger.add(database, [Intent(f"event {number}", stored_request.id) for number in range(3)])
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
-    await do(pool, lambda connection: outcomes.settle(connection, [(each, Sent("OK")) for each in emails]))
+    await do(pool, lambda connection: record_sent(connection, emails))
 
     written = await database.fetch("SELECT sequence FROM outbox ORDER BY id")
     assert [row["sequence"] for row in written] == [1, 2, 3, 4]

@@ -17,15 +17,20 @@ from tests.harness.mail_server import MailServer
 from tests.harness.metrics import is_unknown, rises, scrape, series, value
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import announce_next, created_body, hold_events, publish, settings_with, store
+from tests.worker.conftest import (
+    announce_next,
+    created_body,
+    hold_events,
+    open_postman,
+    publish,
+    settings_with,
+    store,
+)
 from worker.consumers import notifications
-from worker.gauges import Gauges
+from worker.gauges import COUNT_LIMIT, Gauges
 from worker.mail import ledger
-from worker.mail.backlog import email_gauges, read_pending
 from worker.mail.ledger import Intent
-from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.reconciliation.loop import Discrepancies
 from worker.relay import outbox
 from worker.relay.backlog import Sizes, outbox_gauges, read_sizes
 from worker.relay.loop import Relay
@@ -95,20 +100,22 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
         INSERT INTO email (event_id, request_id, state, created_at)
         SELECT number::text, $1, CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
                now() - interval '1 hour'
-          FROM generate_series(1, 2000) AS number
+          FROM generate_series(1, 12000) AS number
         """,
         stored_request.id,
     )
 
-    all_of_them = await read_pending(database, limit=10_000)
-    some = await read_pending(database, limit=100)
+    await ledger.GAUGES.read(database)
+    assert value("emails_pending") == 500
+    assert 3600 <= value("emails_oldest_pending_age_seconds") < 3700
 
-    assert (all_of_them.number, some.number) == (500, 100)
-    assert 3600 <= some.oldest_seconds < 3700
+    await database.execute("UPDATE email SET state = 'pending'")
+    await ledger.GAUGES.read(database)
+    assert value("emails_pending") == COUNT_LIMIT
 
 
 async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: Pool, relay: Relay) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), email_gauges()], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.GAUGES], timeout_seconds=5.0)
     await gauges.read()
     await store(database)
 
@@ -216,7 +223,7 @@ async def test_consumer_counts_messages_by_outcome(
 )
 async def test_emails_are_counted_by_outcome(
     *,
-    postman: Postman,
+    worker_settings: WorkerSettings,
     mail_server: MailServer,
     database: Connection,
     stored_request: CalculationRequest,
@@ -225,59 +232,18 @@ async def test_emails_are_counted_by_outcome(
 ) -> None:
     mail_server.rcpt_reply = answer
     await ledger.add(database, [Intent("an-event", stored_request.id)])
+    settings = settings_with(worker_settings, email_retry_seconds=60.0)
     with rises("emails_total", outcome=outcome):
         counted = value("emails_total", outcome=outcome)
-        async with running(postman.run):
+        async with open_postman(settings) as postman, running(postman.run):
             await eventually(lambda: value("emails_total", outcome=outcome) > counted)
-
-
-async def test_discrepancies_found_by_reconciliation_are_exported(
-    database: Connection, worker_settings: WorkerSettings, pool: Pool, stored_request: CalculationRequest
-) -> None:
-    await database.execute("DELETE FROM outbox")
-    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
-
-    await Discrepancies(worker_settings, pool).look()
-
-    assert value("reconciliation_discrepancies", kind="request_without_email") == 1
-    assert value("reconciliation_discrepancies", kind="sequence_wrong") == 0
-    assert value("reconciliation_last_success_timestamp_seconds") > stored_request.created_at.timestamp()
-
-
-@pytest.mark.usefixtures("stored_request")
-async def test_requests_older_than_the_window_are_not_reconciled(
-    database: Connection, worker_settings: WorkerSettings, pool: Pool
-) -> None:
-    await database.execute("DELETE FROM outbox")
-    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
-
-    found = []
-    for settings in (worker_settings, settings_with(worker_settings, reconcile_window_seconds=-5.0)):
-        await Discrepancies(settings, pool).look()
-        found.append(value("reconciliation_discrepancies", kind="request_without_email"))
-
-    assert found == [1, 0]
-
-
-async def test_reconciliation_repeats_until_it_is_stopped(
-    worker_settings: WorkerSettings, pool: Pool
-) -> None:
-    settings = settings_with(worker_settings, reconcile_seconds=0.01)
-    succeeded_at = {value("reconciliation_last_success_timestamp_seconds")}
-
-    def has_succeeded_three_times() -> bool:
-        succeeded_at.add(value("reconciliation_last_success_timestamp_seconds"))
-        return len(succeeded_at) == 4
-
-    async with running(Discrepancies(settings, pool).run):
-        await eventually(has_succeeded_three_times)
 
 
 @pytest.mark.usefixtures("stored_request")
 async def test_metrics_name_no_tenant_and_need_no_token(
     worker_settings: WorkerSettings, pool: Pool, relay: Relay
 ) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), email_gauges()], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.GAUGES], timeout_seconds=5.0)
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))

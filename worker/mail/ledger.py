@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
-import asyncpg
 import msgspec
 
+from service.calculation_requests import reading
 from service.calculation_requests.columns import with_columns
 from service.calculation_requests.model import CalculationRequest
+from service.operations import emails
+from service.operations.emails import EmailEnd
+from service.outbox.events import Reason
 from service.postgres.pool import Connection
-from worker.batches import RowLocked
+from worker import metrics
+from worker.gauges import COUNT_LIMIT, Reading
 
 
 class Email(msgspec.Struct, frozen=True):
@@ -22,6 +27,22 @@ class Email(msgspec.Struct, frozen=True):
     created_at: datetime
     attempts: int
     traceparent: str | None
+
+    def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
+        """Return the end of this e-mail: it was sent, or has failed for a reason."""
+        return EmailEnd(self.event_id, self.request.id, reply, reason, smtp_code, self.traceparent)
+
+
+class PutOff(msgspec.Struct, frozen=True):
+    """An e-mail that has not ended: it is due again after *seconds*."""
+
+    key: str
+    # `postponed`: the mail server refused it for now. `put_off`: an internal error kept it from the mail
+    # server. `given_back`: the mail server was not given it. `throttled`: the mail server limits the rate.
+    label: Literal["postponed", "put_off", "given_back", "throttled"]
+    seconds: float = 0.0
+    reply: str | None = None  # Without one, no attempt is charged.
+    smtp_code: int = 0
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -136,51 +157,84 @@ async def renew(
     return {row["event_id"] for row in rows}
 
 
-async def put_off(
-    connection: Connection, process_id: UUID, event_id: str, *, server_reply: str | None, seconds: float
-) -> None:
-    """Give a claim up; the e-mail is due again after *seconds*. With a *server_reply*, charge an attempt.
+async def record(connection: Connection, process_id: UUID, outcomes: Sequence[EmailEnd | PutOff]) -> set[str]:
+    """Record the outcomes of attempts, and announce the ends, in the caller's transaction.
 
-    Changes nothing if another process has taken the e-mail over. Raises RowLocked.
+    Returns the keys of e-mails whose row, or that of their request, another transaction has locked. What had
+    ended before is left alone. An end holds even if another process has taken the e-mail over, because the
+    mail server decided; an e-mail is put off only by the process that has claimed it.
     """
-    try:
-        await connection.execute(
-            """
-            UPDATE email
-               SET attempts = attempts + ($2::text IS NOT NULL)::integer,
-                   server_reply = coalesce($2, server_reply),
-                   claimed_by = NULL,
-                   next_attempt_at = now() + make_interval(secs => $3)
-             WHERE event_id = (SELECT event_id
-                                 FROM email
-                                WHERE event_id = $1
-                                  AND claimed_by = $4
-                                  AND state = 'pending'
-                                  FOR UPDATE NOWAIT)
-            """,
-            event_id,
-            server_reply,
-            seconds,
-            process_id,
-        )
-    except asyncpg.LockNotAvailableError:
-        raise RowLocked from None
+    ends = [each for each in outcomes if isinstance(each, EmailEnd)]
+    requests = await reading.lock_free(connection, {end.request_id for end in ends}) if ends else {}
+    free = [each.key for each in outcomes if isinstance(each, PutOff) or each.request_id in requests]
+    claims = await _lock_pending(connection, free)
+    await emails.record_ends(connection, [end for end in ends if end.key in claims], requests)
+    put_off = [each for each in outcomes if isinstance(each, PutOff) and claims.get(each.key) == process_id]
+    await _put_off(connection, put_off)
+    return await _find_pending(connection, {each.key for each in outcomes} - claims.keys())
 
 
-async def release(connection: Connection, process_id: UUID, event_ids: Sequence[str]) -> None:
-    """Give claims up without charging an attempt: the mail server was not given these e-mails."""
+async def _lock_pending(connection: Connection, keys: Sequence[str]) -> dict[str, UUID | None]:
+    """Lock those of these e-mails that are pending and free. Returns the processes that have claimed them."""
+    rows = await connection.fetch(
+        """
+        SELECT event_id, claimed_by
+          FROM email
+         WHERE event_id = ANY($1)
+           AND state = 'pending'
+         ORDER BY event_id
+           FOR UPDATE SKIP LOCKED
+        """,
+        keys,
+    )
+    return dict(rows)
+
+
+async def _put_off(connection: Connection, put_off: Sequence[PutOff]) -> None:
+    """Give the claims on locked e-mails up. Those with a reply are charged an attempt."""
+    if not put_off:
+        return
     await connection.execute(
         """
         UPDATE email
-           SET claimed_by = NULL,
-               next_attempt_at = now()
-         WHERE event_id IN (SELECT event_id
-                              FROM email
-                             WHERE event_id = ANY($2)
-                               AND claimed_by = $1
-                               AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED)
+           SET attempts = attempts + (put_off.reply IS NOT NULL)::integer,
+               server_reply = coalesce(put_off.reply, server_reply),
+               claimed_by = NULL,
+               next_attempt_at = now() + make_interval(secs => put_off.seconds)
+          FROM unnest($1::text[], $2::float8[], $3::text[]) AS put_off (event_id, seconds, reply)
+         WHERE email.event_id = put_off.event_id
         """,
-        process_id,
-        event_ids,
+        [each.key for each in put_off],
+        [each.seconds for each in put_off],
+        [each.reply for each in put_off],
     )
+
+
+async def _find_pending(connection: Connection, keys: set[str]) -> set[str]:
+    if not keys:
+        return set()
+    rows = await connection.fetch(
+        "SELECT event_id FROM email WHERE event_id = ANY($1) AND state = 'pending'", keys
+    )
+    return {row["event_id"] for row in rows}
+
+
+async def _read_gauges(connection: Connection) -> None:
+    """Set the metrics of the pending e-mails. The oldest is the oldest of those counted, the first due."""
+    (row,) = await connection.fetch(
+        """
+        SELECT count(*) AS number,
+               greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
+          FROM (SELECT created_at
+                  FROM email
+                 WHERE state = 'pending'
+                 ORDER BY next_attempt_at
+                 LIMIT $1) AS due_first
+        """,
+        COUNT_LIMIT,
+    )
+    metrics.emails_pending.set(row["number"])
+    metrics.emails_oldest_age.set(row["oldest_seconds"])
+
+
+GAUGES = Reading(metrics.EMAIL_GAUGES, _read_gauges)

@@ -23,10 +23,6 @@ _ADDRESS_SPECIALS = str.maketrans(
 _LONGEST_NAME = 64
 
 
-class EmailNotComposable(Exception):
-    """No e-mail can be composed from the addresses and names of a request."""
-
-
 class Sender(msgspec.Struct, frozen=True):
     """The sender of every e-mail, as MAIL_FROM gives it."""
 

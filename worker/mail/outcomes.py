@@ -1,148 +1,59 @@
-"""The outcomes that an attempt at an e-mail can have, and how each is recorded."""
+"""The outcome of an attempt at an e-mail: it ends, which is announced, or it is put off."""
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import ClassVar
-from uuid import UUID
 
-import msgspec
-
-from service.operations import emails
 from service.operations.emails import EmailEnd
-from service.outbox.events import Reason
-from service.postgres.pool import Connection
-from worker.batches import Outcomes, RowLocked
-from worker.mail import ledger
-from worker.mail.ledger import Email
-from worker.mail.session import NO_REPLY
-from worker.mail.smtp import EmailRefused, MailServerUnavailable, MailThrottled
+from worker.mail.ledger import Email, PutOff
+from worker.mail.session import NO_REPLY, Reply
 from worker.settings import WorkerSettings
 
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How an attempt at an e-mail ended."""
-
-    label: ClassVar[str]  # in the metrics and the log
-
-    def describe(self) -> Mapping[str, str | int]:
-        """Return the fields of a log line: never the mail server's reply, which may quote an address."""
-        fields = msgspec.structs.asdict(self)
-        return {"outcome": self.label} | {
-            name: value for name, value in fields.items() if name in {"reason", "smtp_code"}
-        }
+_LONGEST_RETRY = 60  # times the first one: half an hour by default
+THROTTLED_SECONDS = 1.0  # Providers limit the rate by the second.
+_LONGEST_REPLY = 1000
+_INTERNAL_ERROR = "not given to the mail server: internal error, see the logs"
 
 
-class Sent(Outcome, frozen=True):
-    """The mail server accepted the e-mail."""
+def of_reply(reply: Reply, email: Email, settings: WorkerSettings) -> EmailEnd | PutOff:
+    """Return the outcome of a mail server's reply (RFC 5321, section 4.2.1).
 
-    label: ClassVar = "sent"
-
-    reply: str
-
-    def end_of(self, email: Email) -> EmailEnd:
-        """Return it as the end of *email*."""
-        return EmailEnd(email.event_id, email.request.id, self.reply, traceparent=email.traceparent)
-
-
-class Failed(Outcome, frozen=True):
-    """The e-mail ended unsent."""
-
-    label: ClassVar = "failed"
-
-    reason: Reason
-    reply: str
-    smtp_code: int = NO_REPLY
-
-    def end_of(self, email: Email) -> EmailEnd:
-        """Return it as the end of *email*."""
-        return EmailEnd(
-            email.event_id, email.request.id, self.reply, self.reason, self.smtp_code, email.traceparent
-        )
+    A refused e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
+    EMAIL_GIVE_UP_SECONDS. A throttled one is retried for as long as it takes. If the connection was lost when
+    the content had been sent, the server may have accepted it: an attempt is charged.
+    """
+    if reply.is_acceptance:
+        return email.ended(_storable(reply.text))
+    if reply.is_throttling:
+        return PutOff(email.event_id, "throttled", THROTTLED_SECONDS, smtp_code=reply.code)
+    words = _words(reply)
+    if reply.code >= 500:
+        return email.ended(words, "refused", reply.code)
+    age = datetime.now(UTC) - email.created_at
+    if age.total_seconds() >= settings.email_give_up_seconds:
+        return email.ended(words, "gave_up", reply.code)
+    pause = settings.email_retry_seconds * min(2**email.attempts, _LONGEST_RETRY)
+    return PutOff(email.event_id, "postponed", pause, words, reply.code)
 
 
-class RefusedForNow(Outcome, frozen=True):
-    """The mail server refused the e-mail for now. An attempt is charged."""
-
-    label: ClassVar = "postponed"
-
-    reply: str
-    smtp_code: int
-    retry_seconds: float
-
-
-class InternalError(Outcome, frozen=True):
-    """An internal error kept the e-mail from the mail server. An attempt is charged.
+def internal_error(email: Email, settings: WorkerSettings) -> PutOff:
+    """Return the outcome of an internal error, which charges an attempt.
 
     It is retried for ever, at long intervals: no mail server refused it, so no event may say that it failed.
     """
-
-    label: ClassVar = "put_off"
-    reply: ClassVar = "not given to the mail server: internal error, see the logs"
-
-    retry_seconds: float
-
-
-class NotAttempted(Outcome, frozen=True):
-    """The mail server was not given the e-mail. No attempt is charged, and it is due again at once."""
-
-    label: ClassVar = "given_back"
-    retry_seconds: ClassVar = 0.0
-
-    outage: MailServerUnavailable | None = None
-
-
-class Throttled(Outcome, frozen=True):
-    """The mail server limits how many e-mails it takes, and did not take this one. No attempt is charged.
-
-    Until it is due again, this process starts no e-mail.
-    """
-
-    label: ClassVar = "throttled"
-    retry_seconds: ClassVar = 1.0  # Providers limit the rate by the second.
-
-    smtp_code: int
-
-
-def after_refusal(
-    refusal: EmailRefused | MailThrottled, email: Email, settings: WorkerSettings
-) -> Failed | RefusedForNow | Throttled:
-    """Return the outcome of a refusal.
-
-    The e-mail is retried with doubling pauses, unless the refusal is final or the e-mail older than
-    EMAIL_GIVE_UP_SECONDS. A throttled e-mail is retried for as long as it takes.
-    """
-    if isinstance(refusal, MailThrottled):
-        return Throttled(refusal.code)
-    if refusal.is_final:
-        return Failed("refused", refusal.reply, refusal.code)
-    age = datetime.now(UTC) - email.created_at
-    if age.total_seconds() >= settings.email_give_up_seconds:
-        return Failed("gave_up", refusal.reply, refusal.code)
-    pause = settings.email_retry_seconds * 2 ** min(email.attempts, 20)
-    return RefusedForNow(refusal.reply, refusal.code, min(settings.email_longest_retry_seconds, pause))
-
-
-async def settle(connection: Connection, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
-    """Record the ends of e-mails and announce them, in the caller's transaction.
-
-    Those that were recorded before are left alone. The outcome may be RowLocked.
-    """
-    locked = await emails.settle_free(connection, [outcome.end_of(email) for email, outcome in ends])
-    return [RowLocked() if email.event_id in locked else None for email, _ in ends]
-
-
-async def put_off(
-    connection: Connection,
-    outcome: RefusedForNow | InternalError | NotAttempted | Throttled,
-    email: Email,
-    *,
-    process_id: UUID,
-) -> None:
-    """Record that an e-mail is due again, later or at once. Raises RowLocked."""
-    await ledger.put_off(
-        connection,
-        process_id,
-        email.event_id,
-        server_reply=None if isinstance(outcome, NotAttempted | Throttled) else outcome.reply,
-        seconds=outcome.retry_seconds,
+    pause = settings.email_retry_seconds * _LONGEST_RETRY
+    return PutOff(
+        email.event_id, "put_off", pause, "not given to the mail server: internal error, see the logs"
     )
+
+
+def _words(reply: Reply) -> str:
+    if reply.code != NO_REPLY:
+        return _storable(f"{reply.code} {reply.text}")
+    if reply.to == "content":
+        return "no reply to the content; it may have been accepted"
+    return "the mail server ended the session before the content"
+
+
+def _storable(reply: str) -> str:
+    """Return a reply as text that Postgres accepts: a mail server may use any encoding, and NULs."""
+    text = reply.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]

@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID, uuid4
 
+import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.operations.emails import EmailEnd
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -24,17 +26,21 @@ from worker import metrics
 from worker.batches import Batches, Outcomes, RowLocked
 from worker.mail import ledger, message, outcomes
 from worker.mail.allowance import Allowance
-from worker.mail.ledger import Email
-from worker.mail.message import EmailNotComposable, Sender
-from worker.mail.outcomes import Failed, InternalError, NotAttempted, Outcome, RefusedForNow, Sent, Throttled
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, MailThrottled
+from worker.mail.ledger import Email, PutOff
+from worker.mail.message import Sender
+from worker.mail.outcomes import THROTTLED_SECONDS
+from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
 _NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
 
+_POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
+
 # E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
 _EMAILS_PER_CONNECTION = 2
+
+_LOGGED = {"reason", "smtp_code"}  # never the mail server's reply, which may quote an address
 
 _log = structlog.get_logger()
 
@@ -46,7 +52,7 @@ class ClaimLost(Exception):
 class _Sending:
     """An e-mail that is being sent, and when the claim on it ends by the clock of this machine."""
 
-    task: asyncio.Task[Outcome]
+    task: asyncio.Task[None]
 
     def __init__(self, claimed_until: float) -> None:
         self.claimed_until = claimed_until
@@ -87,7 +93,8 @@ class Postman:
         self._under_way: dict[str, _Sending] = {}  # by event id
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
-        self._ends = Batches(self._settle)
+        self._records = Batches(self._record)
+        self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
 
@@ -95,7 +102,7 @@ class Postman:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
         async with (
             in_background("email_claims", self._renew_claims),
-            in_background("email_settlements", self._ends.run),
+            in_background("email_settlements", self._records.run),
         ):
             try:
                 while not stop.is_set():
@@ -108,24 +115,21 @@ class Postman:
 
     async def _abandon_sending(self) -> None:
         """Stop sending. E-mails that the mail server was not given are due again at once."""
-        unfinished = {
-            event_id: sending for event_id, sending in self._under_way.items() if not sending.task.done()
-        }
+        unfinished = dict(self._under_way)
         for sending in unfinished.values():
             sending.task.cancel()
         await asyncio.gather(*(sending.task for sending in unfinished.values()), return_exceptions=True)
-        unsent = [event_id for event_id, sending in unfinished.items() if not sending.content_begun]
+        unsent = [key for key, sending in unfinished.items() if not sending.content_begun]
         if unsent:
             with suppress(PostgresUnavailable):
-                async with loans.connection(self._pool, seconds=self._seconds) as connection:
-                    await ledger.release(connection, self._process_id, unsent)
+                await self._record([PutOff(key, "given_back") for key in unsent])
 
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
         """Start what is due. Then pause if there is an outage, or wait for more if nothing was due."""
         self._due.clear()
         self._finished.clear()
+        outage, self._outage = self._outage, None
         try:
-            outage = self._forget_finished()
             started = await self.start_due()
         except PostgresUnavailable as error:
             await self._pauses.log_and_wait(error, stop)
@@ -138,23 +142,10 @@ class Postman:
         if outage is not None:
             await self._pauses.log_and_wait(outage, stop, smtp_code=outage.code)
         elif not started:
-            seconds = min(self._settings.email_poll_seconds, self._allowance.wait_seconds or math.inf)
+            # A first retry must not come much later than it is due.
+            longest = min(_POLL_SECONDS, self._settings.email_retry_seconds)
+            seconds = min(longest, self._allowance.wait_seconds or longest)
             await wait_at_most(seconds, self._due, self._finished, stop)
-
-    def _forget_finished(self) -> MailServerUnavailable | None:
-        """Make room for other e-mails. Returns an outage that one of the finished ones met, if any."""
-        outage = None
-        for event_id, sending in list(self._under_way.items()):
-            if sending.task.done():
-                del self._under_way[event_id]
-                match sending.task.result():
-                    case Sent():
-                        self._pauses.reset()
-                    case Throttled():
-                        self._allowance.pause(Throttled.retry_seconds)
-                    case NotAttempted(outage=MailServerUnavailable() as error):
-                        outage = error
-        return outage
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
@@ -175,56 +166,66 @@ class Postman:
         for email in claimed:
             sending = self._under_way[email.event_id] = _Sending(claimed_until)
             sending.task = asyncio.create_task(self._send(email, sending))
-            sending.task.add_done_callback(lambda _: self._finished.set())
+            sending.task.add_done_callback(partial(self._make_room, email.event_id))
         return len(claimed)
+
+    def _make_room(self, event_id: str, _: object) -> None:
+        del self._under_way[event_id]
+        self._finished.set()
 
     def _claimed_until(self) -> float:
         """Return the earliest end of a claim made now: its time begins once Postgres has the statement."""
         return time.monotonic() + self._settings.email_claim_seconds
 
-    async def _send(self, email: Email, sending: _Sending) -> Outcome:
+    async def _send(self, email: Email, sending: _Sending) -> None:
         """Make one attempt at an e-mail, and record its outcome."""
         story = logs.about(email.request.uuid, email.traceparent)
         with bound_contextvars(event_id=email.event_id, **story):
             outcome = await self._attempt(email, sending)
-            await self._keep_recording(outcome, email)
+            await self._keep_recording(outcome)
             metrics.emails.labels(outcome.label).inc()
-            _log.info("email_handled", attempts=email.attempts + 1, **outcome.describe())
-            return outcome
+            facts = msgspec.structs.asdict(outcome)
+            known = {name: value for name, value in facts.items() if name in _LOGGED and value}
+            _log.info("email_handled", outcome=outcome.label, attempts=email.attempts + 1, **known)
 
-    async def _attempt(self, email: Email, sending: _Sending) -> Outcome:
+    async def _attempt(self, email: Email, sending: _Sending) -> EmailEnd | PutOff:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
-            async with self._connections:
-                reply = await self._hand_over(email, sending)
-        except (EmailRefused, MailThrottled) as refusal:
-            return outcomes.after_refusal(refusal, email, self._settings)
-        except EmailNotComposable as error:
-            _log.error("email_not_composable", **logs.describe(error))
-            return Failed("not_composable", _NOT_COMPOSABLE)
+            outcome = await self._hand_over(email, sending)
+        except MailServerUnavailable as outage:
+            self._outage = outage
+            return PutOff(email.event_id, "given_back")
         except ClaimLost:
             _log.warning("email_claim_lost")
-            return NotAttempted()
-        except MailServerUnavailable as error:
-            return NotAttempted(error)
+            return PutOff(email.event_id, "given_back")
         except SecretKeyMissing as error:
             self._keys.report_missing(error)
+            return outcomes.internal_error(email, self._settings)
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
-        else:
+            return outcomes.internal_error(email, self._settings)
+        if outcome.label == "sent":
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-            return Sent(reply)
-        return InternalError(self._settings.email_longest_retry_seconds)
+            self._pauses.reset()
+        elif outcome.label == "throttled":
+            self._allowance.pause(THROTTLED_SECONDS)
+        return outcome
 
-    async def _hand_over(self, email: Email, sending: _Sending) -> str:
-        """Return the mail server's reply on acceptance."""
-        envelope, content = self._compose(email)
+    async def _hand_over(self, email: Email, sending: _Sending) -> EmailEnd | PutOff:
+        composed = self._compose(email)
+        if composed is None:
+            return email.ended(_NOT_COMPOSABLE, "not_composable")
+        recipient, content = composed
         with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
-            return await self._mailer.send(envelope, content, before_content=sending.begin_content)
+            async with self._connections:
+                reply = await self._mailer.send(
+                    self._sender.address, recipient, content, before_content=sending.begin_content
+                )
+        return outcomes.of_reply(reply, email, self._settings)
 
-    def _compose(self, email: Email) -> tuple[Envelope, bytes]:
-        """Return the envelope and the content. Raises EmailNotComposable when the request is at fault."""
+    def _compose(self, email: Email) -> tuple[str, bytes] | None:
+        """Return the recipient and the content, or None if the request is at fault."""
         compose = partial(
             message.compose,
             firm=email.firm,
@@ -234,21 +235,21 @@ class Postman:
             sender=self._sender,
         )
         try:
-            content = compose(email.request)
-            return Envelope(self._sender.address, message.recipient_of(email.request)), content
-        except Exception as error:
+            return message.recipient_of(email.request), compose(email.request)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with its words
             # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
             compose(message.with_plain_words(email.request))
-            raise EmailNotComposable from error
+            _log.error("email_not_composable", **logs.describe(error))
+            return None
 
-    async def _keep_recording(self, outcome: Outcome, email: Email) -> None:
+    async def _keep_recording(self, outcome: EmailEnd | PutOff) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""
         longest = self._settings.longest_outage_pause_seconds
         pauses = Pauses("email_not_recorded", longest_seconds=longest, shortest_seconds=0.005)
         never = asyncio.Event()
         while True:
             try:
-                await self._record(outcome, email)
+                await self._records.done(outcome)
             except (PostgresUnavailable, RowLocked) as error:
                 await pauses.log_and_wait(error, never)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
@@ -257,19 +258,12 @@ class Postman:
             else:
                 return
 
-    async def _record(self, outcome: Outcome, email: Email) -> None:
-        match outcome:
-            case Sent() | Failed():
-                await self._ends.done((email, outcome))
-            case RefusedForNow() | InternalError() | NotAttempted() | Throttled():
-                async with loans.connection(self._pool, seconds=self._seconds) as connection:
-                    await outcomes.put_off(connection, outcome, email, process_id=self._process_id)
-
-    async def _settle(self, ends: Sequence[tuple[Email, Sent | Failed]]) -> Outcomes:
+    async def _record(self, done: Sequence[EmailEnd | PutOff]) -> Outcomes:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            recorded = await outcomes.settle(connection, ends)
-        self._relay.wake()
-        return recorded
+            locked = await ledger.record(connection, self._process_id, done)
+        if any(isinstance(each, EmailEnd) for each in done):
+            self._relay.wake()
+        return [RowLocked() if each.key in locked else None for each in done]
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""

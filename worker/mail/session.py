@@ -1,11 +1,11 @@
-"""SMTP sessions: e-mails one after the other over a connection, with pipelining (RFC 5321, RFC 2920).
+"""Sends one e-mail after the other over a connection, with pipelining (RFC 5321, RFC 2920).
 
 aiosmtplib connects, encrypts and logs in. It waits for each reply before it sends the next command.
 """
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import aiosmtplib
@@ -15,14 +15,21 @@ NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
 _COMPLETED = range(200, 300)
 _CONTENT_EXPECTED = range(354, 355)
+# Replies to MAIL or to the content of providers that limit how many e-mails they take, or over how many
+# connections. To RCPT, 454 refuses one recipient, as in Postfix's "454 4.7.1 Relay access denied".
+_THROTTLING = frozenset({432, 454})
+# The reply to the content may take so many times as long as any other: ten minutes of filters, by default
+# (RFC 5321, section 4.5.3.2.6).
+_CONTENT_PATIENCE = 10
 _REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
 _MOST_LINES = 100  # of one reply
 _LONGEST_LINE = 8 * 1024
 
 
 class Reply(NamedTuple):
-    """A mail server's reply to one command."""
+    """A mail server's reply to a command, or to the content of an e-mail."""
 
+    to: str  # MAIL, RCPT, DATA, RSET, QUIT or content
     code: int
     text: str = ""
 
@@ -36,17 +43,33 @@ class Reply(NamedTuple):
         """Whether no further command would be carried out."""
         return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
 
+    @property
+    def is_throttling(self) -> bool:
+        """Whether the mail server limits how many e-mails it takes, and did not take this one."""
+        return self.code in _THROTTLING and self.to in {"MAIL", "content"}
+
+    @property
+    def concerns_session(self) -> bool:
+        """Whether the e-mail was refused unseen, so that a new session may accept it."""
+        if self.to == "MAIL":
+            return not self.is_acceptance and not self.is_throttling
+        return self.to != "content" and self.ends_session
+
 
 class Session:
     """A session that is used for one e-mail at a time. If an error is raised, it is not usable any more."""
 
-    def __init__(self, connection: aiosmtplib.SMTP) -> None:
-        """Take over the connection, after EHLO. Nothing else may read from it any more."""
+    def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
+        """Take over the connection, after EHLO. Nothing else may read from it any more.
+
+        Each reply has to arrive within *seconds*, that to the content within ten times as many.
+        """
         if connection.transport is None:
             raise ConnectionResetError
         transport = cast("asyncio.Transport", connection.transport)
         loop = asyncio.get_running_loop()
         self._connection = connection
+        self._seconds = seconds
         self._reader = asyncio.StreamReader(limit=_LONGEST_LINE, loop=loop)
         protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
         transport.set_protocol(protocol)
@@ -60,35 +83,37 @@ class Session:
         """Whether another e-mail may be sent."""
         return self._between_emails and not self._writer.is_closing()
 
-    async def begin(self, sender: str, recipient: str, *, seconds: float) -> list[Reply]:
-        """Send MAIL, RCPT and DATA, to be answered within *seconds*: all of them with pipelining, else each.
+    async def send(
+        self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
+    ) -> Reply:
+        """Send an e-mail, whose lines end with CRLF. Returns the first refusal, or the reply to the content.
 
-        Returns the replies, up to the first that is no acceptance. After three acceptances the mail server
-        waits for the content.
+        *before_content* is called just before the content is sent. It may raise to withhold the content.
         """
         self._between_emails = False
-        commands = (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
-        replies = await self._send_all(commands, seconds=seconds)
-        accepted = [reply.is_acceptance for reply in replies]
-        if all(accepted):
-            return replies
-        waits_for_content = len(replies) == len(commands) and accepted[-1]
-        if not waits_for_content and not any(reply.ends_session for reply in replies):
-            (reset,) = await self._send_all(["RSET"], seconds=seconds)
-            self._between_emails = reset.is_acceptance
-        return replies[: accepted.index(False) + 1]
-
-    async def finish(self, content: bytes, *, seconds: float) -> Reply:
-        """Send the content, whose lines end with CRLF, after `begin`. Returns the reply."""
-        stuffed = re.sub(rb"(?m)^\.", b"..", content)
-        (reply,) = await self._exchange(stuffed + b".\r\n", [_COMPLETED], seconds=seconds)
+        replies = await self._command(f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
+        refusal = next((reply for reply in replies if not reply.is_acceptance), None)
+        if refusal is not None:
+            await self._reset(replies)
+            return refusal
+        before_content()
+        stuffed = re.sub(rb"(?m)^\.", b"..", content) + b".\r\n"
+        (reply,) = await self._exchange(stuffed, ["content"], seconds=self._seconds * _CONTENT_PATIENCE)
         self._between_emails = not reply.ends_session
         return reply
+
+    async def _reset(self, replies: Sequence[Reply]) -> None:
+        """Make the session usable after a refusal, unless it was of the sender: that is to be tried anew."""
+        waits_for_content = replies[-1].to == "DATA" and replies[-1].is_acceptance
+        ended = any(reply.ends_session for reply in replies)
+        if replies[0].is_acceptance and not waits_for_content and not ended:
+            (reset,) = await self._command("RSET")
+            self._between_emails = reset.is_acceptance
 
     async def quit(self) -> None:
         """End the session in an orderly way, within a second."""
         try:
-            await self._send_all(["QUIT"], seconds=1.0)
+            await self._exchange(b"QUIT\r\n", ["QUIT"], seconds=1.0)
         finally:
             self.close()
 
@@ -96,23 +121,23 @@ class Session:
         """Close the connection."""
         self._connection.close()
 
-    async def _send_all(self, commands: Sequence[str], *, seconds: float) -> list[Reply]:
+    async def _command(self, *commands: str) -> list[Reply]:
         """Send commands: all at once, or each after an acceptance of the one before. Returns the replies."""
         lines = [f"{command}\r\n".encode("ascii") for command in commands]
-        acceptances = [_CONTENT_EXPECTED if command == "DATA" else _COMPLETED for command in commands]
+        names = [command[:4] for command in commands]
         if self._pipelines:
-            return await self._exchange(b"".join(lines), acceptances, seconds=seconds)
+            return await self._exchange(b"".join(lines), names, seconds=self._seconds)
         replies: list[Reply] = []
-        for line, acceptance in zip(lines, acceptances, strict=True):
-            replies += await self._exchange(line, [acceptance], seconds=seconds)
+        for line, name in zip(lines, names, strict=True):
+            replies += await self._exchange(line, [name], seconds=self._seconds)
             if not replies[-1].is_acceptance:
                 break
         return replies
 
-    async def _exchange(self, sent: bytes, acceptances: Sequence[range], *, seconds: float) -> list[Reply]:
-        """Send something, and return a reply for each of *acceptances*, the codes that accept it.
+    async def _exchange(self, sent: bytes, commands: Sequence[str], *, seconds: float) -> list[Reply]:
+        """Send *commands*, and return a reply for each.
 
-        NO_REPLY is the last if a reply does not arrive in time, or cannot be one to what was sent: after one
+        NO_REPLY is the last if a reply does not arrive in time, or cannot be one to this command: after one
         reply too many, each would be taken for the reply to the next command.
         """
         replies: list[Reply] = []
@@ -121,14 +146,15 @@ class Session:
                 raise ConnectionResetError  # Writing to a closed connection is a RuntimeError in uvloop.
             self._writer.write(sent)
             async with asyncio.timeout(seconds):
-                while len(replies) < len(acceptances):
-                    replies.append(await self._read_reply(acceptances[len(replies)]))
+                for command in commands:
+                    replies.append(await self._read_reply(command))  # noqa: PERF401 - kept when one fails
         except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply to this
             self._writer.close()
-            replies.append(Reply(NO_REPLY))
+            replies.append(Reply(commands[len(replies)], NO_REPLY))
         return replies
 
-    async def _read_reply(self, acceptance: range) -> Reply:
+    async def _read_reply(self, command: str) -> Reply:
+        acceptance = _CONTENT_EXPECTED if command == "DATA" else _COMPLETED
         texts: list[str] = []
         while len(texts) < _MOST_LINES:
             line = _REPLY_LINE.fullmatch(await self._reader.readline())
@@ -139,5 +165,5 @@ class Session:
                 code = int(line[1])
                 if code < 400 and code not in acceptance:
                     raise ValueError("a reply to something else")
-                return Reply(code, "\n".join(texts))
+                return Reply(command, code, "\n".join(texts))
         raise ValueError("not in the form of SMTP")

@@ -12,12 +12,12 @@ from service.operations import operator_arguments
 from service.operations.operator_actions import Operator
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
+from worker import reconciliation
 from worker.operating import arguments, connections, replay
 from worker.operating.answers import Answer, table
 from worker.operating.arguments import Subcommands, add_command
 from worker.operating.replay import Cause, Selection
-from worker.reconciliation import checks
-from worker.reconciliation.checks import Anomaly, Limits
+from worker.reconciliation import Anomaly, Limits
 
 _PAGE_REQUESTS = 1000
 _REPAIRS_PER_SECOND = 200.0
@@ -57,7 +57,7 @@ async def reconcile(options: argparse.Namespace, environment: Mapping[str, str])
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             found = Reconciliation(
                 await count_states(connection, limits.first_id),
-                await checks.find_anomalies(connection, limits),
+                await reconciliation.find_anomalies(connection, limits),
             )
         if options.repair:
             announced = await repair(connection, limits, operator_arguments.operator(options))
@@ -124,6 +124,6 @@ async def repair(connection: Connection, limits: Limits, by: Operator) -> int:
 
 
 async def _pages_without_email(connection: Connection, limits: Limits) -> AsyncIterator[list[UUID]]:
-    while page := await checks.read_ids_without_email(connection, limits, limit=_PAGE_REQUESTS):
+    while page := await reconciliation.read_ids_without_email(connection, limits, limit=_PAGE_REQUESTS):
         yield page
         limits = msgspec.structs.replace(limits, first_id=UUID(int=page[-1].int + 1))

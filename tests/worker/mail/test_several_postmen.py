@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -23,10 +23,10 @@ from tests.worker.mail.conftest import (
     all_are,
     attempts,
     intend_emails,
+    is_claimed,
 )
-from worker.batches import RowLocked
-from worker.mail import ledger, outcomes
-from worker.mail.outcomes import InternalError, NotAttempted, RefusedForNow, Throttled
+from worker.mail import ledger
+from worker.mail.ledger import PutOff
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -94,7 +94,6 @@ async def test_claim_is_renewed_after_a_failed_renewal(
         smtp_url=mail_link.url,
         email_claim_seconds=1.0,
         smtp_timeout_seconds=60.0,
-        smtp_answer_seconds=60.0,
     )
     before = failures()
 
@@ -111,38 +110,27 @@ async def test_claim_is_renewed_after_a_failed_renewal(
 
 
 @pytest.mark.usefixtures("intended")
-@pytest.mark.parametrize(
-    ("outcome", "charged"),
-    [
-        (RefusedForNow("450 Later", 450, 60.0), 1),
-        (InternalError(60.0), 1),
-        (Throttled(454), 0),
-        (NotAttempted(), 0),
-    ],
-    ids=lambda value: getattr(value, "label", None),
-)
+@pytest.mark.parametrize(("reply", "charged"), [("450 Later", 1), (None, 0)])
 async def test_email_whose_row_is_locked_is_put_off_once_it_is_free_and_occupies_no_connection_until_then(
-    pool: Pool,
-    database: Connection,
-    *,
-    outcome: RefusedForNow | InternalError | Throttled | NotAttempted,
-    charged: int,
+    pool: Pool, database: Connection, reply: str | None, charged: int
 ) -> None:
     process_id = uuid4()
     (email,) = await ledger.claim(database, process_id, under_way=[], limit=1, seconds=60)
 
-    async def put_off() -> None:
-        async with loans.connection(pool, seconds=5.0) as connection:
-            await outcomes.put_off(connection, outcome, email, process_id=process_id)
+    async def put_off(by: UUID) -> set[str]:
+        async with loans.transaction(pool, seconds=5.0) as connection:
+            put_off = PutOff(email.event_id, "given_back", 60.0, reply)
+            return await ledger.record(connection, by, [put_off])
 
     async with database.transaction():
         await database.execute("SELECT FROM email FOR UPDATE")
-        with pytest.raises(RowLocked):
-            await put_off()
-    await put_off()
+        assert await put_off(process_id) == {email.event_id}
+    assert await put_off(uuid4()) == set()
+    assert await is_claimed(database)
+    assert await put_off(process_id) == set()
 
-    row = await database.fetchrow("SELECT claimed_by, attempts FROM email")
-    assert tuple(row or ()) == (None, charged)
+    row = await database.fetchrow("SELECT claimed_by, attempts, server_reply FROM email")
+    assert tuple(row or ()) == (None, charged, reply)
 
 
 async def test_two_postmen_send_no_email_twice(
@@ -167,9 +155,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
     mail_link: TcpProxy,
     database: Connection,
 ) -> None:
-    settings = settings_with(
-        worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5, email_poll_seconds=0.05
-    )
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5)
     mail_link.hold_before(b"Message-ID:")
     await intend_emails(database, pool, 3)
 

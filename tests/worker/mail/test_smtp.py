@@ -1,24 +1,25 @@
-"""The mailer: what it makes of a mail server's replies, and which connections it keeps."""
+"""What becomes of an e-mail after each reply of a mail server, and which connections are kept."""
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.operations.emails import EmailEnd
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.mail.composing import (
-    SENDER,
-    compose,
-)
+from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
+from worker.mail import outcomes
+from worker.mail.ledger import Email, PutOff
 from worker.mail.session import NO_REPLY, Reply, Session
-from worker.mail.smtp import EmailRefused, Envelope, Mailer, MailServerUnavailable, MailThrottled
+from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
@@ -39,7 +40,7 @@ def mail_settings(url: str, **changes: Any) -> WorkerSettings:
         amqp_url="amqp://nowhere.invalid/",
         smtp_url=url,
         mail_from="Calculations <calculations@service.example.com>",
-        **{"smtp_timeout_seconds": 20.0, "smtp_answer_seconds": 20.0, **changes},
+        **{"smtp_timeout_seconds": 20.0, **changes},
     )
 
 
@@ -66,27 +67,35 @@ async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
 @pytest.fixture
 async def hasty_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
     """A mailer that waits a short time for the rude mail server."""
-    hasty = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.2, smtp_answer_seconds=0.2))
+    hasty = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.2))
     yield hasty
     await hasty.close()
 
 
-async def send(with_mailer: Mailer) -> str:
-    """Send an e-mail. Returns the reply."""
-    envelope = Envelope(SENDER.address, "ada@customer.example.com")
-    return await with_mailer.send(envelope, compose(), before_content=lambda: None)
+async def send(with_mailer: Mailer) -> EmailEnd | PutOff:
+    """Send an e-mail. Returns the outcome."""
+    reply = await with_mailer.send(
+        SENDER.address, "ada@customer.example.com", compose(), before_content=lambda: None
+    )
+    return outcome_of(reply)
 
 
-async def test_reply_of_the_mail_server_is_returned(
+def outcome_of(reply: Reply, *, attempts: int = 0, age: timedelta = timedelta()) -> EmailEnd | PutOff:
+    """Return the outcome for an e-mail with so many attempts, and of this age."""
+    email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
+    return outcomes.of_reply(reply, email, mail_settings("smtp://nowhere.invalid"))
+
+
+async def test_reply_of_the_mail_server_is_recorded(
     settings: WorkerSettings, mail_server: MailServer
 ) -> None:
     mail_server.data_reply = "250 queued as 4711"
     with_mailer = Mailer(settings)
 
-    reply = await send(with_mailer)
+    outcome = await send(with_mailer)
 
     await with_mailer.close()
-    assert reply == "queued as 4711"
+    assert (outcome.label, outcome.reply) == ("sent", "queued as 4711")
 
 
 async def test_connection_is_kept_for_the_next_email(
@@ -107,27 +116,28 @@ async def test_emails_at_the_same_time_do_not_share_a_connection(
 
 
 @pytest.mark.parametrize(
-    ("command", "answer", "is_final"),
+    ("command", "answer", "label"),
     [
-        ("RCPT", b"550 No such user", True),
-        ("RCPT", b"450 Busy", False),
-        ("RCPT", b"454 4.7.1 Relay access denied", False),
-        ("DATA", b"454 4.7.1 Relay access denied", False),
-        ("content", b"554 Spam", True),
-        ("content", b"452 Full", False),
+        ("RCPT", b"550 No such user", "failed"),
+        ("RCPT", b"550 Empf\xe4nger unbekannt", "failed"),
+        ("RCPT", b"450 Busy", "postponed"),
+        ("RCPT", b"454 4.7.1 Relay access denied", "postponed"),
+        ("DATA", b"454 4.7.1 Relay access denied", "postponed"),
+        ("content", b"554 Spam", "failed"),
+        ("content", b"452 Full", "postponed"),
     ],
 )
 async def test_refusal_is_final_or_not_and_keeps_the_connection(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, is_final: bool
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, label: str
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
-    with pytest.raises(EmailRefused) as refused:
-        await send(rude_mailer)
+    refused = await send(rude_mailer)
 
     rude_server.replies[command] = usual
     await send(rude_mailer)
-    assert (refused.value.reply, refused.value.is_final) == (answer.decode(), is_final)
+    words = answer.decode(errors="replace")
+    assert (refused.label, refused.reply, refused.smtp_code) == (label, words, int(answer[:3]))
     assert rude_server.connections == 1
 
 
@@ -138,24 +148,23 @@ async def test_mail_server_that_limits_the_rate_refuses_no_email(
 ) -> None:
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
-    with pytest.raises(MailThrottled) as throttled:
-        await send(rude_mailer)
+    throttled = await send(rude_mailer)
 
     rude_server.replies[command] = usual
-    await send(rude_mailer)
-    assert throttled.value.code == int(answer[:3])
+    assert (await send(rude_mailer)).label == "sent"
+    assert (throttled.label, throttled.reply, throttled.smtp_code) == ("throttled", None, int(answer[:3]))
 
 
-@pytest.mark.parametrize("answer", [None, b"nonsense", UNFINISHED, b"354 Go ahead"])
+@pytest.mark.parametrize("answer", [None, b"421 Not this one", b"nonsense", UNFINISHED, b"354 Go ahead"])
 async def test_missing_reply_to_the_content_charges_an_attempt(
     rude_server: ScriptedMailServer, hasty_mailer: Mailer, answer: bytes | None
 ) -> None:
     rude_server.replies["content"] = answer
 
-    with pytest.raises(EmailRefused) as unknown:
-        await send(hasty_mailer)
+    unknown = await send(hasty_mailer)
 
-    assert (unknown.value.code, unknown.value.is_final) == (NO_REPLY, False)
+    assert (unknown.label, unknown.smtp_code) == ("postponed", 421 if answer == b"421 Not this one" else 0)
+    assert unknown.reply
     assert rude_server.connections == 1  # It may have been accepted, so it is not sent again at once.
 
 
@@ -166,38 +175,35 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(
     await send(rude_mailer)
     rude_server.replies["content"] = b"554 Spam"
 
-    with pytest.raises(EmailRefused) as refused:
-        await send(rude_mailer)
+    refused = await send(rude_mailer)
 
-    assert refused.value.code == 554
+    assert refused.smtp_code == 554
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
-@pytest.mark.parametrize("command", ["greeting", "EHLO", "RSET", "MAIL"])
-async def test_mail_server_that_answers_something_else_before_the_recipient_is_unavailable(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        *itertools.product(
+            ["greeting", "EHLO", "MAIL"], [None, b"421 Going down", b"nonsense", UNFINISHED, b"354 Go ahead"]
+        ),
+        ("RSET", b"354 Go ahead"),
+    ],
+)
+async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavailable(
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
 ) -> None:
-    rude_server.replies[command] = b"354 Go ahead"
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     with pytest.raises(MailServerUnavailable):
         await send(hasty_mailer)
 
-
-async def test_session_whose_connection_was_reset_gets_no_reply(rude_server: ScriptedMailServer) -> None:
-    async with TcpProxy(rude_server.url) as link:
-        connection = await Mailer(mail_settings(link.url)).connect()
-        await connection.ehlo()
-        session = Session(connection)
-        await link.cut()
-        await eventually(lambda: not session.is_usable)
-
-        replies = await session.begin("a@example.com", "b@example.com", seconds=1.0)
-
-    assert replies == [Reply(NO_REPLY)]
+    rude_server.replies[command] = usual
+    assert (await send(hasty_mailer)).label == "sent"
 
 
-@pytest.mark.parametrize("command", ["EHLO", "RSET"])
-async def test_connection_on_which_the_first_command_is_refused_is_closed(
+@pytest.mark.parametrize("command", ["EHLO", "RSET", "MAIL"])
+async def test_connection_on_which_no_email_is_taken_is_closed(
     rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
 ) -> None:
     rude_server.replies |= {command: b"554 5.7.1 Go away", "HELO": b"554 5.7.1 Go away"}
@@ -207,6 +213,66 @@ async def test_connection_on_which_the_first_command_is_refused_is_closed(
 
     assert unavailable.value.code == 554
     await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        *itertools.product(["RCPT", "DATA"], [None, b"421 Not for this one", b"nonsense", UNFINISHED]),
+        ("RCPT", b"354 Go ahead"),
+        ("DATA", b"250 OK"),
+    ],
+)
+async def test_session_that_ends_twice_before_the_content_charges_an_attempt(
+    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
+) -> None:
+    usual, rude_server.replies[command] = rude_server.replies[command], answer
+
+    refused = await send(hasty_mailer)
+
+    code = 421 if answer == b"421 Not for this one" else 0
+    assert (refused.label, refused.smtp_code) == ("postponed", code)
+    assert refused.reply
+    assert (rude_server.connections, rude_server.contents) == (2, [])
+    rude_server.replies[command] = usual
+    assert (await send(hasty_mailer)).label == "sent"
+
+
+@pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA"])
+@pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
+async def test_session_that_ends_once_is_repeated_on_a_new_connection(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
+) -> None:
+    await send(rude_mailer)
+    rude_server.replies_once[command] = answer
+
+    assert (await send(rude_mailer)).label == "sent"
+
+    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
+
+
+async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
+    rude_server: ScriptedMailServer, rude_mailer: Mailer
+) -> None:
+    rude_server.replies["RCPT"] = b"421 Going down"
+    rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
+    rude_server.replies["greeting"] = b"421 Going down"
+
+    with pytest.raises(MailServerUnavailable):
+        await send(rude_mailer)
+
+
+async def test_session_whose_connection_was_reset_gets_no_reply(rude_server: ScriptedMailServer) -> None:
+    async with TcpProxy(rude_server.url) as link:
+        connection = await Mailer(mail_settings(link.url)).connect()
+        await connection.ehlo()
+        session = Session(connection, seconds=1.0)
+        await link.cut()
+        await eventually(lambda: not session.is_usable)
+
+        reply = await session.send("a@example.com", "b@example.com", b"", before_content=lambda: None)
+
+    assert reply == Reply("MAIL", NO_REPLY)
 
 
 async def test_connection_on_which_the_first_command_is_interrupted_is_closed(
@@ -237,106 +303,6 @@ async def test_idle_connections_to_a_mail_server_that_no_longer_answers_are_clos
     await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
 
 
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        *itertools.product(["greeting", "EHLO", "MAIL"], [None, b"421 Going down", b"nonsense"]),
-    ],
-)
-async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavailable(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
-    usual, rude_server.replies[command] = rude_server.replies[command], answer
-
-    with pytest.raises(MailServerUnavailable):
-        await send(rude_mailer)
-
-    rude_server.replies[command] = usual
-    await send(rude_mailer)
-
-
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        *itertools.product(["RCPT", "DATA"], [None, b"421 Not for this one", b"nonsense"]),
-        ("RCPT", b"354 Go ahead"),
-        ("DATA", b"250 OK"),
-    ],
-)
-async def test_session_that_ends_twice_before_the_content_charges_an_attempt(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
-    usual, rude_server.replies[command] = rude_server.replies[command], answer
-
-    with pytest.raises(EmailRefused) as refused:
-        await send(rude_mailer)
-
-    assert not refused.value.is_final
-    assert refused.value.code == (421 if answer == b"421 Not for this one" else NO_REPLY)
-    assert (rude_server.connections, rude_server.contents) == (2, [])
-    rude_server.replies[command] = usual
-    await send(rude_mailer)
-
-
-@pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA"])
-@pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
-async def test_session_that_ends_once_is_repeated_on_a_new_connection(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
-    await send(rude_mailer)
-    rude_server.replies_once[command] = answer
-
-    await send(rude_mailer)
-
-    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
-
-
-@pytest.mark.parametrize("command", ["RCPT", "DATA"])
-async def test_reply_before_the_content_that_is_twice_not_finished_charges_an_attempt(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
-) -> None:
-    rude_server.replies[command] = UNFINISHED
-
-    with pytest.raises(EmailRefused) as refused:
-        await send(hasty_mailer)
-
-    assert (refused.value.code, refused.value.is_final) == (0, False)
-    assert rude_server.connections == 2
-
-
-async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
-    rude_server.replies["RCPT"] = b"421 Going down"
-    rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
-    rude_server.replies["greeting"] = b"421 Going down"
-
-    with pytest.raises(MailServerUnavailable):
-        await send(rude_mailer)
-
-
-async def test_session_that_ends_at_the_content_is_a_refusal_for_now(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
-    rude_server.replies["content"] = b"421 Not this one"
-
-    with pytest.raises(EmailRefused) as refused:
-        await send(rude_mailer)
-
-    assert (refused.value.code, refused.value.is_final) == (421, False)
-    assert rude_server.connections == 1  # It may have been accepted, so it is not sent again at once.
-
-
-@pytest.mark.parametrize("command", ["greeting", "EHLO", "MAIL"])
-async def test_mail_server_that_never_finishes_a_reply_is_unavailable(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, command: str
-) -> None:
-    rude_server.replies[command] = UNFINISHED
-
-    with pytest.raises(MailServerUnavailable):
-        await send(hasty_mailer)
-
-
 @pytest.mark.parametrize(("ehlo", "round_trips"), [(b"250 mail.example.com", 4), (PIPELINING, 2)])
 async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(
     ehlo: bytes, round_trips: int
@@ -360,8 +326,7 @@ async def test_connection_on_which_a_content_without_recipient_is_expected_is_cl
         server.replies |= {"EHLO": PIPELINING, "RCPT": b"550 No such user"}
         server.reply_without_recipient = b"354 Go ahead"
         with_mailer = Mailer(mail_settings(server.url))
-        with pytest.raises(EmailRefused):
-            await send(with_mailer)
+        assert (await send(with_mailer)).label == "failed"
         server.replies["RCPT"] = b"250 OK"
 
         await send(with_mailer)
@@ -445,3 +410,20 @@ async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
             await send(Mailer(mail_settings(server.url)))
 
     assert (server.logins, server.accepted) == (0, [])
+
+
+def test_pauses_between_attempts_double_up_to_half_an_hour() -> None:
+    put_off = [outcome_of(Reply("RCPT", 451, "Not now"), attempts=attempts) for attempts in range(8)]
+
+    assert [each.seconds for each in put_off if isinstance(each, PutOff)] == [
+        *(30, 60, 120, 240, 480, 960, 1800, 1800)
+    ]
+
+
+@pytest.mark.parametrize("reply", [Reply("RCPT", 454, "Relay access denied"), Reply("content", NO_REPLY)])
+def test_email_refused_for_now_is_given_up_after_five_days(reply: Reply) -> None:
+    ends = [outcome_of(reply, age=timedelta(days=5, minutes=minutes)) for minutes in (-1, 1)]
+
+    assert [end.label for end in ends] == ["postponed", "failed"]
+    assert isinstance(ends[1], EmailEnd)
+    assert (ends[1].reason, ends[1].smtp_code) == ("gave_up", reply.code)

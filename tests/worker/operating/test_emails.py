@@ -16,11 +16,11 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store
 from tests.worker.operating.steps import attempt_emails, intend, refuse_email
 from tests.worker.operating.test_commands import command
+from worker import reconciliation
 from worker.mail.postman import Postman
 from worker.operating.arguments import InvalidArgument
 from worker.operating.emails import Changed
-from worker.reconciliation import checks
-from worker.reconciliation.checks import Limits
+from worker.reconciliation import Limits
 from worker.settings import WorkerSettings
 
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -55,7 +55,7 @@ async def actions(database: Connection) -> list[tuple[str, str, str | None]]:
 async def assert_sound(database: Connection) -> None:
     """Check that requests, events and e-mails add up."""
     async with database.transaction(isolation="repeatable_read", readonly=True):
-        anomalies = await checks.find_anomalies(database, Limits())
+        anomalies = await reconciliation.find_anomalies(database, Limits())
     assert [anomaly.name for anomaly in anomalies if anomaly.count] == []
 
 

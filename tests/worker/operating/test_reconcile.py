@@ -18,11 +18,11 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, hold_events, settings_with, store
 from tests.worker.operating.steps import attempt_emails, calculate, intend, intend_another
 from tests.worker.operating.test_commands import command
+from worker import reconciliation
 from worker.consumers import notifications
 from worker.mail.postman import Postman
 from worker.operating.reconcile import Reconciliation
-from worker.reconciliation import checks
-from worker.reconciliation.checks import Anomaly, Limits
+from worker.reconciliation import Anomaly, Limits
 from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
 
@@ -40,7 +40,7 @@ async def settled(database: Connection, postman: Postman) -> CalculationRequest:
 
 async def found(database: Connection, *, email_seconds: float = 3600.0) -> list[Anomaly]:
     """Return the anomalies of all requests, without those that did not occur."""
-    anomalies = await checks.find_anomalies(database, Limits(email_seconds=email_seconds))
+    anomalies = await reconciliation.find_anomalies(database, Limits(email_seconds=email_seconds))
     return [anomaly for anomaly in anomalies if anomaly.count]
 
 

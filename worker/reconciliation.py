@@ -1,13 +1,30 @@
-"""Checks of stored requests against their events, e-mails and calculations."""
+"""Finds what does not add up: requests, events, e-mails. For `reconcile`, and as metrics."""
 
+import asyncio
+import random
+import time
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
+import structlog
 
-from service.identifiers import uuid_of
-from service.postgres.pool import Connection
+from service.identifiers import first_id_at, uuid_of
+from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Connection, Pool
+from service.server.background import in_background
+from service.telemetry import logs
+from worker import metrics
 
 _EXAMPLES = 10
+_INTERVAL_SECONDS = 300.0
+_WINDOW = timedelta(days=1)  # Older requests are not looked at again and again: `reconcile` checks them.
+_LONGEST_LOOK_SECONDS = 30.0
+_REST_FACTOR = 20  # The rest after a look is at least this many times as long as the look.
+_LOCK = 0x5D17_0002  # an advisory lock, held by the replica that looks
+
+_log = structlog.get_logger()
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +94,43 @@ async def _find(connection: Connection, check: _Check, first_id: UUID) -> Anomal
     )
     count = rows[0]["total"] if rows else 0
     return Anomaly(check.name, check.meaning, count, [uuid_of(row["request_id"]) for row in rows])
+
+
+class Discrepancies:
+    """Looks for anomalies of recent requests, as `python -m worker reconcile` does for all."""
+
+    def __init__(self, pool: Pool, *, interval_seconds: float = _INTERVAL_SECONDS) -> None:
+        self._pool = pool
+        self._interval_seconds = interval_seconds
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look at every interval until *stop*, which interrupts a look."""
+        async with in_background("reconciliation", self._keep_looking):
+            await stop.wait()
+
+    async def _keep_looking(self) -> None:
+        interval = self._interval_seconds
+        await asyncio.sleep(random.uniform(0, interval))  # noqa: S311 - spreads the replicas, keeps no secret
+        while True:
+            began = time.monotonic()
+            await self.look()
+            await asyncio.sleep(max(interval, _REST_FACTOR * (time.monotonic() - began)))
+
+    async def look(self) -> None:
+        """Look once, unless another replica is looking. Without a look the gauges keep their values."""
+        limits = Limits(first_id=first_id_at(datetime.now(UTC) - _WINDOW))
+        try:
+            async with loans.transaction(self._pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
+                await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                if not await loans.try_lock(connection, _LOCK):
+                    return
+                anomalies = await find_anomalies(connection, limits)
+        except PostgresUnavailable as error:
+            _log.warning("reconciliation_failed", error=logs.summarize(error))
+            return
+        for anomaly in anomalies:
+            metrics.discrepancies.labels(anomaly.name).set(anomaly.count)
+        metrics.reconciled_at.set_to_current_time()
 
 
 _REQUESTS_WITHOUT_EMAIL = """
