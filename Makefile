@@ -10,7 +10,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.
                 check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test test-long test-matrix fuzz faults drain bench check deploy-check asyncapi format lock clean
+.PHONY: help run demo test test-long test-matrix fuzz faults bench check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,9 +37,6 @@ fuzz:     .venv/installed  ## call the API with everything its OpenAPI document 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
 	$(IN_VENV) tests.faults $(ARGS)
-
-drain:    .venv/installed  ## measure the relay: full outbox, old snapshot, poison, idle (some: ARGS="--only idle")
-	$(IN_VENV) tests.faults.drain $(ARGS)
 
 bench:    .venv/installed .local/peers/installed  ## compare the product with other programs (ARGS="--only create relay --rounds 1")
 	$(IN_VENV) tests.benchmarks $(ARGS)
