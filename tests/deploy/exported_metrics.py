@@ -3,51 +3,15 @@
 import re
 from collections.abc import Iterable, Mapping
 
+from tests.deploy.pages import metrics_listed
+
 # The labels that Prometheus and its operator add to everything they scrape.
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "endpoint"})
 
-_HISTOGRAMS: Mapping[str, frozenset[str]] = {
-    "postgres_pool_wait_seconds": frozenset(),
-    "http_request_duration_seconds": frozenset({"method", "route", "status"}),
-    "relay_confirm_seconds": frozenset(),
-    "relay_delivery_seconds": frozenset(),
-    "consumer_message_seconds": frozenset({"queue"}),
-    "email_delivery_seconds": frozenset(),
-}
-_COUNTERS_AND_GAUGES: Mapping[str, frozenset[str]] = {
-    "build_info": frozenset({"version", "python"}),
-    "postgres_pool_connections": frozenset({"state"}),
-    "postgres_pool_max_connections": frozenset(),
-    "postgres_unavailable_total": frozenset(),
-    "background_failures_total": frozenset({"work"}),
-    "request_secret_keys_missing_total": frozenset(),
+# Of the client library, and used by the dashboard.
+_OF_THE_LIBRARY: Mapping[str, frozenset[str]] = {
     "process_cpu_seconds_total": frozenset(),
     "process_resident_memory_bytes": frozenset(),
-    "http_requests_in_progress": frozenset(),
-    "access_token_cache_total": frozenset({"result"}),
-    "jwks_refresh_total": frozenset({"result"}),
-    "jwks_age_seconds": frozenset(),
-    "outbox_pending_events": frozenset(),
-    "outbox_failing_events": frozenset(),
-    "outbox_waiting_events": frozenset(),
-    "outbox_parked_events": frozenset(),
-    "outbox_oldest_event_age_seconds": frozenset(),
-    "relay_events_published_total": frozenset({"type"}),
-    "relay_events_failed_total": frozenset({"reason"}),
-    "relay_unconfirmed_events": frozenset(),
-    "relay_wakeups_total": frozenset({"source"}),
-    "relay_outages_total": frozenset({"dependency"}),
-    "relay_lanes_passed_over_total": frozenset(),
-    "broker_blocked": frozenset(),
-    "broker_connected": frozenset({"connection"}),
-    "consumer_messages_total": frozenset({"queue", "outcome"}),
-    "consumer_reading": frozenset({"queue"}),
-    "consumer_dead_letters": frozenset({"queue"}),
-    "emails_total": frozenset({"outcome"}),
-    "emails_pending": frozenset(),
-    "emails_oldest_pending_age_seconds": frozenset(),
-    "reconciliation_discrepancies": frozenset({"kind"}),
-    "reconciliation_last_success_timestamp_seconds": frozenset(),
 }
 
 # Of CloudNativePG, its Barman Cloud plugin, RabbitMQ and the kubelet: only those that are used.
@@ -77,13 +41,15 @@ def exported_metrics() -> Mapping[str, frozenset[str]]:
 
 
 def our_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series that the service's processes export, by its name."""
-    parts = {
-        f"{name}_{suffix}": labels | extra
-        for name, labels in _HISTOGRAMS.items()
-        for suffix, extra in (("bucket", {"le"}), ("sum", frozenset[str]()), ("count", frozenset[str]()))
-    }
-    return {**_COUNTERS_AND_GAUGES, **parts}
+    """Return the labels of every series of our processes, as the operators' page lists them, by its name."""
+    series = dict(_OF_THE_LIBRARY)
+    for process in ("both processes", "API", "worker"):
+        for name, (labels, is_histogram) in metrics_listed(process).items():
+            if is_histogram:
+                series |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
+            else:
+                series[name] = labels
+    return series
 
 
 def not_exported(query: str) -> set[str]:

@@ -39,10 +39,14 @@ def settings_listed(process: str) -> list[tuple[str, str]]:
     return rows
 
 
-def metrics_listed(process: str) -> dict[str, frozenset[str]]:
-    """Return the labels of every metric in the table that *process* heads, by its name."""
-    found = [match for row in _rows("Metrics", process) for match in _METRIC.findall(row[0])]
-    listed = {name: frozenset(labels.split(",")) - {""} for name, labels in found}
+def metrics_listed(process: str) -> dict[str, tuple[frozenset[str], bool]]:
+    """Return every metric in the table that *process* heads: its labels, and whether it is a histogram."""
+    found = [
+        (name, frozenset(labels.split(",")) - {""}, row[1].startswith("histogram"))
+        for row in _rows("Metrics", process)
+        for name, labels in _METRIC.findall(row[0])
+    ]
+    listed = {name: (labels, is_histogram) for name, labels, is_histogram in found}
     assert listed, f"there is no table of metrics for {process}"
     assert len(listed) == len(found), f"a metric is listed twice for {process}"
     return listed

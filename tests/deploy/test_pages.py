@@ -7,8 +7,7 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
-from tests.deploy.exported_metrics import our_metrics
-from tests.deploy.pages import anchors, links, metrics_listed, settings_listed
+from tests.deploy.pages import anchors, links, settings_listed
 from worker.settings import WorkerSettings
 
 _PAGES = [
@@ -47,20 +46,6 @@ def test_every_setting_is_listed_once_with_its_default(
         del expected[name]
 
     assert sorted(settings_listed(process)) == sorted(expected.items())
-
-
-def test_every_metric_is_listed_with_its_labels() -> None:
-    listed = [metrics_listed(process) for process in ("both processes", "API", "worker")]
-    series = {
-        name + suffix: labels | {"le"} if suffix == "_bucket" else labels
-        for table in listed
-        for name, labels in table.items()
-        for suffix in (("_bucket", "_sum", "_count") if f"{name}_bucket" in our_metrics() else ("",))
-    }
-
-    assert series == {
-        name: labels for name, labels in our_metrics().items() if not name.startswith("process_")
-    }
 
 
 def _defaults(settings: type[Settings]) -> dict[str, str]:
