@@ -1,17 +1,26 @@
 """Work in batches: the items that arrive while one batch is done make the next one."""
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+import structlog
+
 from service.postgres.outages import PostgresUnavailable
+from service.telemetry import logs
 
 LARGEST_BATCH = 256
+_SHORTEST_PAUSE_SECONDS = 0.005  # before an item is tried again
+_LONGEST_PAUSE_SECONDS = 1.0
 
 Item = TypeVar("Item")
 Outcome: TypeAlias = Exception | None  # why an item failed, or None when it is done
 Outcomes: TypeAlias = Sequence[Outcome]
+
+_log = structlog.get_logger()
 
 
 class RowLocked(Exception):
@@ -30,45 +39,53 @@ class Batches(Generic[Item]):
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Outcomes]]) -> None:
         self._work = work
         self._waiting: deque[_Waiting[Item]] = deque()  # their callers bound it
-        self._arrived = asyncio.Event()
-
-    async def run(self) -> None:
-        """Do batches until cancelled."""
-        while True:
-            await self._arrived.wait()
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-            if not self._waiting:
-                self._arrived.clear()
-            present = [each for each in batch if not each.outcome.done()]
-            if present:
-                outcomes = await self._attempt([each.item for each in present])
-                for each, outcome in zip(present, outcomes, strict=True):
-                    if not each.outcome.done():
-                        each.outcome.set_result(outcome)
+        self._working: asyncio.Task[None] | None = None
 
     async def done(self, item: Item) -> None:
-        """Return once *item* is done. Raises its outcome, or what *work* raised for it."""
-        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(item, outcome))
-        self._arrived.set()
-        if (error := await outcome) is not None:
-            raise error
+        """Return once *item* is done, however long Postgres is down or a row is locked.
+
+        Raises any other outcome, and what *work* raised for it.
+        """
+        pause = _SHORTEST_PAUSE_SECONDS
+        while True:
+            outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            self._waiting.append(_Waiting(item, outcome))
+            if self._working is None:
+                # In a context of its own: what it logs and traces is not about this item alone.
+                self._working = asyncio.create_task(self._work_through(), context=Context())
+            error = await outcome
+            if error is None:
+                return
+            if not isinstance(error, (PostgresUnavailable, RowLocked)):
+                raise error
+            if isinstance(error, RowLocked) and pause == _LONGEST_PAUSE_SECONDS:
+                _log.warning("row_locked")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _work_through(self) -> None:
+        """Do batches until no item is waiting."""
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+                batch = [each for each in batch if not each.outcome.done()]  # The callers of the others left.
+                outcomes = await self._attempt([each.item for each in batch]) if batch else []
+                for each, outcome in zip(batch, outcomes, strict=True):
+                    if not each.outcome.done():
+                        each.outcome.set_result(outcome)
+        finally:
+            self._working = None
 
     async def _attempt(self, items: Sequence[Item]) -> Outcomes:
         try:
             return await self._work(items)
         except PostgresUnavailable as outage:
+            _log.warning("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
             return [outage] * len(items)
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault
             if len(items) == 1:
                 return [error]
-        outcomes: list[Outcome] = []
-        for item in items:
-            if outcomes and isinstance(outcomes[-1], PostgresUnavailable):
-                outcomes.append(outcomes[-1])  # Each further attempt would wait for Postgres too.
-            else:
-                outcomes += await self._attempt([item])
-        return outcomes
+        return [outcome for item in items for outcome in await self._attempt([item])]
 
 
 class _Waiting(NamedTuple, Generic[Item]):

@@ -9,13 +9,13 @@ from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.harness.waiting import eventually
 from worker.batches import Outcomes, RowLocked
-from worker.consumers import calculations, notifications
+from worker.consumers import calculations, incoming, notifications
 from worker.consumers.consumer import Delivered
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its outcome says."""
-    created = notifications.decode(events.encode(event, time=storing.now(), traceparent=None))
+    created = notifications.decode(incoming.read(events.encode(event, time=storing.now(), traceparent=None)))
     async with loans.connection(pool, seconds=5.0) as connection:
         outcomes = await notifications.intend_emails(connection, [Delivered(created, None)])
     _check(outcomes)
@@ -39,7 +39,7 @@ async def calculate(connection: Connection, uuid: str, calculation_id: str) -> N
 
 
 async def _record(connection: Connection, result: CalculationCreated) -> Outcomes:
-    decoded = calculations.decode(msgspec.json.encode(result))
+    decoded = calculations.decode(incoming.read(msgspec.json.encode(result)))
     return await calculations.record_results(connection, [Delivered(decoded, None)])
 
 

@@ -19,7 +19,7 @@ from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, store, take
-from worker.consumers import calculations, notifications
+from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
 from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
@@ -100,7 +100,7 @@ def test_example_of_a_created_request_is_what_the_notifications_read() -> None:
     read = msgspec.json.decode(payload, type=CloudEvent[RequestCreated])
 
     assert read.data == asyncapi.SENT_EXAMPLES[0]
-    assert notifications.decode(payload) is not None
+    assert notifications.decode(incoming.read(payload)) is not None
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)

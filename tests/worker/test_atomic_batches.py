@@ -226,16 +226,16 @@ async def test_row_that_another_session_has_locked_delays_its_own_item_alone(
     assert await announced(database) == {1: LARGEST_BATCH}
 
 
-async def test_first_of_two_results_in_a_batch_is_recorded(
+async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_again(
     database: Connection, pool: Pool, stored_request: CalculationRequest
 ) -> None:
-    async def twice(connection: Connection) -> Outcomes:
-        delivered = [Delivered(Result(stored_request.id, each), None) for each in ("C-1", "C-2", "C-1")]
-        return await calculations.record_results(connection, delivered)
+    first, second = (Delivered(Result(stored_request.id, each), None) for each in ("C-1", "C-2"))
 
-    first, second, third = await do(pool, twice)
+    outcomes = await attempt(pool, lambda own: calculations.record_results(own, [first, second, first]))
+    (again,) = await attempt(pool, lambda own: calculations.record_results(own, [second]))
 
-    assert (first, type(second), third) == (None, CalculationAlreadyRecorded, None)
+    assert [type(each) for each in outcomes] == [NoneType, RowLocked, RowLocked]
+    assert isinstance(again, CalculationAlreadyRecorded)
     assert await database.fetchval("SELECT calculation_id FROM calculation_request") == "C-1"
 
 

@@ -1,14 +1,13 @@
 """Items are done in batches of what has arrived, and none fails for another's fault."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from service.postgres.outages import PostgresUnavailable
-from service.server.background import in_background
 from tests.harness.waiting import eventually
-from worker.batches import LARGEST_BATCH, Batches, Outcomes
+from worker.batches import LARGEST_BATCH, Batches, Outcomes, RowLocked
 
 
 class Refused(Exception):
@@ -16,10 +15,12 @@ class Refused(Exception):
 
 
 class Work:
-    """Records numbers. Refuses 13, fails with 0, and meets an outage with negative numbers."""
+    """Records numbers. Refuses 13 and fails with 0."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.locked: set[int] = set()
+        self.is_down = False
         self.going_on = asyncio.Event()
         self.going_on.set()
 
@@ -27,11 +28,17 @@ class Work:
         """Wait for `going_on`, then return an outcome for each number."""
         self.batches.append(list(numbers))
         await self.going_on.wait()
+        if self.is_down:
+            raise PostgresUnavailable
         if 0 in numbers:
             raise ZeroDivisionError
-        if min(numbers) < 0:
-            raise PostgresUnavailable
-        return [Refused() if number == 13 else None for number in numbers]
+        return [self.outcome(number) for number in numbers]
+
+    def outcome(self, number: int) -> Exception | None:
+        """Return why this number is not done, if it is not."""
+        if number in self.locked:
+            return RowLocked()
+        return Refused() if number == 13 else None
 
 
 @pytest.fixture
@@ -41,18 +48,16 @@ def work() -> Work:
 
 
 @pytest.fixture
-async def batches(work: Work) -> AsyncIterator[Batches[int]]:
+def batches(work: Work) -> Batches[int]:
     """Batches of numbers."""
-    batches = Batches(work.do)
-    async with in_background("test", batches.run):
-        yield batches
+    return Batches(work.do)
 
 
 async def outcome(batches: Batches[int], number: int) -> Exception | None:
     """Return why a number was not done."""
     try:
         await batches.done(number)
-    except (Refused, ZeroDivisionError, PostgresUnavailable) as error:
+    except (Refused, ZeroDivisionError) as error:
         return error
     return None
 
@@ -104,17 +109,29 @@ async def test_item_at_fault_fails_alone(batches: Batches[int], work: Work) -> N
     assert outcomes[127] == "ZeroDivisionError"
 
 
-async def test_outage_fails_the_whole_batch_after_one_attempt(batches: Batches[int], work: Work) -> None:
-    assert set(await all_at_once(batches, work, [2, -1, 3])) == {"PostgresUnavailable"}
+async def test_items_wait_together_for_the_end_of_an_outage(batches: Batches[int], work: Work) -> None:
+    work.is_down = True
+    doing = [asyncio.create_task(batches.done(number)) for number in (1, 2, 3)]
+    await eventually(lambda: len(work.batches) > 5)
+    assert work.batches[0] == [1, 2, 3]
+    assert not any(each.done() for each in doing)
 
-    assert work.batches == [[1], [2, -1, 3]]
+    work.is_down = False
+
+    await asyncio.gather(*doing)
 
 
-async def test_outage_while_items_are_done_alone_fails_the_rest(batches: Batches[int], work: Work) -> None:
-    outcomes = await all_at_once(batches, work, [2, 0, -1, 3, 4])
+async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(
+    batches: Batches[int], work: Work
+) -> None:
+    work.locked = {2}
+    locked = asyncio.create_task(batches.done(2))
 
-    assert outcomes == ["NoneType", "ZeroDivisionError", *["PostgresUnavailable"] * 3]
-    assert work.batches == [[1], [2, 0, -1, 3, 4], [2], [0], [-1]]
+    await asyncio.gather(*(batches.done(number) for number in (1, 3)))
+    assert not locked.done()
+    work.locked = set()
+
+    await locked
 
 
 async def test_item_whose_caller_has_left_is_not_done(batches: Batches[int], work: Work) -> None:

@@ -1,11 +1,10 @@
 """Consumes calculation.created: sets calculation_id and announces request.calculated."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
 
-from service import json_faults
 from service.calculation_requests import erased, reading
 from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound
 from service.calculation_requests.storing import Announcement, announce, now
@@ -16,7 +15,8 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes, RowLocked
-from worker.consumers.consumer import NO_UUID, Consumer, Delivered, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Delivered
+from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -52,70 +52,57 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     )
 
 
-def decode(body: bytes) -> Result:
+def decode(message: Incoming) -> Result:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
-    try:
-        created = _parse(body)
-    except json_faults.UNREADABLE as error:
-        raise Malformed.because(error, body) from None
+    if message.is_event:
+        event = message.to(CloudEvent[CalculationCreated])
+        if event.type != CalculationCreated.type:
+            raise Malformed(f"Expected {CalculationCreated.type}", field="type")
+        created = event.data
+    else:
+        created = message.to(CalculationCreated)
     request_id = parse_uuid(created.request_uuid)
     if request_id is None:
         raise Malformed(NO_UUID, field="request_uuid")
     return Result(request_id, created.calculation_id)
 
 
-def _parse(body: bytes) -> CalculationCreated:
-    outer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    if "specversion" not in outer:
-        return msgspec.json.decode(body, type=CalculationCreated)
-    event = msgspec.json.decode(body, type=CloudEvent[CalculationCreated])
-    if event.type != CalculationCreated.type:
-        raise Malformed(f"Expected {CalculationCreated.type}", field="type")
-    return event.data
-
-
 async def record_results(connection: Connection, results: Sequence[Delivered[Result]]) -> Outcomes:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The outcome is RowLocked, RequestNotFound, RequestErased, or CalculationAlreadyRecorded when the request
-    has another calculation.
+    The outcome is RowLocked, also for a second result for the same request, RequestNotFound, RequestErased,
+    or CalculationAlreadyRecorded when the request has another calculation.
     """
-    ids = [result.content.request_id for result in results]
-    requests = await reading.lock_free(connection, set(ids))
-    missing = set(ids) - requests.keys()
-    locked = await reading.find_existing(connection, missing) if missing else set()
+    ids = {result.content.request_id for result in results}
+    free = await reading.lock_free(connection, ids)
+    absent = ids - free.keys()
+    if absent:
+        absent -= await reading.find_existing(connection, absent)
     # Last: a request that is erased meanwhile must count as locked or as erased, not as unknown.
-    gone = await erased.among(connection, missing) if missing else set()
+    gone = await erased.among(connection, absent) if absent else set()
     outcomes: list[Exception | None] = []
-    new: dict[UUID, Delivered[Result]] = {}
-    for request_id, result in zip(ids, results, strict=True):
-        request = requests.get(request_id)
-        if request is None:
-            outcomes.append(_why_missing(request_id, locked=locked, gone=gone))
-            continue
-        # A redelivery has the id that is recorded; its event was written with the first delivery.
-        recorded = request.calculation_id or new.setdefault(request_id, result).content.calculation_id
-        is_same = recorded == result.content.calculation_id
-        outcomes.append(
-            None
-            if is_same
-            else CalculationAlreadyRecorded("calculation_id: the request has another calculation")
-        )
+    new = []
+    for result in results:
+        request_id, calculation_id = msgspec.structs.astuple(result.content)
+        request = free.pop(request_id, None)
+        outcome: Exception | None = None
+        if request_id in gone:
+            outcome = RequestErased("request_uuid: the request was erased")
+        elif request_id in absent:
+            outcome = RequestNotFound("request_uuid: there is no such request")
+        elif request is None:
+            outcome = RowLocked()
+        elif request.calculation_id is None:
+            new.append((request, result))
+        elif request.calculation_id != calculation_id:
+            outcome = CalculationAlreadyRecorded("calculation_id: the request has another calculation")
+        outcomes.append(outcome)  # None for a redelivery, too: its event was written with the first delivery.
     if new:
-        await set_calculations(connection, [(requests[each], result) for each, result in new.items()])
+        await _set_calculations(connection, new)
     return outcomes
 
 
-def _why_missing(request_id: UUID, *, locked: Container[UUID], gone: Container[UUID]) -> Exception:
-    """Return the outcome for a request that was not found among those that are not locked."""
-    if request_id in locked:
-        return RowLocked()
-    if request_id in gone:
-        return RequestErased("request_uuid: the request was erased")
-    return RequestNotFound("request_uuid: there is no such request")
-
-
-async def set_calculations(
+async def _set_calculations(
     connection: Connection, results: Sequence[tuple[AnnouncedRequest, Delivered[Result]]]
 ) -> None:
     """Set the calculations of locked requests and announce them, in the caller's transaction."""

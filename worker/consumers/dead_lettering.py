@@ -22,7 +22,7 @@ async def dead_letter(
     *,
     seconds: float,
 ) -> None:
-    """Publish a copy of a message to the dead letters of *queue*, then acknowledge the message.
+    """Publish a copy of a message to the dead letters of *queue*. Then the message may be acknowledged.
 
     In that order, so that a crash in between duplicates the message and never loses it. The reason in the
     headers is the class of *refusal*, and its text or else its docstring: neither quotes the message.
@@ -35,7 +35,6 @@ async def dead_letter(
     if len(copy.headers) < len(headers):
         _log.warning("headers_not_copied", number=len(headers) - len(copy.headers))
     await publish_copy(channel, copy, queue, seconds=seconds)
-    await message.ack()
     _log.warning("message_dead_lettered", reason=reason)
 
 

@@ -6,7 +6,6 @@ from uuid import UUID
 
 import msgspec
 
-from service import json_faults
 from service.calculation_requests import erased
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
@@ -15,7 +14,8 @@ from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes
-from worker.consumers.consumer import NO_UUID, Consumer, Delivered, Malformed
+from worker.consumers.consumer import NO_UUID, Consumer, Delivered
+from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -53,12 +53,9 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     )
 
 
-def decode(body: bytes) -> Created:
+def decode(message: Incoming) -> Created:
     """Read a request.created event. Raises Malformed."""
-    try:
-        event = msgspec.json.decode(body, type=CloudEvent[RequestCreated])
-    except json_faults.UNREADABLE as error:
-        raise Malformed.because(error, body) from None
+    event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"Expected {RequestCreated.type}", field="type")
     # The ledger identifies an e-mail by its event id, which contains the sequence: any other sequence would

@@ -35,6 +35,7 @@ from worker.waiting import Pauses, wait_at_most
 
 _NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
 
+_RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 
 # E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
@@ -100,10 +101,7 @@ class Postman:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
-        async with (
-            in_background("email_claims", self._renew_claims),
-            in_background("email_settlements", self._records.run),
-        ):
+        async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
                     await self._start_or_wait(stop)
@@ -244,19 +242,12 @@ class Postman:
 
     async def _keep_recording(self, outcome: EmailEnd | PutOff) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""
-        longest = self._settings.longest_outage_pause_seconds
-        pauses = Pauses("email_not_recorded", longest_seconds=longest, shortest_seconds=0.005)
-        never = asyncio.Event()
         while True:
             try:
-                await self._records.done(outcome)
-            except (PostgresUnavailable, RowLocked) as error:
-                await pauses.log_and_wait(error, never)
+                return await self._records.done(outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
-                await pauses.log_and_wait(error, never)
-            else:
-                return
+                await asyncio.sleep(_RECORDING_PAUSE_SECONDS)
 
     async def _record(self, done: Sequence[EmailEnd | PutOff]) -> Outcomes:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:

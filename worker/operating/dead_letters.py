@@ -15,7 +15,8 @@ from service.operations import operator_actions, operator_arguments
 from service.operations.operator_actions import Operator
 from service.postgres import outages
 from service.postgres.pool import Connection
-from worker.consumers.topic import safe_id, topic_of
+from worker.consumers import incoming
+from worker.consumers.incoming import safe_id
 from worker.operating import arguments, connections, dead_letter_queues
 from worker.operating.answers import Answer, OperatorError, printable, table
 from worker.operating.arguments import InvalidArgument, Subcommands, add_command, add_group
@@ -221,7 +222,7 @@ async def _record(
     changed = [
         (request_id, safe_id(message.message_id))
         for message in messages
-        if (uuid := topic_of(message.body).uuid) and (request_id := parse_uuid(uuid))
+        if (uuid := incoming.read(message.body).uuid) and (request_id := parse_uuid(uuid))
     ]
     try:
         await operator_actions.record(connection, "dead-letters redrive", changed, by)

@@ -33,10 +33,7 @@ class Alarm:
         """Follow the alarm on the connection of *channel* until cancelled."""
         connection = (await channel.get_underlay_channel()).connection
         while True:
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await connection.ready()
-            except TimeoutError:
+            if await is_blocked(channel):
                 self.is_raised = True
                 _log.warning("broker_blocked")
                 await connection.ready()

@@ -11,6 +11,7 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from yarl import URL
 
 from service.telemetry import logs
+from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -19,6 +20,8 @@ from worker.settings import WorkerSettings
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer in an orderly way
+_HEARTBEAT_SECONDS = 10  # A peer is gone after two without a sign of life.
+_DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
 
@@ -33,28 +36,31 @@ class TopologyDiffers(BrokerUnavailable):
 
 @asynccontextmanager
 async def open_role(
-    settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = 60.0
+    settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = _DECLARE_SECONDS
 ) -> AsyncIterator[AbstractChannel]:
     """Lend a channel as `open_channel` does. The topology is declared first, then every *declare_seconds*.
 
     Raises TopologyDiffers when an exchange or queue in *needs* exists with other properties. That stops only
     the roles that need it, and /readyz reports the difference. Other differences are logged.
+
+    The role that reads a queue also counts its dead letters: the gauge is NaN when nobody does.
     """
     keeping: asyncio.Task[None] | None = None
     try:
         async with _connect(settings, name) as connection:
             channel = await _open(connection, settings)
             async with _in_time(settings.broker_timeout_seconds):
-                differences = await _declare(connection)
+                differences = await _declare(connection, name)
             for needed in needs:
                 if needed in differences:
                     raise TopologyDiffers(differences[needed])
-            keeping = asyncio.create_task(_keep_declared(connection, declare_seconds))
+            keeping = asyncio.create_task(_keep_declared(connection, name, declare_seconds))
             yield channel
     finally:
         if keeping is not None:  # aiormq may swallow the cancellation; the closed connection ends it.
             keeping.cancel()
             await asyncio.wait([keeping], timeout=CLOSE_SECONDS)
+        _show_dead_letters(name, UNKNOWN)
 
 
 @asynccontextmanager
@@ -84,17 +90,11 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
                 await connection.close()
 
 
-def address(settings: WorkerSettings, name: str) -> URL:
-    """Return where to connect, under a name that RabbitMQ shows."""
-    return URL(settings.amqp_url).update_query(heartbeat=settings.broker_heartbeat_seconds, name=name)
-
-
 @asynccontextmanager
 async def _connect(settings: WorkerSettings, name: str) -> AsyncIterator[AbstractConnection]:
     metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
-    async with open_connection(
-        address(settings, name), seconds=settings.broker_timeout_seconds
-    ) as connection:
+    url = URL(settings.amqp_url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)  # RabbitMQ shows it
+    async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
         with metrics.showing(metrics.broker_connected.labels(name), 1):
             yield connection
 
@@ -114,15 +114,21 @@ async def _open(connection: AbstractConnection, settings: WorkerSettings) -> Abs
         return await connection.channel(publisher_confirms=True, on_return_raises=True)
 
 
-async def _declare(connection: AbstractConnection) -> dict[str, str]:
+async def _declare(connection: AbstractConnection, role: str) -> dict[str, str]:
     """Declare the topology. Log and return the differences, by the name of the exchange or queue."""
-    differences = await topology.ensure(connection)
-    for name, difference in differences.items():
+    found = await topology.ensure(connection)
+    for name, difference in found.differences.items():
         _log.error("topology_differs", name=name, difference=difference)
-    return differences
+    _show_dead_letters(role, found.dead_letters.get(role, UNKNOWN))
+    return found.differences
 
 
-async def _keep_declared(connection: AbstractConnection, seconds: float) -> None:
+def _show_dead_letters(role: str, number: float) -> None:
+    if role in {queue.name for queue in topology.QUEUES}:
+        metrics.consumer_dead_letters.labels(role).set(number)
+
+
+async def _keep_declared(connection: AbstractConnection, role: str, seconds: float) -> None:
     """Declare the topology every *seconds* while the connection is open.
 
     This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
@@ -133,6 +139,6 @@ async def _keep_declared(connection: AbstractConnection, seconds: float) -> None
         if connection.is_closed:
             return
         try:
-            await _declare(connection)
+            await _declare(connection, role)
         except Exception as error:  # noqa: BLE001 - the role works without it; the next attempt may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))

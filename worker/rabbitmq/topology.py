@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from aio_pika import ExchangeType
@@ -69,17 +69,25 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 }
 
 
-async def ensure(connection: AbstractConnection) -> dict[str, str]:
+class Topology(NamedTuple):
+    """What is declared: how many dead letters each queue has, and what exists with other properties."""
+
+    dead_letters: dict[str, int]  # those ready; RabbitMQ answers 0 while a queue has no leader
+    differences: dict[str, str]  # by name of the exchange or queue, in the broker's words
+
+
+async def ensure(connection: AbstractConnection) -> Topology:
     """Create what is missing and bind every queue. Every role does so, so that any can start first.
 
-    Returns the names of exchanges and queues with other properties, each with the broker's error.
+    Each part is declared on a channel of its own, so that one difference does not stop the others.
     """
-    try:
-        async with connection.channel() as channel:
-            await declare(channel)
-    except ChannelClosed:
-        return await _find_differences(connection)
-    return {}
+    found = Topology({}, {})
+    for name, declare_part in _PARTS.items():
+        try:
+            found.dead_letters[name] = await _declare(connection, declare_part)
+        except ChannelClosed as error:
+            found.differences[name] = str(error)
+    return found
 
 
 async def declare(channel: AbstractChannel) -> None:
@@ -88,45 +96,38 @@ async def declare(channel: AbstractChannel) -> None:
         await declare_part(channel)
 
 
-async def _find_differences(connection: AbstractConnection) -> dict[str, str]:
-    """Declare each part on a channel of its own, so that one difference does not stop the others."""
-    differences = {}
-    for name, declare_part in _PARTS.items():
-        try:
-            async with connection.channel() as channel:
-                await declare_part(channel)
-        except ChannelClosed as error:
-            if not (isinstance(error, ChannelAccessRefused) and await _exists(connection, name)):
-                differences[name] = str(error)
-    return differences
-
-
-async def _exists(connection: AbstractConnection, name: str) -> bool:
-    """Whether a part exists. If the user may not declare it, its properties and bindings are up to others."""
-    names = [each for queue in QUEUES if queue.name == name for each in (queue.name, queue.dead_letters)]
+async def _declare(connection: AbstractConnection, declare_part: "_DeclarePart") -> int:
+    """Declare a part, or find it: if the user may not declare it, all but its presence is up to others."""
     try:
         async with connection.channel() as channel:
-            if name in EXCHANGES:
-                await channel.get_exchange(name)
-            for each in names:
-                await channel.get_queue(each)
-    except ChannelClosed:
-        return False
-    return True
+            return await declare_part(channel)
+    except ChannelAccessRefused as refusal:
+        try:
+            async with connection.channel() as channel:
+                return await declare_part(channel, passive=True)
+        except ChannelClosed:
+            raise refusal from None
 
 
-async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
-    await channel.declare_exchange(name, EXCHANGES[name], durable=True)
+async def _declare_exchange(channel: AbstractChannel, *, name: str, passive: bool = False) -> int:
+    await channel.declare_exchange(name, EXCHANGES[name], durable=True, passive=passive)
+    return 0
 
 
-async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
-    graveyard = await channel.declare_queue(queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS)
-    await graveyard.bind(DEAD_LETTERS, queue.dead_letters)
-    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
-    await living.bind(queue.exchange, queue.routing_key)
+async def _declare_queue(channel: AbstractChannel, *, queue: Queue, passive: bool = False) -> int:
+    """Declare a queue and its dead letters, and bind both. Returns the number of dead letters."""
+    dead_letters = await channel.declare_queue(
+        queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS, passive=passive
+    )
+    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments, passive=passive)
+    if not passive:
+        await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
+        await living.bind(queue.exchange, queue.routing_key)
+    return dead_letters.declaration_result.message_count or 0
 
 
-_PARTS: Final[dict[str, Callable[[AbstractChannel], Awaitable[None]]]] = {
+_DeclarePart: TypeAlias = Callable[..., Awaitable[int]]
+_PARTS: Final[dict[str, _DeclarePart]] = {
     **{name: partial(_declare_exchange, name=name) for name in EXCHANGES},
     **{queue.name: partial(_declare_queue, queue=queue) for queue in QUEUES},
 }

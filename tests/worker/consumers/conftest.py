@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
@@ -12,7 +11,8 @@ from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
 from worker.batches import Outcomes
-from worker.consumers.consumer import Consumer, Delivered, Malformed
+from worker.consumers.consumer import Consumer, Delivered
+from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 from worker.settings import WorkerSettings
 
@@ -33,12 +33,9 @@ class Work:
         self.going_on.set()
 
     @staticmethod
-    def decode(body: bytes) -> int:
+    def decode(message: Incoming) -> int:
         """Read a number. Raises Malformed."""
-        try:
-            return msgspec.json.decode(body, type=int)
-        except msgspec.DecodeError as error:
-            raise Malformed.because(error, body) from None
+        return message.to(int)
 
     async def handle(self, numbers: Sequence[Delivered[int]]) -> Outcomes:
         """Wait for `going_on`, then record numbers or raise `error`."""

@@ -1,7 +1,7 @@
 """A consumer handles and settles each message, through outages of RabbitMQ and Postgres."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 from aio_pika.abc import AbstractChannel
@@ -11,14 +11,12 @@ from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, take
+from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import MakeConsumer, Work, dead_letter, has_no_messages
-from worker.batches import Outcomes
-from worker.consumers.consumer import Consumer, Delivered
-from worker.consumers.topic import safe_id
+from worker.consumers.consumer import Consumer
+from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -116,41 +114,6 @@ async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
         await eventually(lambda: has_no_messages(channel, NOTIFICATIONS.name))
 
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
-
-
-async def test_message_is_settled_on_the_channel_that_it_came_by_even_if_its_consumer_has_another(
-    worker_settings: WorkerSettings, channel: AbstractChannel, broker_link: TcpProxy
-) -> None:
-    """Both channels number their first message 1."""
-    started: list[int] = []
-    may_end = {1: asyncio.Event(), 2: asyncio.Event(), 3: asyncio.Event()}
-
-    async def handle(numbers: Sequence[Delivered[int]]) -> Outcomes:
-        ((number, _),) = numbers
-        started.append(number)
-        await may_end[number].wait()
-        return [None]
-
-    settings = settings_with(worker_settings, amqp_url=broker_link.url, consumer_prefetch=1)
-    consumer = Consumer(
-        settings, NOTIFICATIONS, decode=Work.decode, handle=handle, refusals=(), dependency=Work().check
-    )
-    async with running(consumer.run):
-        await publish(channel, NOTIFICATIONS, b"1")
-        await eventually(lambda: started == [1])
-        async with running(consumer.run):
-            await publish(channel, NOTIFICATIONS, b"2")
-            await eventually(lambda: started == [1, 2])
-            await publish(channel, NOTIFICATIONS, b"3")
-            may_end[1].set()
-            await eventually(lambda: started == [1, 2, 3])  # One of the first two is settled.
-            await broker_link.refuse()
-            queue = await channel.get_queue(NOTIFICATIONS.name)
-            left = [await eventually(lambda: take(queue)) for _ in range(2)]
-            for event in may_end.values():
-                event.set()
-
-    assert sorted(message.body for message in left) == [b"2", b"3"]
 
 
 async def test_deleted_queue_is_declared_and_read_again(

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from aio_pika.abc import AbstractChannel
-from aio_pika.exceptions import MessageProcessError
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
@@ -15,9 +14,9 @@ from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store, take
-from tests.worker.consumers.conftest import dead_letter, has_no_messages
+from tests.worker.consumers.conftest import has_no_messages
 from worker.consumers import calculations
-from worker.consumers.acknowledging import Acknowledgements
+from worker.consumers.in_hand import InHand
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 from worker.settings import WorkerSettings
@@ -142,9 +141,17 @@ async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_r
     assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
 
 
-def not_expected(error: Exception) -> None:
-    """Fail: nothing may go wrong."""
-    raise error
+async def nothing(_: InHand, __: AbstractIncomingMessage) -> None:
+    """Deliver nothing: the test settles the messages itself."""
+
+
+async def receive(in_hand: InHand, number: int) -> list[AbstractIncomingMessage]:
+    """Receive messages of the notifications on the channel of *in_hand*."""
+    queue = await in_hand.dead_letters.get_queue(NOTIFICATIONS.name, ensure=False)
+    messages = [await queue.get() for _ in range(number)]
+    for message in messages:
+        await in_hand.receive(message)
+    return messages
 
 
 @pytest.mark.parametrize(("still_open", "frames"), [(None, 1), (0, 19), (10, 10), (19, 1)])
@@ -157,16 +164,11 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     async with TcpProxy(worker_settings.amqp_url, lambda: written.append) as link:
         settings = settings_with(worker_settings, amqp_url=link.url)
         async with open_channel(settings, name="test") as own_channel:
-            queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
-            messages = [await queue.get() for _ in range(20)]
-            acknowledgements = Acknowledgements(not_expected)
-            for message in messages:
-                acknowledgements.add(message)
-
-            for number, message in enumerate(messages):
+            in_hand = InHand(nothing, own_channel)
+            for number, message in enumerate(await receive(in_hand, 20)):
                 if number != still_open:
-                    acknowledgements.acknowledge(message)
-            await acknowledgements.finish()
+                    in_hand.acknowledge(message)
+            await in_hand.finish(seconds=5.0)
 
         await eventually(lambda: not link.is_open)
     assert b"".join(written).count(BASIC_ACK) == frames
@@ -176,44 +178,35 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
-async def test_message_that_is_settled_in_another_way_holds_no_other_up(
+async def test_message_that_goes_back_to_its_queue_holds_no_other_up(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
     for number in range(3):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     async with open_channel(worker_settings, name="test") as own_channel:
-        queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
-        messages = [await queue.get() for _ in range(3)]
-        acknowledgements = Acknowledgements(not_expected)
-        for message in messages:
-            acknowledgements.add(message)
-        first, second, third = messages
+        in_hand = InHand(nothing, own_channel)
+        first, *others = await receive(in_hand, 3)
 
-        await first.reject(requeue=False)
-        acknowledgements.forget(first)
-        acknowledgements.acknowledge(second)
-        acknowledgements.acknowledge(third)
-        await acknowledgements.finish()
+        await in_hand.requeue(first)
+        for message in others:
+            in_hand.acknowledge(message)
+        await in_hand.finish(seconds=5.0)
 
+    queue = await channel.get_queue(NOTIFICATIONS.name)
+    assert (await eventually(lambda: take(queue))).body == b"0"
     assert await has_no_messages(channel, NOTIFICATIONS.name)
-    assert (await dead_letter(channel)).body == b"0"
 
 
-async def test_error_gives_the_channel_up_and_the_next_message_is_acknowledged_all_the_same(
+async def test_acknowledgement_that_fails_gives_the_channel_up(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    for body in (b"1", b"2"):
-        await publish(channel, NOTIFICATIONS, body)
-    errors: list[Exception] = []
+    await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:
-        queue = await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)
-        settled_before, message = [await queue.get() for _ in range(2)]
-        acknowledgements = Acknowledgements(errors.append)
-        await settled_before.ack()
-        for each in (settled_before, message):
-            acknowledgements.add(each)
-            acknowledgements.acknowledge(each)
-            await acknowledgements.finish()
+        in_hand = InHand(nothing, own_channel)
+        (message,) = await receive(in_hand, 1)
+        await message.ack()
 
-    assert [type(error) for error in errors] == [MessageProcessError]
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
+        in_hand.acknowledge(message)
+        await in_hand.finish(seconds=5.0)
+
+    assert in_hand.leaving.is_set()

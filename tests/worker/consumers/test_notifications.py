@@ -17,11 +17,9 @@ from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, created_event, publish, take
 from tests.worker.deliveries import intend_email
-from tests.worker.mail.conftest import (
-    all_are,
-)
-from worker.consumers import notifications
-from worker.consumers.consumer import Malformed
+from tests.worker.mail.conftest import all_are
+from worker.consumers import incoming, notifications
+from worker.consumers.incoming import Malformed
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
@@ -99,7 +97,7 @@ async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
 )
 def test_body_that_is_not_an_event_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
-        notifications.decode(body)
+        notifications.decode(incoming.read(body))
 
 
 def test_event_of_another_type_is_malformed() -> None:
@@ -115,7 +113,7 @@ def test_event_of_another_type_is_malformed() -> None:
     body = events.encode(event, time=datetime.now(UTC), traceparent=None)
 
     with pytest.raises(Malformed):
-        notifications.decode(body)
+        notifications.decode(incoming.read(body))
 
 
 @pytest.mark.parametrize("sequence", [2, 7, 2**31, 2**63])
@@ -126,7 +124,7 @@ def test_request_created_that_is_not_the_first_event_of_its_request_is_malformed
     body = events.encode(event, time=stored_request.created_at, traceparent=None)
 
     with pytest.raises(Malformed):
-        notifications.decode(body)
+        notifications.decode(incoming.read(body))
 
 
 async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(

@@ -142,6 +142,6 @@ async def test_user_who_may_not_declare_can_use_the_topology_that_others_declare
             scripted.missing = {CALCULATION_RESULTS.dead_letters}
             when_one_is_missing = await topology.ensure(connection)
 
-    assert when_all_is_there == {}
-    assert list(when_one_is_missing) == [CALCULATION_RESULTS.name]
-    assert "ACCESS_REFUSED" in when_one_is_missing[CALCULATION_RESULTS.name]
+    assert when_all_is_there.differences == {}
+    assert list(when_one_is_missing.differences) == [CALCULATION_RESULTS.name]
+    assert "ACCESS_REFUSED" in when_one_is_missing.differences[CALCULATION_RESULTS.name]

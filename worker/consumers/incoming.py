@@ -1,0 +1,69 @@
+"""What a message says. Its JSON is decoded once, for its handler and for the log lines about it alike."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from service import json_faults
+from service.identifiers import parse_uuid
+from service.telemetry import tracing
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+Kind = TypeVar("Kind")
+
+
+class Malformed(Exception):
+    """The message is not what this queue carries."""
+
+    def __init__(self, reason: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """The JSON of a message, and what it is about, as far as that is well-formed."""
+
+    json: Any  # None if *fault* says why the body cannot be read
+    fault: str = ""
+    uuid: str | None = None
+    calculation_id: str | None = None
+    traceparent: str | None = None
+
+    @property
+    def is_event(self) -> bool:
+        """Whether it is a CloudEvent."""
+        return isinstance(self.json, dict) and "specversion" in self.json
+
+    def to(self, kind: type[Kind]) -> Kind:
+        """Return what the message says. Raises Malformed, which names the field at fault but no value."""
+        if self.fault:
+            raise Malformed(f"not readable JSON: {self.fault}")
+        try:
+            return msgspec.convert(self.json, kind)
+        except msgspec.ValidationError as error:
+            field, reason = json_faults.locate(error)
+            raise Malformed(reason, field=field) from None
+
+
+def read(body: bytes) -> Incoming:
+    """Read a message, however malformed it is. Its sender may be another team."""
+    try:
+        json = msgspec.json.decode(body)
+    except json_faults.UNREADABLE as error:
+        return Incoming(None, json_faults.why_unreadable(body, error))
+    outer = json if isinstance(json, dict) else {}
+    data = outer.get("data") if "specversion" in outer else outer
+    inner = data if isinstance(data, dict) else {}
+    names = (inner.get("request_uuid"), inner.get("uuid"), outer.get("subject"))
+    return Incoming(
+        json,
+        uuid=next((name for name in names if isinstance(name, str) and parse_uuid(name)), None),
+        calculation_id=safe_id(inner.get("calculation_id")),
+        traceparent=tracing.accept(outer.get("traceparent")),
+    )
+
+
+def safe_id(value: object) -> str | None:
+    """Return an id if it is fit for a log line: other teams choose theirs freely."""
+    return value if isinstance(value, str) and _SAFE_ID.fullmatch(value) else None
