@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import msgspec
-from litestar import Litestar
+from litestar import Litestar, get
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
@@ -32,26 +32,21 @@ from service.contracts import page
 from service.outbox.waker import RelayWaker
 from service.postgres import schema
 from service.postgres.pool import open_pool
+from service.server import probes
+from service.server.asgi import Response
 from service.server.background import in_background
-from service.server.probes import Check, Probes, lasting
+from service.server.probes import Probes, lasting
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
     """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
-    checks: dict[str, Check] = {}
-    probes = Probes(
-        checks=checks,
-        registries=[REGISTRY, api_metrics.REGISTRY],
-        otherwise=create_api(settings, checks),
-        refuse=errors.answer_refusal,
-    )
-    return OuterLayer(probes)
+    return OuterLayer(create_api(settings))
 
 
-def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
-    """Return the routes, without the layers around them. At startup they add to the readiness *checks*.
+def create_api(settings: ServiceSettings) -> Litestar:
+    """Return the routes, without the layer around them.
 
     Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read.
     """
@@ -64,9 +59,10 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
             retrieve_request,
             list_events,
             questionnaire_structure,
+            answer_probe,
             *page.handlers,
         ],
-        lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys, checks=checks)],
+        lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
@@ -75,13 +71,23 @@ def create_api(settings: ServiceSettings, checks: dict[str, Check]) -> Litestar:
     )
 
 
+@get([*probes.PATHS])
+async def answer_probe(request: ApiRequest[None]) -> Response:
+    """Answer a probe: anyone may call it."""
+    answers: Probes = request.app.state.probes
+    return await answers.answer(request.scope["path"])
+
+
 @asynccontextmanager
 async def _lifespan(
-    app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing, checks: dict[str, Check]
+    app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
 ) -> AsyncIterator[None]:
     async with open_resources(settings, secret_keys) as resources:
-        seconds = settings.database_timeout_seconds
-        checks["postgres"] = lasting(schema.readiness(resources.pool, seconds=seconds), resources.pool)
+        check = schema.readiness(resources.pool, seconds=settings.database_timeout_seconds)
+        app.state.probes = Probes(
+            checks={"postgres": lasting(check, resources.pool)},
+            registries=[REGISTRY, api_metrics.REGISTRY],
+        )
         app.state.resources = resources
         yield
 

@@ -48,8 +48,6 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     """What the API needs. It gets no broker address, because the outbox is its only way out."""
 
     port: Port = 8000
-    http_head_seconds: Seconds = 10.0
-    http_body_seconds: Seconds = 30.0
     auth_issuer: NonBlank
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]

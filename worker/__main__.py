@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from service.server.garbage import spare_loaded_objects
-from service.server.http_server import listen, stop_on_signals
+from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
 from service.settings import InvalidSetting, load
 from service.telemetry import logs, tracing
 from worker import process

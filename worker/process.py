@@ -44,7 +44,7 @@ def assemble(
     """Return the parts of *roles*, their readiness checks, and the function that reads their gauges."""
     parts: dict[str, Part] = {}
     readings: list[Reading] = []
-    checks = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
+    checks: dict[str, Check] = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
     if "relay" in roles:
         woken = asyncio.Event()
         relay = Relay(settings, pool, woken)

@@ -37,7 +37,6 @@ ErrorCode = Literal[
     "invalid_cursor",
     "repeated",
     "idempotency_key_reused",
-    "head_too_large",
     "internal_error",
     "unavailable",
     "secret_unavailable",

@@ -22,7 +22,6 @@ from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Header
-from service.server.refusals import BodyOverdue, MalformedFraming, Refusal
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is refused: the code, and the message for the caller
@@ -104,14 +103,6 @@ _ANSWERED_AS: Mapping[type[Exception], ApiError] = {
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
-    ),
-    MalformedFraming: ApiError(
-        HTTPStatus.BAD_REQUEST, "malformed_request", "The body is not valid HTTP: check how it is chunked."
-    ),
-    BodyOverdue: ApiError(
-        HTTPStatus.REQUEST_TIMEOUT,
-        "request_timeout",
-        "The body did not arrive in time: send the request again.",
     ),
     IdempotencyKeyInFlight: ApiError(
         HTTPStatus.CONFLICT,
@@ -214,9 +205,3 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answered.headers}
     return Response(answered.body, status_code=answered.status, headers=headers)
-
-
-def answer_refusal(refusal: Refusal, *headers: Header) -> Answer:
-    """Return the answer to a request that the server or its probes refuse by themselves."""
-    error = FieldError(refusal.code, refusal.message, None, None)
-    return Answer.failed(refusal.status, [error], *refusal.headers, *headers)

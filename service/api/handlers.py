@@ -1,5 +1,6 @@
 """The endpoints: one handler each, and what the handlers work with."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -36,6 +37,7 @@ from service.calculation_requests.storing import Storage
 from service.identifiers import parse_uuid
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
+from service.server import http_protocol
 from service.server.asgi import Receive, Scope, Send, header_values
 from service.settings import ServiceSettings
 from service.telemetry import logs
@@ -251,7 +253,10 @@ def _is_current(etag: str, if_none_match: list[str]) -> bool:
 async def _json_body(request: ApiRequest[Caller]) -> bytes:
     check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
     try:
-        return await request.body()
+        async with asyncio.timeout(http_protocol.BODY_SECONDS):
+            return await request.body()
+    except TimeoutError:
+        raise body_overdue() from None
     except RequestEntityTooLarge:
         raise body_too_large(request.content_length) from None
 
@@ -272,6 +277,16 @@ def check_declared(content_type: str | None, encoding: str | None) -> None:
 
 def _unsupported(message: str) -> ApiError:
     return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+
+
+def body_overdue() -> ApiError:
+    """Return the refusal of a body that takes too long. It may still arrive, so the connection is closed."""
+    return ApiError(
+        HTTPStatus.REQUEST_TIMEOUT,
+        "request_timeout",
+        "The body did not arrive in time: send the request again.",
+        (b"connection", b"close"),
+    )
 
 
 def body_too_large(size: int | None) -> ApiError:

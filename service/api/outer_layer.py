@@ -17,7 +17,6 @@ from litestar.exceptions import NotFoundException
 from service.api import errors, log_facts
 from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
-from service.server.refusals import Refusal
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to repeat
@@ -112,19 +111,6 @@ class OuterLayer:
         if b"%" in path:
             scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.
         return self._app(scope, receive, send)
-
-
-def refuse(refusal: Refusal) -> ASGIApp:
-    """Return the answer to input that the server cannot read as a request. It is logged and counted too."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = uuid_utils.uuid4().hex
-        log_facts.begin(scope, tracing.onward(None))
-        await errors.answer_refusal(refusal, (b"x-request-id", request_id.encode()))(scope, receive, send)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            _record(None, None, int(refusal.status), 0.0, log_facts.describe(scope))
-
-    return answer
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:

@@ -5,11 +5,9 @@ import socket
 import click
 import uvloop
 
-from service.api import outer_layer
 from service.app import create_app
 from service.server import http_server
-from service.server.garbage import spare_loaded_objects
-from service.server.http_server import listen, stop_on_signals
+from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
 from service.settings import ServiceSettings, load
 from service.telemetry import logs, tracing
 
@@ -29,11 +27,5 @@ def serve() -> None:
 
 async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
-        create_app(settings),
-        listening,
-        stop_on_signals(),
-        refuse=outer_layer.refuse,
-        shutdown_seconds=settings.shutdown_seconds,
-        head_seconds=settings.http_head_seconds,
-        body_seconds=settings.http_body_seconds,
+        create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
     )

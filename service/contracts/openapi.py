@@ -40,10 +40,10 @@ parameter that is given twice as `repeated`.
 
 Besides the answers listed here: a path that does not exist, or is spelt differently (with a double or
 trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path does not have gets 405
-`method_not_allowed` and the header `Allow`. Input that is not HTTP, or has an invalid `Host`, gets 400
-`malformed_request`; a request line and headers of more than 64 KiB get 431 `head_too_large`; if they do not
-arrive in time, the answer is 408 `request_timeout`. Each path that has GET also has HEAD, which is GET
-without the body. OPTIONS gets 204 and `Allow`.
+`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. What is no
+request yet gets plain text instead of the envelope: 400 for input that is not HTTP; 431 for a request line
+and headers of more than 64 KiB; 408 if they do not arrive in time. Each path that has GET also has HEAD,
+which is GET without the body. OPTIONS gets 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore fields that you do not know."""
 

@@ -37,7 +37,6 @@ from service.calculation_requests.request_secrets import SecretKeyMissing, Wrong
 from service.contracts import asyncapi
 from service.outbox.events import RequestEmailFailed, in_envelope
 from service.postgres.outages import PostgresUnavailable
-from service.server.refusals import BodyOverdue
 
 _BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
 # The examples of the fields.
@@ -122,7 +121,7 @@ def _create() -> Operation:
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),
-            "too_slow": BodyOverdue(),
+            "too_slow": handlers.body_overdue(),
             "too_large": handlers.body_too_large(LARGE_REQUEST),
             "no_content_type": _refusal(lambda: handlers.check_declared(None, None)),
             "not_json": _refusal(lambda: handlers.check_declared("text/plain", None)),

@@ -15,8 +15,6 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header: TypeAlias = tuple[bytes, bytes]  # the name in lower case, and the value
 
-PLAIN_TEXT: Header = (b"content-type", b"text/plain; charset=utf-8")
-
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
     """Return the values of the headers with this name, in lower case.
@@ -35,8 +33,6 @@ class Response(msgspec.Struct, frozen=True):
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
-        headers = [*self.headers]
-        if self.status != HTTPStatus.NO_CONTENT:
-            headers.append((b"content-length", b"%d" % len(self.body)))
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": int(self.status), "headers": headers})
         await send({"type": "http.response.body", "body": self.body})

@@ -1,98 +1,66 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with deadlines, limits, and refusals by the application."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, with deadlines and a largest head."""
 
 import asyncio
-from collections.abc import Awaitable
+from http import HTTPStatus
 from typing import Literal
 
 import httptools
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from service.server.asgi import ASGIApp, Message, Receive, Scope, Send
 from service.server.joined_writes import JoinedWrites
-from service.server.refusals import (
-    HEAD_OVERDUE,
-    HEAD_TOO_LARGE,
-    LARGEST_HEAD,
-    MALFORMED_REQUEST,
-    BodyOverdue,
-    MalformedFraming,
-    Refusal,
-    Refuse,
+
+HEAD_SECONDS = 10.0  # for a caller to send the head of a request
+# To send its body, or to read some of an answer: as long as a slow network takes for the largest body.
+BODY_SECONDS = 30.0
+LARGEST_HEAD = 64 * 1024  # bytes of the request line and the headers: more than cookies and tokens need
+_AROUND_URL = len(b"GET  HTTP/1.1\r\n\r\n")
+_AROUND_HEADER = len(b": \r\n")
+_AROUND_CHUNK = len(b"1\r\n\r\n")
+
+_NOT_HTTP = HTTPStatus.BAD_REQUEST, "The request is not valid HTTP."
+_HEAD_OVERDUE = HTTPStatus.REQUEST_TIMEOUT, "The request line and headers did not arrive in time."
+_HEAD_TOO_LARGE = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"The request line and headers are larger than {LARGEST_HEAD // 1024} KiB: send less.",
 )
-
-_SPARE_FRAMING = 1024  # bytes of chunk extensions and trailers, beyond as many as the body has
-_BODY_ERROR = "body_error"  # key in a request's state: the exception with which reading its body fails
-
-
-class HttpConfig(uvicorn.Config):
-    """uvicorn's settings, and those that it lacks."""
-
-    refuse: Refuse  # answers what cannot be read as a request
-    head_seconds: float  # for a caller to send the head of a request
-    body_seconds: float  # to send its body, or to read some of an answer
-
-
-def failing_on_body_errors(app: ASGIApp) -> ASGIApp:
-    """Wrap *app* so that reading a body raises the error that the connection has found in it."""
-
-    def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope.get("method") == "GET":
-            return app(scope, receive, send)  # A GET reads no body, and should not pay for the wrapper.
-
-        async def receive_or_fail() -> Message:
-            message = await receive()
-            if error := scope["state"].get(_BODY_ERROR):
-                raise error
-            return message
-
-        return app(scope, receive_or_fail, send)
-
-    return call
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with five differences.
+    """uvicorn's HTTP/1.1 with four differences.
 
-    - Callers that send or read too slowly are refused or cut off, see `end_if_overdue`.
-    - The head of a request, and the framing of its body, have a largest size.
-    - A request that cannot be read is answered by `HttpConfig.refuse`, not by uvicorn's plain text.
+    - Callers that send or read too slowly are cut off, see `end_if_overdue`.
+    - The head of a request has a largest size, and so has the framing of its body.
     - The offer of another protocol is declined, and the body that follows it is read.
     - An answer is sent in one system call.
+
+    What is no request yet is refused in plain text, without the application.
     """
 
-    config: HttpConfig
-
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
-    _read_at = 0.0  # when the latest bytes arrived
     _deadline: float | None = None  # for what the caller has to send next; None while an answer is made
-    _head_size = 0  # bytes of the head that the parser has reported
-    _body_size = 0  # bytes of the body
-    _unreported = 0  # bytes received that are neither: an incomplete header, or the framing of chunks
+    _surplus = (
+        0  # bytes received that are neither body nor a complete head: part of a head, or chunks' framing
+    )
     _unread = 0  # bytes of our answers that the caller has not read
     _unread_since = 0.0  # when their number last changed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the head of a request."""
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
-        self._deadline = self.loop.time() + self.config.head_seconds
+        self._deadline = self.loop.time() + HEAD_SECONDS
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*; refuse too large a head or framing, also an incomplete one."""
-        self._read_at = self.loop.time()
-        self._unreported += len(data)
+        """Parse *data*. Refuse what is not HTTP, and too large a head or framing, also an incomplete one."""
+        self._surplus += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError:
-            self._refuse(HEAD_TOO_LARGE if self._head_size > LARGEST_HEAD else MALFORMED_REQUEST)
-            return
-        if self._reading == "nothing":
-            self._unreported = 0
-        elif self._reading == "head":
-            if self._head_size + self._unreported > LARGEST_HEAD:
-                self._refuse(HEAD_TOO_LARGE)
-        elif self._unreported > self._body_size + _SPARE_FRAMING:
-            self._refuse(MALFORMED_REQUEST)
+            self._refuse(*_NOT_HTTP)
+        else:
+            if self._reading == "nothing":
+                self._surplus = 0
+            elif self._surplus > LARGEST_HEAD:
+                self._refuse(*(_HEAD_TOO_LARGE if self._reading == "head" else _NOT_HTTP))
 
     def _parse(self, data: bytes) -> None:
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
@@ -121,47 +89,41 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Expect the rest of a head, unless `_repeat_head` is feeding one: then the body has begun."""
-        if self._reading == "body":
-            return
-        self._reading = "head"
-        self._deadline = self._read_at + self.config.head_seconds
-        self._head_size = self._body_size = 0
-        super().on_message_begin()
+        if self._reading != "body":
+            self._reading = "head"
+            self._deadline = self.loop.time() + HEAD_SECONDS
+            super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Count a part of the request line."""
+        """Keep a part of the request line."""
         if self._reading == "head":
-            self._head_size += len(url)
-            self._unreported -= len(url)
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header. Trailers are ignored: a gateway may have checked the headers only."""
+        """Keep a header. Trailers are ignored: a gateway may have checked the headers only."""
         if self._reading == "head":
-            size = len(name) + len(b": ") + len(value) + len(b"\r\n")
-            self._head_size += size
-            self._unreported -= size
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the application, unless the head is too large, and expect the body."""
         if self._reading == "body":
             return
-        if self._head_size > LARGEST_HEAD:
+        size = len(self.url) + sum(len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
+        self._surplus -= size + _AROUND_URL
+        if size > LARGEST_HEAD:
+            self._refuse(*_HEAD_TOO_LARGE)
             raise httptools.HttpParserError  # stops the parser
         super().on_headers_complete()
         self._reading = "body"
-        self._deadline = self._read_at + self.config.body_seconds
-        self._unreported -= len(b"GET  HTTP/1.1\r\n\r\n")
+        self._deadline = self.loop.time() + BODY_SECONDS
 
     def on_chunk_header(self) -> None:
         """Allow the least framing that a chunk has."""
-        self._unreported -= len(b"1\r\n\r\n")
+        self._surplus -= _AROUND_CHUNK
 
     def on_body(self, body: bytes) -> None:
-        """Count a part of the body."""
-        self._body_size += len(body)
-        self._unreported -= len(body)
+        """Take a part of the body."""
+        self._surplus -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -169,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # The body follows the offer of another protocol.
         self._reading = "nothing"
-        self._deadline = self._read_at + self.timeout_keep_alive if self.cycle.response_complete else None
+        self._deadline = self.loop.time() + self.timeout_keep_alive if self.cycle.response_complete else None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -184,51 +146,36 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline = self.loop.time() + self.timeout_keep_alive
 
     def end_if_overdue(self, now: float) -> None:
-        """Refuse or cut off a caller that has been too slow to send the next part or to read its answers.
+        """Cut off a caller that has been too slow to send the next part or to read its answers.
 
-        A caller is not to blame while the server has paused reading.
+        A caller is not to blame while the server has paused reading. The application itself bounds the time
+        for a body that it reads.
         """
         unread = self.transport.get_write_buffer_size()
         if unread == 0 or unread != self._unread:
             self._unread, self._unread_since = unread, now
-        elif now - self._unread_since >= self.config.body_seconds:
+        elif now - self._unread_since >= BODY_SECONDS:
             self.transport.abort()  # close() would wait until the caller has read everything.
             return
         if self._deadline is None or now < self._deadline or self.flow.read_paused:
             return
         if self._reading == "head":
-            self._refuse(HEAD_OVERDUE)
-        elif self._reading == "body":
-            self._fail_body(BodyOverdue())
-        else:
+            self._refuse(*_HEAD_OVERDUE)
+        elif self._reading == "nothing" or self.cycle.response_complete:
             self.transport.close()
 
-    def _refuse(self, refusal: Refusal) -> None:
-        """Refuse what the caller is sending, after the answer to an earlier request; then close."""
-        latest: RequestResponseCycle | None = self.cycle  # None before the first, contrary to uvicorn's type
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        """Answer what is no request, and close. An earlier request is answered first, and is the last."""
         if self.transport.is_closing():
             return
-        if self._reading == "body":
-            self._fail_body(MalformedFraming())
-        elif latest is not None and not latest.response_complete:
-            latest.keep_alive = False  # Its answer is the last.
-            self.flow.pause_reading()
-        else:
-            self._answer(self.config.refuse(refusal))
-
-    def _fail_body(self, error: Exception) -> None:
-        """Have the application fail with *error* when it reads the body; then close."""
-        if self.cycle.response_complete:
-            self.transport.close()  # The application answered without reading the body.
-            return
-        self.cycle.keep_alive = False
-        self.cycle.scope["state"][_BODY_ERROR] = error
-        self.cycle.message_event.set()
-
-    def _answer(self, app: ASGIApp) -> None:
-        """Answer with *app*, then close. uvicorn writes the answer: the parser is fed a request for it."""
-        self.flow.pause_reading()
-        self.app = app
-        self._reading = "nothing"
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(b"GET / HTTP/1.0\r\n\r\n")
+        latest: RequestResponseCycle | None = self.cycle  # None before the first, contrary to uvicorn's type
+        if latest is not None and not latest.response_complete:
+            is_its_body = self._reading == "body" and not self.pipeline and not latest.response_started
+            if not is_its_body:
+                latest.keep_alive = False
+                self.flow.pause_reading()
+                return
+        head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+        length = f"Content-Length: {len(reason)}\r\nConnection: close\r\n\r\n"
+        self.transport.write(f"{head}{length}{reason}".encode())
+        self.transport.close()

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`: in front of the API, and alone in the worker."""
+"""`/livez`, `/readyz` and `/metrics`: beside the routes of the API, and alone in the worker."""
 
 import asyncio
 import socket
@@ -15,34 +15,24 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
-from service.server.asgi import PLAIN_TEXT, ASGIApp, Receive, Response, Scope, Send
-from service.server.refusals import Refusal, Refuse, refuse_in_plain_text
+from service.server.asgi import Header, Receive, Response, Scope, Send
 from service.telemetry import logs, metrics
 
-Check: TypeAlias = Callable[[], Awaitable[None]]
+# Raises an error while the process cannot do its work. Returns what is wrong if it should get work even so.
+Check: TypeAlias = Callable[[], Awaitable[str | None]]
 Checks: TypeAlias = Mapping[str, Check]
 ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
 
 PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
-_ALLOW = (b"allow", b"GET, OPTIONS")
-_JSON = (b"content-type", b"application/json")
-_WRONG_METHOD = Refusal(
-    HTTPStatus.METHOD_NOT_ALLOWED,
-    "method_not_allowed",
-    "This path does not have this method: the Allow header lists those that it has.",
-    (_ALLOW,),
-)
+_JSON: Header = (b"content-type", b"application/json")
+_PLAIN_TEXT: Header = (b"content-type", b"text/plain; charset=utf-8")
 
 _log = structlog.get_logger()
 
 
 class NotReady(Exception):
     """The process lacks something that it needs for its work."""
-
-
-class Impaired(Exception):
-    """The process lacks something, but must go on receiving work."""
 
 
 def lasting(check: Check, pool: Pool) -> Check:
@@ -57,18 +47,19 @@ def lasting(check: Check, pool: Pool) -> Check:
     """
     has_passed = False
 
-    async def run() -> None:
+    async def run() -> str | None:
         nonlocal has_passed
         if has_passed and pool.open_size:
-            return
+            return None
         try:
             await check()
         except PostgresUnavailable as error:
             has_passed = has_passed and not _is_rejected_login(error)
-            if has_passed:
-                raise Impaired(_state(error)) from error
-            raise
+            if not has_passed:
+                raise
+            return _state(error)
         has_passed = True
+        return None
 
     return run
 
@@ -78,35 +69,20 @@ async def no_gauges() -> None:
 
 
 class Probes(msgspec.Struct, frozen=True, kw_only=True):
-    """An ASGI application: answers the probes' paths, and passes everything else on to *otherwise*."""
+    """The answers to the probes of one process."""
 
     checks: Checks
     registries: Sequence[CollectorRegistry]
     read_gauges: ReadGauges = no_gauges
-    otherwise: ASGIApp
-    refuse: Refuse
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve one ASGI connection."""
-        if scope["type"] == "http" and scope["path"] in PATHS:
-            return self._serve(scope, receive, send)
-        return self.otherwise(scope, receive, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if method not in {"GET", "OPTIONS"}:
-            await self.refuse(_WRONG_METHOD)(scope, receive, send)
-            return
-        scope["path_template"] = path  # for the access log
-        if method == "OPTIONS":
-            response = Response(HTTPStatus.NO_CONTENT, b"", [_ALLOW])
-        elif path == "/livez":
-            response = _in_json(HTTPStatus.OK, {"status": "alive"})
-        elif path == "/readyz":
-            response = await self._readiness()
-        else:
-            response = await self._metrics()
-        await response(scope, receive, send)
+    async def answer(self, path: str) -> Response:
+        """Return the answer to GET for one of PATHS."""
+        match path:
+            case "/livez":
+                return _in_json(HTTPStatus.OK, {"status": "alive"})
+            case "/readyz":
+                return await self._readiness()
+        return await self._metrics()
 
     async def _readiness(self) -> Response:
         """Run every check, and name the state of each."""
@@ -128,15 +104,12 @@ def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
 
 async def _result(name: str, check: Check) -> tuple[bool, str]:
     try:
-        await check()
-    except Impaired as error:
-        return True, str(error)
+        return True, await check() or "ok"
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
         return False, _state(error)
     except Exception as error:  # noqa: BLE001 - one failing check must not hide the states of the others
         _log.error("readiness_check_failed", check=name, **logs.describe(error))
         return False, "The check failed. The error has been logged."
-    return True, "ok"
 
 
 def _state(error: Exception) -> str:
@@ -153,17 +126,17 @@ async def serve(
     checks: Checks, read_gauges: ReadGauges, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve the probes of a process without an API until *stop*."""
-    probes = Probes(
-        checks=checks,
-        registries=[REGISTRY],
-        read_gauges=read_gauges,
-        otherwise=_nothing_else,
-        refuse=refuse_in_plain_text,
-    )
-    await http_server.serve(probes, listening, stop, refuse=refuse_in_plain_text, shutdown_seconds=1.0)
+    probes = Probes(checks=checks, registries=[REGISTRY], read_gauges=read_gauges)
 
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # There is nothing to do at startup and shutdown.
+        if scope["path"] not in PATHS:
+            response = Response(HTTPStatus.NOT_FOUND, b"Not Found.", [_PLAIN_TEXT])
+        elif scope["method"] != "GET":
+            response = Response(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET.", [_PLAIN_TEXT, (b"allow", b"GET")])
+        else:
+            response = await probes.answer(scope["path"])
+        await response(scope, receive, send)
 
-async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 404. There is nothing to do at startup and shutdown, the scope "lifespan"."""
-    if scope["type"] == "http":
-        await Response(HTTPStatus.NOT_FOUND, b"Not Found.", [PLAIN_TEXT])(scope, receive, send)
+    await http_server.serve(app, listening, stop, shutdown_seconds=1.0)

@@ -5,10 +5,8 @@ import os
 import uvloop
 from litestar import Litestar, get
 
-from service.api import outer_layer
 from service.server import http_server
-from service.server.garbage import spare_loaded_objects
-from service.server.http_server import listen, stop_on_signals
+from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
 from tests.benchmarks.subjects import QUESTIONNAIRE
 
 _SHUTDOWN_SECONDS = 5.0
@@ -24,9 +22,7 @@ async def main() -> None:
     app = Litestar([nothing], openapi_config=None, logging_config=None)
     with listen("127.0.0.1", int(os.environ["PORT"])) as listening:
         spare_loaded_objects()
-        await http_server.serve(
-            app, listening, stop_on_signals(), refuse=outer_layer.refuse, shutdown_seconds=_SHUTDOWN_SECONDS
-        )
+        await http_server.serve(app, listening, stop_on_signals(), shutdown_seconds=_SHUTDOWN_SECONDS)
 
 
 if __name__ == "__main__":

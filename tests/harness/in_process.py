@@ -9,7 +9,6 @@ import httpx
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from service.api import outer_layer
 from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
@@ -22,13 +21,11 @@ _A_DAY = 86_400.0
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
+async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(
-            http_server.serve(app, listening, stop, refuse=outer_layer.refuse, shutdown_seconds=5.0, **limits)
-        )
+        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0))
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving
@@ -38,9 +35,8 @@ async def serve(app: ASGIApp, **limits: float) -> AsyncIterator[str]:
 async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an API with *settings*; yields a client of it that sends *token*."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    limits = {"head_seconds": settings.http_head_seconds, "body_seconds": settings.http_body_seconds}
     async with (
-        serve(create_app(settings), **limits) as base_url,
+        serve(create_app(settings)) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         yield client

@@ -24,7 +24,6 @@ _MODULES = [
     *sorted((_SERVICE / "api").glob("*.py")),
     *sorted((_SERVICE / "authentication").glob("*.py")),
     _SERVICE / "lines.py",
-    _SERVICE / "server" / "refusals.py",
 ]
 _MARK = "zqmark"
 _SENTENCE = re.compile(r"[A-Z].*\.", re.DOTALL)

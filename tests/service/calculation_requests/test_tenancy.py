@@ -19,6 +19,7 @@ from service import api, calculation_requests
 from service.api.outer_layer import OuterLayer
 from service.app import create_api
 from service.identifiers import new_request_id, uuid_of
+from service.server import probes
 from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
@@ -68,6 +69,7 @@ CALLS: dict[tuple[str, str], Call] = {
     ("GET", "/v1/request/{uuid:str}/events"): list_events,
 }
 THE_SAME_FOR_EVERY_CALLER = {
+    *(("GET", path) for path in probes.PATHS),
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema/asyncapi.json"),
@@ -123,7 +125,7 @@ def nothing() -> Named:
 def test_every_route_is_covered(service_settings: ServiceSettings) -> None:
     routes = {
         (method, route.path)
-        for route in create_api(service_settings, {}).routes
+        for route in create_api(service_settings).routes
         for method in getattr(route, "methods", ())
         if method != "OPTIONS"
     }
@@ -240,7 +242,7 @@ async def test_data_of_another_conveyancer_takes_as_long_as_data_that_does_not_e
     `python -m tests.benchmarks.rejections` prints the figures of the whole.
     """
     settings = msgspec.structs.replace(service_settings, log_level="WARNING", database_timeout_seconds=10.0)
-    api = create_api(settings, {})
+    api = create_api(settings)
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     logged: Any = OuterLayer(api)  # httpx has a narrower type of applications
     transport = httpx.ASGITransport(logged)

@@ -1,0 +1,557 @@
+"""HTTP/1.1 on a connection: deadlines, sizes, framing, and callers that are no callers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from service.api.handlers import LARGEST_BODY
+from service.app import create_app
+from service.postgres.pool import Connection
+from service.server import http_protocol, http_server
+from service.server.http_protocol import LARGEST_HEAD
+from service.server.http_server import listen
+from service.settings import ServiceSettings
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.issuer import Issuer
+from tests.harness.metrics import rises, value
+from tests.harness.waiting import eventually
+
+REQUEST_ID = "case-17.a_B"
+STRUCTURE = "/v1/questionnaire/structure"
+
+
+class Answer(msgspec.Struct):
+    """An answer as received."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+class RawConnection:
+    """A connection that can send any bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._latest: Answer | None = None
+
+    def send(self, data: bytes) -> None:
+        """Send these bytes."""
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        """Drop the connection without closing it properly."""
+        self._writer.transport.abort()
+
+    async def answer(self) -> Answer:
+        """Read one answer."""
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
+        self._latest = Answer(int(head[0].split(" ")[1]), headers, body)
+        return self._latest
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection, as its latest answer said, without sending more.
+
+        Without that word in the answer, it may be closed only because it has been idle for some seconds.
+        """
+        if self._latest is not None and self._latest.headers.get("connection") != "close":
+            return False
+        return await self.ends()
+
+    async def ends(self) -> bool:
+        """Whether the server closes the connection without sending more, for whatever reason."""
+        return await self.rest() == b""
+
+    async def rest(self) -> bytes:
+        """Read what the server sends until it closes the connection."""
+        async with asyncio.timeout(30):
+            return await self._reader.read()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server has dropped the connection. Nothing is read."""
+        self.send(b"\r\n")
+        return self._writer.is_closing()
+
+    async def trickle(self, piece: bytes) -> bytes:
+        """Send *piece* repeatedly until the server closes the connection, and return what it has sent."""
+        rest = asyncio.create_task(self.rest())
+        while not rest.done():
+            self.send(piece)
+            await asyncio.wait([rest], timeout=0.02)
+        with suppress(ConnectionError):  # The last piece came too late, and may have reset the connection.
+            return await rest
+        return b""
+
+
+Connect = Callable[[], Any]
+
+
+@pytest.fixture
+async def connect(client: httpx.AsyncClient) -> AsyncIterator[Connect]:
+    """Opens connections to the API."""
+    writers = []
+
+    async def open_connection() -> RawConnection:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writers.append(writer)
+        return RawConnection(reader, writer)
+
+    yield open_connection
+    for writer in writers:
+        writer.transport.abort()
+
+
+def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    """Return the head of a request with the client's token."""
+    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
+
+
+def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
+    return "\r\n".join([line, *usual, *headers, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /livez HTTP/9.9\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost : api\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\nHost: api\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: minus\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+async def test_input_that_is_not_http_is_refused_in_plain_text(connect: Connect, sent: bytes) -> None:
+    connection = await connect()
+    connection.send(sent)
+    answer = await connection.answer()
+
+    assert (answer.status, answer.body) == (400, b"The request is not valid HTTP.")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert await connection.is_closed()
+
+
+async def test_head_without_end_is_refused(connect: Connect) -> None:
+    connection = await connect()
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: ")
+    await asyncio.sleep(0.05)
+    connection.send(b"x" * (LARGEST_HEAD + 1))
+    answer = await connection.answer()
+
+    assert answer.status == 431
+    assert b"64 KiB" in answer.body
+
+
+@pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
+async def test_large_head_is_refused_in_one_piece_and_in_many(connect: Connect, line: str) -> None:
+    large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
+    at_once, in_pieces = await connect(), await connect()
+    at_once.send(large)
+    for start in range(0, len(large), 5_000):
+        in_pieces.send(large[start : start + 5_000])
+        await asyncio.sleep(0)
+
+    for connection in (at_once, in_pieces):
+        assert (await connection.answer()).status == 431
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("rest", [b"", b"X-Long: " + b"x" * (LARGEST_HEAD + 1)])
+async def test_head_after_a_large_body_does_not_prevent_an_answer(
+    client: httpx.AsyncClient, connect: Connect, rest: bytes
+) -> None:
+    """On a pipelined connection one read can contain the end of a body and the start of a head."""
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n" + rest)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if rest:
+        assert await connection.is_closed()
+    else:
+        connection.send(b"\r\n")
+        assert (await connection.answer()).status == 200
+
+
+async def test_large_head_in_one_read_with_a_body_is_refused_or_closes_the_connection(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY // 2)
+    too_much = b"GET /livez HTTP/1.1\r\nHost: api\r\nX-Long: " + b"x" * (LARGEST_HEAD + 100)
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body + too_much)
+
+    first = await connection.answer()
+    assert first.status == 200
+    if first.headers.get("connection") != "close":
+        assert (await connection.answer()).status == 431
+    assert await connection.is_closed()
+
+
+@pytest.fixture
+async def impatient(
+    service_settings: ServiceSettings, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an API that is as quick to give up as a test needs."""
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.3)
+    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
+    async with api_client(settings, issuer.token()) as connected:
+        yield connected
+
+
+async def connect_to(client: httpx.AsyncClient) -> RawConnection:
+    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
+
+
+async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        assert await (await connect_to(impatient)).is_closed()
+
+    assert served(logs) == []
+
+
+@pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
+async def test_incomplete_head_is_answered_408(impatient: httpx.AsyncClient, beginning: bytes) -> None:
+    connection = await connect_to(impatient)
+    connection.send(beginning)
+    answer = await connection.answer()
+
+    assert answer.status == 408
+    assert b"did not arrive in time" in answer.body
+    assert await connection.is_closed()
+
+
+async def test_trickled_head_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /livez HTTP/1.1\r\n")
+    sent = await connection.trickle(b"X: y\r\n")
+
+    assert sent.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
+    assert (await connection.answer()).status == 200
+
+    await connection.trickle(b"\r\n")
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+async def test_missing_body_is_answered_408(
+    impatient: httpx.AsyncClient, database: Connection, framing: str
+) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, framing, f"X-Request-Id: {REQUEST_ID}"))
+        answer = await connection.answer()
+        assert await connection.is_closed()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 408
+    assert (answer.headers["connection"], answer.headers["x-request-id"]) == ("close", REQUEST_ID.lower())
+    assert json.loads(answer.body)["errors"][0]["code"] == "request_timeout"
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_trickled_body_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    with capture_logs() as logs:
+        connection.send(head(impatient, "Content-Length: 60000"))
+        await connection.trickle(b" ")
+        await eventually(lambda: served(logs))
+
+    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Content-Length: 60000"], 401),
+        ([f"Content-Length: {LARGEST_BODY + 1}"], 413),
+        (["Transfer-Encoding: chunked"], 415),
+    ],
+)
+async def test_body_of_a_refused_request_does_not_keep_a_connection_open(
+    impatient: httpx.AsyncClient, headers: list[str], status: int
+) -> None:
+    connection = await connect_to(impatient)
+    spoilt = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
+    connection.send(head(impatient, *headers).replace(*spoilt))
+    assert (await connection.answer()).status == status
+
+    await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
+
+
+async def test_error_in_a_pipelined_request_is_answered_after_the_request_before_it(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect_to(impatient)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(
+            head(impatient, f"Content-Length: {len(body)}")
+            + body
+            + head(impatient, "Transfer-Encoding: chunked")
+            + b"no size\r\n"
+        )
+        await eventually(lambda: has_waiting_statement(database))
+
+    assert (await connection.answer()).status == 200
+    assert (await connection.answer()).status in {400, 408}
+    assert await connection.is_closed()
+
+
+async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient: httpx.AsyncClient) -> None:
+    connection = await connect_to(impatient)
+    connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
+
+    await eventually(connection.is_cut_off)
+    await eventually(lambda: value("http_requests_in_progress") == 0)
+    connection.hang_up()
+
+
+async def test_time_of_the_service_does_not_count_against_the_caller(
+    impatient: httpx.AsyncClient, database: Connection
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect_to(impatient)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(head(impatient, f"Content-Length: {len(body)}") + body)
+        await eventually(lambda: has_waiting_statement(database))
+        await asyncio.sleep(0.7)  # longer than the timeouts of head and body together
+
+    assert (await connection.answer()).status == 200
+    connection.hang_up()
+
+
+async def test_large_chunk_extensions_are_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked"))
+    for _ in range(100):
+        connection.send(b"1;" + b"x" * 1000 + b"\r\n \r\n")
+
+    assert (await connection.answer()).status == 400
+
+
+@pytest.mark.parametrize("size", [1, 100])
+async def test_small_chunks_are_accepted(client: httpx.AsyncClient, connect: Connect, size: int) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(10_000)
+    pieces = [body[start : start + size] for start in range(0, len(body), size)]
+    connection = await connect()
+    for _ in range(3):  # on one connection
+        connection.send(head(client, "Transfer-Encoding: chunked"))
+        for piece in pieces:
+            connection.send(
+                b"%04x;a=b\r\n%s\r\n" % (len(piece), piece) if size > 1 else b"1\r\n%s\r\n" % piece
+            )
+        connection.send(b"0\r\n\r\n")
+        assert (await connection.answer()).status == 200
+
+
+async def test_large_body_does_not_count_as_a_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
+    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    connection = await connect()
+    for _ in range(3):  # on one connection, in small pieces
+        connection.send(head(client, f"Content-Length: {len(body)}"))
+        for start in range(0, len(body), 10_000):
+            connection.send(body[start : start + 10_000])
+            await asyncio.sleep(0)
+        assert (await connection.answer()).status == 200
+
+
+@pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(
+    client: httpx.AsyncClient, connect: Connect, framing: str, size: int
+) -> None:
+    """Java's HttpClient offers HTTP/2 with each request."""
+    body = json.dumps(A_REQUEST).encode()
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
+    if framing == "Content-Length":
+        create = head(client, f"Content-Length: {len(body)}", *offer) + body
+    else:
+        create = head(client, "Transfer-Encoding: chunked", *offer) + b"%x\r\n%s\r\n0\r\n\r\n" % (
+            len(body),
+            body,
+        )
+    sent = 2 * (create + head(client, *offer, line="GET /v1/request HTTP/1.1"))
+    connection = await connect()
+    for start in range(0, len(sent), size):
+        connection.send(sent[start : start + size])
+        await asyncio.sleep(0)
+
+    answers = [await connection.answer() for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [200] * 4
+    assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
+
+
+async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    """Otherwise a gateway would send the extra answer to the next caller."""
+    body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(body + head(client, "Connection: close", line="GET /livez HTTP/1.1"))
+
+    answers = [await connection.answer() for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [400, 200]
+    assert await connection.is_closed()
+
+
+async def test_trailers_are_not_headers(client: httpx.AsyncClient, connect: Connect) -> None:
+    """A gateway may have checked the headers only."""
+    body = json.dumps(A_REQUEST).encode()
+    chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
+        len(body),
+        body,
+    )
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked") + chunks)
+
+    assert (await connection.answer()).status == 200
+
+
+async def test_request_followed_by_nonsense_is_answered(client: httpx.AsyncClient, connect: Connect) -> None:
+    """For example, the body may be longer than its Content-Length."""
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {len(body)}") + body + b'{"more": "of it"}')
+
+    answer = await connection.answer()
+    assert (answer.status, answer.headers["connection"]) == (200, "close")
+    assert await connection.is_closed()
+
+
+async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(b"nonsense\r\n")
+
+    assert (await connection.answer()).status == 400
+    assert await connection.is_closed()
+
+
+async def test_too_large_content_length_is_refused_before_the_body_is_sent(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    connection = await connect()
+    connection.send(head(client, f"Content-Length: {LARGEST_BODY + 1}", "Expect: 100-continue"))
+
+    answer = await connection.answer()
+    assert answer.status == 413
+    assert f"{LARGEST_BODY // 1024} KiB" in json.loads(answer.body)["errors"][0]["message"]
+
+
+async def test_chunks_without_end_are_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+    connection = await connect()
+    connection.send(head(client, "Transfer-Encoding: chunked"))
+    for _ in range(LARGEST_BODY // 1024 + 1):
+        connection.send(b"400\r\n" + b" " * 1024 + b"\r\n")
+
+    assert (await connection.answer()).status == 413
+
+
+async def test_caller_that_expects_100_continue_gets_it_or_a_refusal(
+    client: httpx.AsyncClient, connect: Connect
+) -> None:
+    body = json.dumps(A_REQUEST).encode()
+    expectation = (f"Content-Length: {len(body)}", "Expect: 100-continue")
+    welcome, unwelcome = await connect(), await connect()
+
+    welcome.send(head(client, *expectation))
+    interim = await welcome.answer()
+    welcome.send(body)
+    unwelcome.send(head(client, *expectation).replace(b"application/json", b"text/plain"))
+
+    assert interim.status == 100
+    assert (await welcome.answer()).status == 200
+    assert (await unwelcome.answer()).status == 415
+
+
+@pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
+async def test_invalid_host_is_a_malformed_request_not_a_malformed_body(
+    connect: Connect, host: bytes
+) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+        answer = await connection.answer()
+        await eventually(lambda: served(logs))
+
+    assert answer.status == 400
+    assert json.loads(answer.body)["errors"][0]["code"] == "malformed_request"
+    assert [line["status"] for line in served(logs)] == [400]
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+async def test_caller_that_hangs_up_is_one_log_line(
+    client: httpx.AsyncClient, connect: Connect, database: Connection, framing: str
+) -> None:
+    connection = await connect()
+    with capture_logs() as logs:
+        connection.send(head(client, framing) + (b"" if "chunked" in framing else b'{"notes": "'))
+        await eventually(lambda: value("http_requests_in_progress") == 1)
+        connection.hang_up()
+        await eventually(lambda: served(logs))
+
+    assert [(line["event"], line["log_level"]) for line in logs] == [("request_served", "info")]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+
+
+async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(
+    service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    stop = asyncio.Event()
+    api = create_app(service_settings)
+    with listen("127.0.0.1", 0) as listening:
+        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
+        connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
+        with (
+            capture_logs() as logs,
+            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+        ):
+            connection.send(head_with(issuer.token(), "Content-Length: 500", f"X-Request-Id: {REQUEST_ID}"))
+            await eventually(lambda: value("http_requests_in_progress") == 1)
+            stop.set()
+            answer = await connection.answer()
+            await serving
+        assert await connection.is_closed()
+        connection.hang_up()
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.headers["x-request-id"] == REQUEST_ID.lower()
+    assert json.loads(answer.body)["errors"][0]["code"] == "unavailable"
+    assert [line["status"] for line in served(logs)] == [503]
+
+
+def served(logs: list[Any]) -> list[Any]:
+    """Return the lines of the access log."""
+    return [line for line in logs if line["event"] == "request_served"]
