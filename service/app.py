@@ -25,7 +25,7 @@ from service.api.handlers import (
 from service.api.outer_layer import OuterLayer
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
-from service.authentication.signing_keys import open_signing_keys
+from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.contracts import page
@@ -99,11 +99,9 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
     questions = questionnaire.load()
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
-        signing_keys = open_signing_keys(settings)
+        signing_keys = SigningKeys(settings.auth_jwks_url)
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        api_key_uses = ApiKeyUses(
-            pool, interval_seconds=settings.api_key_use_seconds, timeout_seconds=seconds
-        )
+        api_key_uses = ApiKeyUses(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))

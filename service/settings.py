@@ -55,11 +55,6 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_tenant_claim: NonBlank = "client_id"
     auth_internal_clients: str = ""  # client ids, with commas between them
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
-    auth_jwks_refresh_seconds: Seconds = 300.0
-    auth_jwks_timeout_seconds: Seconds = 5.0
-    auth_jwks_cooldown_seconds: Seconds = 10.0  # between fetches that failed or that an unknown key caused
-    api_key_use_seconds: Seconds = 60.0  # between writes of the times when keys were last used
-    auth_remembered_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):

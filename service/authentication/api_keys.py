@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
 
@@ -16,6 +15,7 @@ from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
+_WRITE_SECONDS = 60.0  # between writes of the times when keys were last used
 _API_KEY = re.compile(r"cr_[0-9a-f]{12}_[A-Za-z0-9_-]{43}", re.ASCII)
 
 
@@ -96,28 +96,14 @@ async def find(connection: Connection, api_key: str) -> str | None:
     return prefix
 
 
-async def record_uses(connection: Connection, prefixes: Collection[str]) -> None:
-    """Record that the API keys with these prefixes were just used, each at most once in five minutes."""
-    await connection.execute(
-        """
-        UPDATE api_key
-           SET last_used_at = now()
-         WHERE prefix = ANY ($1)
-           AND (last_used_at IS NULL OR last_used_at < now() - interval '5 minutes')
-        """,
-        list(prefixes),
-    )
-
-
 class ApiKeyUses:
     """Collects the prefixes of used API keys in memory and writes them at intervals, so no caller waits.
 
     A crash loses what was collected since the last write. Nothing depends on it.
     """
 
-    def __init__(self, pool: Pool, *, interval_seconds: float, timeout_seconds: float) -> None:
+    def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
         self._pool = pool
-        self._interval_seconds = interval_seconds
         self._timeout_seconds = timeout_seconds
         self._used: set[str] = set()
 
@@ -129,19 +115,27 @@ class ApiKeyUses:
         """Write at each interval, and once more when cancelled."""
         try:
             while True:
-                await asyncio.sleep(self._interval_seconds)
+                await asyncio.sleep(_WRITE_SECONDS)
                 await self._write()
         finally:
             await self._write()
 
     async def _write(self) -> None:
-        """Write all uses in one statement. They are kept for the next write if Postgres is unavailable."""
+        """Write all uses, each at most once in five minutes. They are kept while Postgres is unavailable."""
         used = frozenset(self._used)
         if not used:
             return
         with suppress(PostgresUnavailable):
             async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
-                await record_uses(connection, used)
+                await connection.execute(
+                    """
+                    UPDATE api_key
+                       SET last_used_at = now()
+                     WHERE prefix = ANY ($1)
+                       AND (last_used_at IS NULL OR last_used_at < now() - interval '5 minutes')
+                    """,
+                    list(used),
+                )
             self._used -= used
 
 

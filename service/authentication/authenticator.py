@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jwt
@@ -11,7 +10,7 @@ from cachetools import TLRUCache
 
 from service.authentication import api_keys
 from service.authentication.api_keys import ApiKeyUses
-from service.authentication.signing_keys import ALGORITHMS, SigningKeys, UnknownSigningKey
+from service.authentication.signing_keys import ALGORITHMS, SigningKeys
 from service.postgres import loans
 from service.postgres.pool import Pool
 from service.settings import ServiceSettings
@@ -26,6 +25,7 @@ _NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its sig
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
+_MOST_CACHED = 10_000  # tokens: some 20 MB
 _LONGEST_CACHED_SECONDS = 300.0  # So a token is not trusted for longer after its key is withdrawn.
 
 
@@ -70,8 +70,6 @@ class Authenticator:
         signing_keys: SigningKeys,
         pool: Pool,
         api_key_uses: ApiKeyUses,
-        *,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._internal_clients = {each.strip() for each in settings.auth_internal_clients.split(",")} - {""}
@@ -79,7 +77,7 @@ class Authenticator:
         self._pool = pool  # to look up API keys
         self._api_key_uses = api_key_uses
         self._verified: TLRUCache[str, Caller | InternalReader] = TLRUCache(
-            maxsize=settings.auth_remembered_tokens, ttu=_cached_until, timer=clock
+            maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
         )
 
     async def verify_access_token(self, token: str, *, scope: str) -> Caller:
@@ -139,6 +137,8 @@ class Authenticator:
             header = jwt.get_unverified_header(token)
             _check_header(header)
             signing_key = await self._signing_keys.find(header["kid"])
+            if signing_key is None:
+                raise InvalidCredentials(_NOT_VALID)
             claims = jwt.decode(
                 token,
                 signing_key.public_key,
@@ -159,7 +159,7 @@ class Authenticator:
             raise InvalidCredentials(
                 "The access token is from another issuer than the one that the service trusts."
             ) from None
-        except (jwt.PyJWTError, UnknownSigningKey, ValueError, OverflowError):
+        except (jwt.PyJWTError, ValueError, OverflowError):
             raise InvalidCredentials(_NOT_VALID) from None
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:

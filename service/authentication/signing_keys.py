@@ -15,12 +15,14 @@ import msgspec
 import structlog
 from jwt.algorithms import AllowedPublicKeys
 
-from service import json_faults
-from service.settings import ServiceSettings
 from service.telemetry import api_metrics
 
 _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
+_REFRESH_SECONDS = 300.0  # between fetches, so a withdrawn key is soon forgotten
+_FETCH_SECONDS = 5.0  # the most for one
+_COOLDOWN_SECONDS = 10.0  # after one that failed; anybody can cause another with a made-up key id
+_CALLER_WAIT_SECONDS = 1.0  # as long as for Postgres by default
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST_REDIRECTS = 3
 
@@ -29,14 +31,6 @@ _log = structlog.get_logger()
 
 class SigningKeysUnavailable(Exception):
     """The issuer's keys cannot be fetched now, so the token can be neither accepted nor refused."""
-
-
-class UnknownSigningKey(Exception):
-    """The token is signed with a key that the issuer does not publish."""
-
-
-class UnusableDocument(Exception):
-    """The issuer's document is not a JWK set, has no usable key, is too large, or came over plain HTTP."""
 
 
 class JwkSet(msgspec.Struct):
@@ -54,45 +48,28 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class SigningKeys:
-    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use.
+    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use."""
 
-    A caller waits *caller_wait_seconds* for a key that is not cached; as long as for Postgres by default.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        refresh_seconds: float,
-        timeout_seconds: float,
-        cooldown_seconds: float,
-        caller_wait_seconds: float = 1.0,
-    ) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._refresh_seconds = refresh_seconds
-        self._timeout_seconds = timeout_seconds
-        self._cooldown_seconds = cooldown_seconds
-        self._caller_wait_seconds = caller_wait_seconds
         self._by_id: dict[str, SigningKey] = {}
         self._is_current = False  # whether the last fetch succeeded
+        self._failure: Exception | None = None  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
-        self._failure: Exception | None = None  # of the last fetch
 
-    async def find(self, key_id: str) -> SigningKey:
-        """Return the key with this id. Raises UnknownSigningKey or SigningKeysUnavailable.
+    async def find(self, key_id: str) -> SigningKey | None:
+        """Return the key with this id, or None if the issuer publishes none. Raises SigningKeysUnavailable.
 
-        An unknown id may belong to a new key, so it causes a fetch: at most one per cooldown, because
-        anybody can send tokens with made-up ids.
+        An unknown id may belong to a new key, so it causes a fetch, unless there was one just now.
         """
-        if key_id not in self._by_id and self._may_fetch():
-            await asyncio.wait([self._fetch()], timeout=self._caller_wait_seconds)
-        if key_id in self._by_id:
-            return self._by_id[key_id]
-        if self._is_current and not self._is_fetching:
-            raise UnknownSigningKey
-        # Not UnknownSigningKey, which is a 401: it makes callers discard a token that may be valid.
-        raise SigningKeysUnavailable from self._failure
+        is_cool = time.monotonic() - self._last_attempt >= _COOLDOWN_SECONDS
+        if key_id not in self._by_id and (self._fetching or is_cool):
+            await asyncio.wait([self._fetch()], timeout=_CALLER_WAIT_SECONDS)
+        if key_id not in self._by_id and (self._fetching or not self._is_current):
+            # Not None, which is a 401: it makes callers discard a token that may be valid.
+            raise SigningKeysUnavailable from self._failure
+        return self._by_id.get(key_id)
 
     async def refresh(self) -> None:
         """Fetch the keys and wait for the end of the fetch. Raises SigningKeysUnavailable if it fails."""
@@ -106,7 +83,7 @@ class SigningKeys:
             while True:
                 with suppress(SigningKeysUnavailable):  # The failure was logged.
                     await self.refresh()
-                await asyncio.sleep(self._refresh_seconds if self._is_current else self._cooldown_seconds)
+                await asyncio.sleep(_REFRESH_SECONDS if self._is_current else _COOLDOWN_SECONDS)
         finally:
             if self._fetching is not None:
                 self._fetching.cancel()
@@ -116,23 +93,16 @@ class SigningKeys:
         """The authorities that this machine trusts, loaded once: that takes 20 ms and more."""
         return ssl.create_default_context()
 
-    @property
-    def _is_fetching(self) -> bool:
-        return self._fetching is not None and not self._fetching.done()
-
-    def _may_fetch(self) -> bool:
-        return self._is_fetching or time.monotonic() - self._last_attempt >= self._cooldown_seconds
-
     def _fetch(self) -> asyncio.Task[None]:
         """Return the running fetch, or start one: concurrent callers share it."""
-        if self._fetching is None or self._fetching.done():
+        if self._fetching is None:
             self._last_attempt = time.monotonic()
             self._fetching = asyncio.create_task(self._replace())
         return self._fetching
 
     async def _replace(self) -> None:
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(_FETCH_SECONDS):
                 document = await self._download()
             self._by_id = _read_jwk_set(document)
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
@@ -144,6 +114,8 @@ class SigningKeys:
             self._is_current = True
             api_metrics.note_keys_fetched()
             _log.debug("signing_keys_fetched", keys=len(self._by_id))
+        finally:
+            self._fetching = None
 
     async def _download(self) -> bytes:
         """Return the document at an https or file URL. The settings allow no other scheme.
@@ -156,7 +128,7 @@ class SigningKeys:
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
         client = httpx.AsyncClient(
             verify=self._tls,
-            timeout=self._timeout_seconds,
+            timeout=_FETCH_SECONDS,
             follow_redirects=True,
             max_redirects=_MOST_REDIRECTS,
             headers={"Accept": "application/json", "Accept-Encoding": "identity"},
@@ -168,35 +140,22 @@ class SigningKeys:
             async for part in response.aiter_raw():
                 document += part
                 if len(document) > _LARGEST_DOCUMENT:
-                    raise UnusableDocument
+                    raise jwt.PyJWKSetError("too large")
         return document
-
-
-def open_signing_keys(settings: ServiceSettings) -> SigningKeys:
-    """Return the issuer's keys as the settings locate them."""
-    return SigningKeys(
-        settings.auth_jwks_url,
-        refresh_seconds=settings.auth_jwks_refresh_seconds,
-        timeout_seconds=settings.auth_jwks_timeout_seconds,
-        cooldown_seconds=settings.auth_jwks_cooldown_seconds,
-    )
 
 
 async def _refuse_plain_http(request: httpx.Request) -> None:
     """Refuse plain HTTP, in redirects too: anybody on the network could replace the keys."""
     if request.url.scheme != "https":
-        raise UnusableDocument
+        raise jwt.PyJWKSetError("not over https")
 
 
 def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
-    """Return the usable signing keys of a JWK set by id. Raises UnusableDocument if there is none."""
-    try:
-        entries = msgspec.json.decode(document, type=JwkSet).keys
-    except json_faults.UNREADABLE:
-        raise UnusableDocument from None
+    """Return the usable signing keys of a JWK set by id. Raises an error if there is none."""
+    entries = msgspec.json.decode(document, type=JwkSet).keys
     usable = [key for entry in entries if (key := _read_jwk(entry)) is not None]
     if not usable:
-        raise UnusableDocument
+        raise jwt.PyJWKSetError("no usable key")
     return {key.key_id: key for key in usable}
 
 

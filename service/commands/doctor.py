@@ -8,7 +8,7 @@ import click
 import httpx
 
 from service import diagnosis
-from service.authentication.signing_keys import SigningKeysUnavailable, open_signing_keys
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import COUNT, POSITIVE, Answer, answering
 from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
@@ -35,7 +35,7 @@ async def examine_service(
         postgres_check(settings, connections=processes * settings.database_pool_size),
         Check(
             "signing keys",
-            ["AUTH_JWKS_URL", "AUTH_JWKS_TIMEOUT_SECONDS"],
+            ["AUTH_JWKS_URL"],
             partial(_signing_keys, settings),
             (SigningKeysUnavailable,),
             "what does AUTH_JWKS_URL answer?",
@@ -46,7 +46,7 @@ async def examine_service(
 
 
 async def _signing_keys(settings: ServiceSettings) -> Findings:
-    await open_signing_keys(settings).refresh()
+    await SigningKeys(settings.auth_jwks_url).refresh()
     return [Finding("ok", "signing keys", "fetched, and at least one is usable")]
 
 

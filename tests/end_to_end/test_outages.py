@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from service.authentication import api_keys
+from service.authentication import api_keys, signing_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import another_request, create, create_many
@@ -249,14 +249,13 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 
 
 @pytest.fixture
-def dependent_api(service_settings: ServiceSettings, key_server: HttpsIssuer) -> ServiceSettings:
+def dependent_api(
+    service_settings: ServiceSettings, key_server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
+) -> ServiceSettings:
     """Settings of an API that fetches the issuer's keys from that server five times a second."""
-    return replace(
-        service_settings,
-        auth_jwks_url=key_server.url,
-        auth_jwks_refresh_seconds=0.2,
-        auth_jwks_cooldown_seconds=0.2,
-    )
+    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
+        monkeypatch.setattr(signing_keys, pause, 0.2)
+    return replace(service_settings, auth_jwks_url=key_server.url)
 
 
 async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_count_when_it_is_back(

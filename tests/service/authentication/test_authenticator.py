@@ -335,16 +335,16 @@ async def test_api_key_does_not_expire(client: httpx.AsyncClient, database: Conn
 
 
 async def test_last_use_of_an_api_key_is_written_once_and_delays_no_caller(
-    service_settings: ServiceSettings, database: Connection
+    service_settings: ServiceSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_keys, "_WRITE_SECONDS", 0.05)
     used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
-    settings = msgspec.structs.replace(service_settings, api_key_use_seconds=0.05)
-    async with api_client(settings, used) as client, database.transaction():
+    async with api_client(service_settings, used) as client, database.transaction():
         await database.execute("LOCK TABLE api_key IN EXCLUSIVE MODE")  # reading is allowed
         for _ in range(3):
             assert (await client.get(STRUCTURE)).status_code == 200
 
-    async with api_client(settings, used) as client:
+    async with api_client(service_settings, used) as client:
         assert (await client.get(STRUCTURE)).status_code == 200
         first = await eventually(lambda: _last_use(database, used))
         assert (await client.get(STRUCTURE)).status_code == 200

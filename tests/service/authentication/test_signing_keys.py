@@ -1,53 +1,211 @@
-"""The issuer's keys: fetched, kept while the issuer is down, replaced when they are rotated."""
+"""The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers; and odd keys."""
 
-import json
+import asyncio
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Any
 
 import msgspec
 import pytest
 from jwt.algorithms import ECAlgorithm
 from structlog.testing import capture_logs
 
-from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable, UnknownSigningKey
+from service.authentication import signing_keys
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.issuer import Issuer
+from tests.harness.certificates import Authority
+from tests.harness.issuer import Answer, HttpsIssuer, Issuer, after, babble, drip, pour, status
 from tests.harness.waiting import eventually
 
 
-def signing_keys(issuer: Issuer) -> SigningKeys:
-    return SigningKeys(issuer.jwks.as_uri(), refresh_seconds=0.02, timeout_seconds=5.0, cooldown_seconds=10.0)
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Fetch whenever there is a reason."""
+    monkeypatch.setattr(signing_keys, "_COOLDOWN_SECONDS", 0.0)
+    return monkeypatch
 
 
-async def test_key_is_found_without_waiting_for_the_background(own_issuer: Issuer) -> None:
-    key = await signing_keys(own_issuer).find("local")
+@pytest.fixture
+async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[HttpsIssuer]:
+    """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
+    https = HttpsIssuer(authority)
+    https.answer = status(200, own_issuer.jwks.read_bytes())
+    async with https.up():
+        yield https
 
-    assert key.key_id == "local"
+
+async def is_found(keys: SigningKeys, key_id: str) -> bool:
+    try:
+        return await keys.find(key_id) is not None
+    except SigningKeysUnavailable:
+        return False
 
 
-async def test_rotated_key_is_found_by_the_background(own_issuer: Issuer) -> None:
-    keys = signing_keys(own_issuer)
+async def test_keys_are_fetched_from_a_server_and_from_a_file(
+    server: HttpsIssuer, own_issuer: Issuer
+) -> None:
+    for url in (server.url, own_issuer.jwks.as_uri()):
+        key = await SigningKeys(url).find("local")
+
+        assert key is not None
+        assert key.key_id == "local"
+
+
+async def test_certificate_of_an_unknown_authority_is_not_trusted(
+    server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+
+    with pytest.raises(SigningKeysUnavailable):
+        await SigningKeys(server.url).find("local")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_new_key_is_fetched_on_first_use(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    keys = SigningKeys(server.url)
     await keys.find("local")
     own_issuer.publish("next")
+    server.answer = status(200, own_issuer.jwks.read_bytes())
 
-    async def found() -> bool:
-        try:
-            return (await keys.find("next")).key_id == "next"
-        except UnknownSigningKey:
-            return False
-
-    async with in_background("signing_keys", keys.run):
-        assert await eventually(found)
+    assert await is_found(keys, "next")
+    assert not await is_found(keys, "local")
 
 
-async def test_keys_are_kept_while_the_issuer_is_down(own_issuer: Issuer) -> None:
-    keys = signing_keys(own_issuer)
+async def test_concurrent_callers_share_one_fetch(server: HttpsIssuer) -> None:
+    server.answer = after(0.1, server.answer)
+    keys = SigningKeys(server.url)
+
+    found = await asyncio.gather(*(keys.find("local") for _ in range(100)))
+
+    assert len(found) == 100
+    assert server.requests == 1
+
+
+async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server: HttpsIssuer) -> None:
+    keys = SigningKeys(server.url)
     await keys.find("local")
-    own_issuer.jwks.unlink()
+
+    for number in range(100):
+        assert await keys.find(f"unheard-of-{number}") is None
+
+    assert server.requests == 1
+
+
+async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
+    server: HttpsIssuer, own_issuer: Issuer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
+        monkeypatch.setattr(signing_keys, pause, 0.05)
+    https = HttpsIssuer(authority)
+    https.answer = server.answer
+    async with https.up():
+        keys = SigningKeys(https.url)
+        await keys.find("local")
 
     with capture_logs() as logs:
         async with in_background("signing_keys", keys.run):
-            await eventually(lambda: any(line["event"] == "signing_keys_not_fetched" for line in logs))
+            await eventually(lambda: len(failures(logs)) >= 3)
+            assert await is_found(keys, "local")
+            with pytest.raises(SigningKeysUnavailable):  # It may be a new key.
+                await keys.find("next")
+            own_issuer.publish("next")
+            https.answer = status(200, own_issuer.jwks.read_bytes())
+            async with https.up():
+                assert await eventually(lambda: is_found(keys, "next"))
 
-    assert (await keys.find("local")).key_id == "local"
+
+WRONG: dict[str, Answer] = {
+    "500": status(500),
+    "404": status(404, b"not here"),
+    "no body": status(200),
+    "not JSON": status(200, b"<html>"),
+    "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
+    "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
+    "no keys": status(200, b'{"keys": []}'),
+    "compressed": status(200, b"\x1f\x8b\x08\x00", "Content-Encoding: gzip"),
+    "not HTTP": babble,
+    "endless": pour,
+    "dripping": drip,
+    "late": after(10, status(200)),
+    "redirect in a circle": status(302, b"", "Location: /jwks.json"),
+    "redirect to nowhere": status(302, b"", "Location: https://127.0.0.1:1/"),
+    "redirect to a file": status(302, b"", "Location: file:///etc/hostname"),
+    "redirect without a target": status(302),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(
+    server: HttpsIssuer, answer: Answer, impatient: pytest.MonkeyPatch
+) -> None:
+    impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 20.0)
+    keys = SigningKeys(server.url)
+    await eventually(lambda: is_found(keys, "local"))
+    impatient.setattr(signing_keys, "_FETCH_SECONDS", 0.2)
+    server.answer = answer
+
+    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
+
+    assert await is_found(keys, "local")
+    assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
+
+
+async def test_slow_issuer_delays_a_caller_no_longer_than_postgres_may(server: HttpsIssuer) -> None:
+    server.answer = drip
+    keys = SigningKeys(server.url)
+
+    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
+        await keys.find("local")
+
+    assert failures(logs) == []  # The fetch goes on.
+    async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
+        await asyncio.sleep(0)
+
+
+async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(
+    server: HttpsIssuer, impatient: pytest.MonkeyPatch
+) -> None:
+    keys = SigningKeys(server.url)
+    await eventually(lambda: is_found(keys, "local"))
+    impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 0.1)
+    server.answer = drip
+
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.find("next")
+
+    assert await is_found(keys, "local")
+    async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
+        await asyncio.sleep(0)
+
+
+async def test_redirect_within_https_is_followed(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    found = status(200, own_issuer.jwks.read_bytes())
+    moved = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
+
+    async def first_moved(writer: asyncio.StreamWriter) -> None:
+        await (moved if server.requests == 1 else found)(writer)
+
+    server.answer = first_moved
+
+    assert await is_found(SigningKeys(server.url), "local")
+
+
+async def test_redirect_to_plain_http_is_not_followed(server: HttpsIssuer, own_issuer: Issuer) -> None:
+    asked = asyncio.Event()
+
+    async def answer_in_plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await status(200, own_issuer.jwks.read_bytes())(writer)
+        writer.close()
+
+    async with await asyncio.start_server(answer_in_plain, "127.0.0.1", 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        server.answer = status(302, b"", f"Location: http://127.0.0.1:{port}/jwks.json")
+        with pytest.raises(SigningKeysUnavailable):
+            await SigningKeys(server.url).find("local")
+
+    assert not asked.is_set()
 
 
 @pytest.mark.parametrize(
@@ -60,64 +218,57 @@ async def test_document_without_a_usable_key_counts_as_a_failed_fetch(
     own_issuer.jwks.write_bytes(document)
 
     with pytest.raises(SigningKeysUnavailable):
-        await signing_keys(own_issuer).find("local")
+        await SigningKeys(own_issuer.jwks.as_uri()).find("local")
+
+
+async def is_used(own_issuer: Issuer, odd: dict[str, Any]) -> bool:
+    """Whether a key is used that is published beside the issuer's good one, which is used in any case."""
+    (good,) = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
+    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [odd | {"kid": "odd"}, odd, good]}))
+    keys = SigningKeys(own_issuer.jwks.as_uri())
+    assert await keys.find("local") is not None
+    return await keys.find("odd") is not None
 
 
 @pytest.mark.parametrize(
     "odd",
     [
+        {},
+        {"kty": "nonsense"},
         {"kty": "oct"},
-        {"kty": "oct", "k": 7, "kid": "odd"},
-        {"kty": "EC", "alg": "none", "kid": "odd"},
-        {"kty": "RSA", "alg": "none", "kid": "odd"},
-        {"kty": "RSA", "n": "", "e": "", "kid": "odd"},
-        {"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB", "oth": 1, "kid": "odd"},
-        {"kty": ["EC"], "kid": "odd"},
-        {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA", "kid": "odd"},
-        {"kty": "OKP", "crv": "X25519", "x": "AA", "kid": "odd"},
+        {"kty": "oct", "k": 7},
+        {"kty": "oct", "k": "AAAA"},
+        {"kty": "EC", "alg": "none"},
+        {"kty": "RSA", "alg": "none"},
+        {"kty": "RSA", "n": "", "e": ""},
+        {"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB", "oth": 1},
+        {"kty": ["EC"]},
+        {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"},
+        {"kty": "OKP", "crv": "X25519", "x": "AA"},
     ],
+    ids=str,
 )
-async def test_malformed_key_does_not_affect_the_others(own_issuer: Issuer, odd: dict[str, object]) -> None:
-    (good,) = json.loads(own_issuer.jwks.read_text())["keys"]
-    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [odd, good]}))
-    keys = signing_keys(own_issuer)
-
-    assert (await keys.find("local")).key_id == "local"
-    with pytest.raises(UnknownSigningKey):
-        await keys.find("odd")
+async def test_odd_key_is_not_used_and_does_not_affect_the_others(
+    own_issuer: Issuer, odd: dict[str, Any]
+) -> None:
+    assert not await is_used(own_issuer, odd)
 
 
-async def test_unforeseen_failure_of_a_fetch_is_logged() -> None:
-    keys = SigningKeys("file:///a%00b", refresh_seconds=1.0, timeout_seconds=5.0, cooldown_seconds=10.0)
+@pytest.mark.parametrize(
+    "change", [{"use": "enc"}, {"alg": ["ES256"]}, {"crv": ["ES256"]}, {"x": ["ES256"]}, {}], ids=str
+)
+async def test_key_is_used_unless_it_is_for_something_else_or_mistyped(
+    own_issuer: Issuer, change: dict[str, Any]
+) -> None:
+    (good,) = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
 
-    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
-        await keys.find("local")
-
-    assert [line["event"] for line in logs] == ["signing_keys_not_fetched"]
+    assert await is_used(own_issuer, good | change) == (change == {})
 
 
 async def test_key_published_with_its_private_half_is_not_used(own_issuer: Issuer) -> None:
-    private = {**ECAlgorithm.to_jwk(own_issuer.key, as_dict=True), "kid": "private"}
-    (good,) = json.loads(own_issuer.jwks.read_text())["keys"]
-    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [private, good]}))
-
-    with pytest.raises(UnknownSigningKey):
-        await signing_keys(own_issuer).find("private")
+    assert not await is_used(own_issuer, ECAlgorithm.to_jwk(own_issuer.key, as_dict=True))
 
 
-async def test_unusable_keys_do_not_affect_the_others(own_issuer: Issuer) -> None:
-    published = json.loads(own_issuer.jwks.read_text())
-    others = [{"kty": "nonsense"}, {"kty": "oct", "k": "AAAA", "kid": "shared"}, {}]
-    encryption = {**published["keys"][0], "kid": "encryption", "use": "enc"}
-    mistyped = [
-        {**published["keys"][0], "kid": "mistyped", member: ["ES256"]} for member in ("alg", "crv", "x")
-    ]
-    own_issuer.jwks.write_bytes(
-        msgspec.json.encode({"keys": [*others, encryption, *mistyped, *published["keys"]]})
-    )
-    keys = signing_keys(own_issuer)
-
-    assert (await keys.find("local")).key_id == "local"
-    for key_id in ("shared", "encryption", "mistyped"):
-        with pytest.raises(UnknownSigningKey):
-            await keys.find(key_id)
+def failures(logs: list[Any]) -> list[Any]:
+    """Return the lines about fetches that failed."""
+    return [line for line in logs if line["event"] == "signing_keys_not_fetched"]

@@ -3,9 +3,10 @@
 import asyncio
 from functools import partial
 
+import pytest
 from structlog.testing import capture_logs
 
-from service.authentication.api_keys import ApiKeyUses
+from service.authentication import api_keys
 from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, open_pool
@@ -98,13 +99,14 @@ async def test_relay_is_woken_after_a_failed_notify(
 
 
 async def test_use_of_an_api_key_is_recorded_after_a_failed_write(
-    service_settings: ServiceSettings, database: Connection
+    service_settings: ServiceSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api_keys, "_WRITE_SECONDS", 0.05)
     failures = value("background_failures_total", work="api_key_uses")
     await database.execute("INSERT INTO api_key VALUES ('0123456789ab', '\\x00', $1)", CONVEYANCER)
     await database.execute("ALTER TABLE api_key ADD CONSTRAINT unused CHECK (last_used_at IS NULL)")
     async with open_pool(service_settings) as pool:
-        uses = ApiKeyUses(pool, interval_seconds=0.05, timeout_seconds=5.0)
+        uses = api_keys.ApiKeyUses(pool, timeout_seconds=5.0)
         async with in_background("api_key_uses", uses.run):
             uses.note("0123456789ab")
             await eventually(lambda: value("background_failures_total", work="api_key_uses") > failures)

@@ -102,11 +102,11 @@ async def test_lookups_in_the_token_cache_are_counted(
 
 
 async def test_fetches_of_signing_keys_are_counted(issuer: Issuer) -> None:
-    keys = SigningKeys(issuer.jwks.as_uri(), refresh_seconds=300, timeout_seconds=5, cooldown_seconds=0.1)
+    keys = SigningKeys(issuer.jwks.as_uri())
     with rises("jwks_refresh_total", result="ok"):
         await keys.find("local")
     assert 0 <= value("jwks_age_seconds") < 60
 
-    absent = SigningKeys("file:///nowhere", refresh_seconds=300, timeout_seconds=5, cooldown_seconds=0.1)
+    absent = SigningKeys("file:///nowhere")
     with rises("jwks_refresh_total", result="failed"), pytest.raises(SigningKeysUnavailable):
         await absent.find("local")
