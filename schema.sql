@@ -237,7 +237,7 @@ CREATE TABLE operator_action (
     operator       text NOT NULL,
     reason         text,
     at             timestamptz NOT NULL DEFAULT now(),
-    CHECK ((request_id IS NULL) <> (conveyancer_id IS NULL))
+    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither: a replay of many requests
 );
 
 -- Finds the changes to a request, for operators (trace).

@@ -1,44 +1,42 @@
-"""The command line of the worker: `python -m worker [relay|notifications|calculations ...]`.
+"""The command line of the worker and of its operators: `python -m worker`."""
 
-For operators: `python -m worker outbox|emails|dead-letters|trace|reconcile|doctor`, each with `--help`.
-"""
-
-import argparse
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
+import click
 import structlog
 import uvloop
 
+from service import command_line
 from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
-from service.settings import InvalidSetting, load
+from service.settings import load
 from service.telemetry import logs, tracing
 from worker import process
-from worker.operating import commands
+from worker.commands import dead_letters, doctor, emails, outbox, reconcile, trace
 from worker.process import ROLES
+from worker.rabbitmq.connection import BrokerUnavailable
 from worker.settings import WorkerSettings
 
 _log = structlog.get_logger()
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the roles named until SIGTERM, or one operator command. Returns the exit status."""
-    if words and words[0] in commands.COMMANDS:
-        return commands.main(words)
-    roles = _roles(words)
+    """Run the roles named until SIGTERM, or one command of an operator. Returns the exit status."""
+    return command_line.run(PROGRAM, words, expects=(BrokerUnavailable,))
+
+
+def _work(*roles: str, others: Sequence[str] = ()) -> int:
+    settings = load(WorkerSettings)
+    logs.configure(settings)
     try:
-        settings = load(WorkerSettings)
-        logs.configure(settings)
         with (
             tracing.exporting(settings, service="calculation-requests-worker"),
             listen(settings.host, settings.health_port) as probes,
         ):
             spare_loaded_objects()
-            uvloop.run(_run(settings, roles, probes))
-    except InvalidSetting as error:
-        print(error, file=sys.stderr)
-        return 1
+            uvloop.run(_run(settings, {*roles, *others}, probes))
     except BaseExceptionGroup as failures:
         for failure in failures.exceptions:
             _log.critical("worker_failed", **logs.describe(failure))
@@ -46,18 +44,39 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-async def _run(settings: WorkerSettings, roles: frozenset[str], probes: socket.socket) -> None:
-    await process.run(settings, roles, probes, stop_on_signals())
+async def _run(settings: WorkerSettings, roles: Collection[str], probes: socket.socket) -> None:
+    await process.run(settings, frozenset(roles), probes, stop_on_signals())
 
 
-def _roles(words: Sequence[str]) -> frozenset[str]:
-    """Return the roles of the command line. Exits with status 2 if one is unknown."""
-    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
-    parser.add_argument("roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)} (default: all)")
-    roles = frozenset(parser.parse_args(words).roles or ROLES)
-    if unknown := roles.difference(ROLES):
-        parser.error(f"no such role: {', '.join(sorted(unknown))}")
-    return roles
+@click.pass_context
+def _work_in_all_roles(context: click.Context) -> int | None:
+    return None if context.invoked_subcommand else _work(*ROLES)
+
+
+def _role(name: str) -> click.Command:
+    """Return the command that runs this role, and others that are named after it."""
+    others = click.Argument(["others"], nargs=-1, type=click.Choice(ROLES), metavar="[ROLE]...")
+    text = f"Run a worker in this role, and in the others named, of {', '.join(ROLES)}."
+    return click.Command(
+        name, callback=partial(_work, name), params=[others], help=text, short_help="Run this role."
+    )
+
+
+PROGRAM = click.Group(
+    "python -m worker",
+    help="Run a worker, in all roles if none is named. The other commands are for operators.",
+    invoke_without_command=True,
+    callback=_work_in_all_roles,
+    commands=[
+        *map(_role, ROLES),
+        outbox.outbox,
+        emails.emails,
+        dead_letters.dead_letters,
+        trace.trace,
+        reconcile.reconcile,
+        doctor.doctor,
+    ],
+)
 
 
 if __name__ == "__main__":

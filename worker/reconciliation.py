@@ -73,10 +73,10 @@ def _checks(limits: Limits) -> list[_Check]:
     ]
 
 
-async def read_ids_without_email(connection: Connection, limits: Limits, *, limit: int) -> list[UUID]:
-    """Return the first ids of `request_without_email`."""
+async def read_ids_without_email(connection: Connection, limits: Limits) -> list[UUID]:
+    """Return the ids of `request_without_email`."""
     rows = await connection.fetch(
-        f"{_REQUESTS_WITHOUT_EMAIL} ORDER BY id LIMIT $3", limits.first_id, limits.event_seconds, limit
+        f"{_REQUESTS_WITHOUT_EMAIL} ORDER BY id", limits.first_id, limits.event_seconds
     )
     return [row["request_id"] for row in rows]
 

@@ -114,11 +114,9 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
     Returns its key. It is the first e-mail if request.created has not been consumed: the consumer then adds
     none. Without *sends* no e-mail is sent, not even that one.
     """
-    first = events.event_id(uuid_of(request_id), RequestCreated.type, 1)
     # Waits for a consumer that is adding this e-mail, so that it is seen below.
-    added = await _add_first(connection, {first: request_id})
-    if added and sends:
-        return first
+    if await _add_first(connection, [request_id]) and sends:
+        return first_key(request_id)
     await cancel(connection, [request_id])
     if not sends:
         return None
@@ -127,11 +125,13 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
     return another[request_id]
 
 
-async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> set[str]:
-    """End the pending e-mails of these requests unsent, in the caller's transaction. Returns their keys.
+async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[str, UUID]:
+    """End the pending e-mails of these requests unsent, in the caller's transaction, also those not begun.
 
-    One that a worker has claimed may be sent all the same: the worker may have read its row already.
+    Returns their keys, with their requests. An e-mail that a worker has claimed may be sent all the same: the
+    worker may have read its row already.
     """
+    await _add_first(connection, list(await reading.lock_all(connection, request_ids)))
     rows = await connection.fetch(
         """
         SELECT event_id, request_id, traceparent
@@ -145,35 +145,29 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> set[str
         EmailEnd(row["event_id"], row["request_id"], None, "cancelled", traceparent=row["traceparent"])
         for row in rows
     ]
-    return await settle(connection, ends)
+    settled = await settle(connection, ends)
+    return {end.key: end.request_id for end in ends if end.key in settled}
 
 
-async def cancel_first(connection: Connection, keys: Mapping[str, UUID]) -> None:
-    """End the first e-mails of requests, whose request.created is gone, in the caller's transaction.
-
-    *keys* are those of the e-mails, with their requests. An e-mail that has begun is left alone.
-    """
-    requests = await reading.lock_all(connection, set(keys.values()))
-    existing = {key: request_id for key, request_id in keys.items() if request_id in requests}
-    added = await _add_first(connection, existing)
-    await settle(connection, [EmailEnd(key, keys[key], None, "cancelled") for key in added])
+def first_key(request_id: UUID) -> str:
+    """Return the key of the first e-mail of a request."""
+    return events.event_id(uuid_of(request_id), RequestCreated.type, 1)
 
 
-async def _add_first(connection: Connection, keys: Mapping[str, UUID]) -> list[str]:
-    """Add the first e-mails of locked requests. Returns the keys of those that did not exist."""
-    rows = await connection.fetch(
+async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> bool:
+    """Add the first e-mails of locked requests, those that do not exist. False when there is none to add."""
+    added = await connection.execute(
         """
         INSERT INTO email (event_id, request_id)
         SELECT event_id, request_id
           FROM unnest($1::text[], $2::uuid[]) AS first (event_id, request_id)
          ORDER BY event_id -- as a consumer does, or the two could deadlock
         ON CONFLICT (event_id) DO NOTHING
-        RETURNING event_id
         """,
-        list(keys),
-        list(keys.values()),
+        [first_key(request_id) for request_id in request_ids],
+        request_ids,
     )
-    return [row["event_id"] for row in rows]
+    return added != "INSERT 0 0"
 
 
 async def add_again(connection: Connection, keys: Mapping[str, UUID]) -> dict[UUID, str]:

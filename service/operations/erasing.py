@@ -7,10 +7,8 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.identifiers import uuid_of
 from service.operations import emails
 from service.outbox import lanes
-from service.outbox.events import RequestCreated, event_id
 from service.postgres.pool import Connection
 
 # Each has the events that have not been published.
@@ -49,8 +47,6 @@ _REPLACE_ROWS = """
 
 async def _end_emails(connection: Connection, request_ids: Sequence[UUID]) -> None:
     """Cancel the e-mails of locked requests, and delete the replies to them: these may quote addresses."""
-    created = {event_id(uuid_of(each), RequestCreated.type, 1): each for each in request_ids}
-    await emails.cancel_first(connection, created)
     await emails.cancel(connection, request_ids)
     await connection.execute(
         """

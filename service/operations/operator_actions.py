@@ -27,9 +27,12 @@ class OperatorAction(msgspec.Struct, frozen=True):
 
 
 async def record(
-    connection: Connection, action: str, changed: Iterable[tuple[UUID, str | None]], by: Operator
+    connection: Connection, action: str, changed: Iterable[tuple[UUID | None, str | None]], by: Operator
 ) -> None:
-    """Record what was changed, in the caller's transaction: requests, and of each the event or e-mail."""
+    """Record what was changed: requests, and of each the event or e-mail. None: very many requests.
+
+    In the caller's transaction, if there is one.
+    """
     rows = [(request_id, action, subject, by.name, by.reason) for request_id, subject in changed]
     await connection.executemany(
         """

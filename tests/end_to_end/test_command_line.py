@@ -251,13 +251,6 @@ async def test_token_needs_an_issuer_an_audience_and_a_key(
     _assert_one_clear_line(unissued, "AUTH_ISSUER")
 
 
-async def test_unknown_role_is_named(worker_settings: WorkerSettings) -> None:
-    ended = await run("worker", "relay", "zqmark", environment=environment_of(worker_settings))
-
-    assert ended.status == 2
-    assert ended.errors.splitlines()[-1].endswith("no such role: zqmark")
-
-
 def _assert_one_clear_line(ended: Ended, *named: str, hidden: str | None = None) -> None:
     """Check that a command failed with one line that names what is wrong without its value."""
     printed = ended.output + ended.errors

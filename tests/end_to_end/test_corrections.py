@@ -22,9 +22,9 @@ from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+from tests.worker.commands.test_emails import assert_sound, states
 from tests.worker.conftest import KEYS, open_postman, settings_with
 from tests.worker.deliveries import intend_email
-from tests.worker.operating.test_emails import assert_sound, states
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.settings import WorkerSettings

@@ -15,8 +15,8 @@ from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
+from tests.worker.commands.steps import calculate, refuse_email, send_another_email
 from tests.worker.conftest import TRACEPARENT, publish, take_all
-from tests.worker.operating.steps import calculate, refuse_email, send_another_email
 from worker.mail.postman import Postman
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings

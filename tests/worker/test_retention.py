@@ -15,9 +15,9 @@ from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
+from tests.worker.commands.steps import intend
+from tests.worker.commands.test_emails import assert_sound
 from tests.worker.conftest import settings_with, store
-from tests.worker.operating.steps import intend
-from tests.worker.operating.test_emails import assert_sound
 from worker.process import assemble
 from worker.relay.lanes import lock_lanes
 from worker.retention import Retention

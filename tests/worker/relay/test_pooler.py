@@ -30,7 +30,7 @@ from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
-from worker.operating.doctor import examine_worker
+from worker.commands.doctor import examine_worker
 from worker.process import ROLES, assemble
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings

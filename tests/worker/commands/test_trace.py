@@ -7,12 +7,12 @@ import pytest
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer
+from tests.worker.commands.conftest import command, rendered
+from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email, send_another_email
+from tests.worker.commands.test_erase import erase
 from tests.worker.conftest import KEYS, announce_next, hold_events
-from tests.worker.operating.steps import attempt_emails, calculate, intend, refuse_email, send_another_email
-from tests.worker.operating.test_commands import command
-from tests.worker.operating.test_erase import erase
+from worker.commands.trace import Trace
 from worker.mail.postman import Postman
-from worker.operating.trace import Trace
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -23,7 +23,7 @@ NEVER = asyncio.Event()
 async def trace_of(settings: WorkerSettings, request: CalculationRequest) -> Trace:
     """Return the answer of `trace`, which must contain no personal data and no secret."""
     answer = await command(settings, "trace", request.uuid)
-    said = answer.rendered(as_json=False) + answer.rendered(as_json=True)
+    said = rendered(answer)
     assert "@" not in said
     assert request.secret(KEYS) not in said
     assert request.customer_last_name not in said
@@ -188,24 +188,24 @@ async def test_text_lists_the_steps_in_the_order_of_time(
 
 
 async def test_changes_by_operators_are_shown(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+    worker_settings: WorkerSettings, stored_request: CalculationRequest
 ) -> None:
     key = f"{stored_request.uuid}.request.created.1"
     by = ("--by", "Ada", "--reason", "a test of the firm")
-    await database.execute("DELETE FROM outbox")
-    await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, *by)
-    await intend(database, stored_request)
-    await database.execute("UPDATE email SET state = 'failed', settled_at = now() - interval '1 s'")
+    await command(worker_settings, "emails", "cancel", "--uuid", stored_request.uuid, *by)
     await command(worker_settings, "emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
 
     trace = await trace_of(worker_settings, stored_request)
     text = (await command(worker_settings, "trace", stored_request.uuid)).text
 
-    assert states(trace) == [("request.created", 1, "pending")]
+    assert [(action.action, action.operator) for action in trace.actions] == [
+        ("emails cancel", "Ada"),
+        ("emails resend", "Bob"),
+    ]
     lines = [line.split(maxsplit=3) for line in text.splitlines()[4:]]
-    said = [(" ".join(words[:2]), words[3]) for words in lines if words[0] in ("outbox", "emails")]
+    said = [(" ".join(words[:2]), words[3]) for words in lines if words[0] == "emails"]
     assert said == [
-        ("outbox replay", f"{key}, by Ada: a test of the firm"),
+        ("emails cancel", f"{key}, by Ada: a test of the firm"),
         ("emails resend", f"{key}.2, by Bob"),
     ]
     assert [words[2] for words in lines if words[0] == "e-mail"] == [

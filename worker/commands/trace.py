@@ -1,26 +1,26 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
-import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import get_args
 from uuid import UUID
 
+import click
 import msgspec
 
+from service import command_line
 from service.calculation_requests import erased, event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
+from service.command_line import Answer, answering, cell, table
 from service.identifiers import uuid_of
 from service.operations import operator_actions
 from service.operations.operator_actions import OperatorAction
 from service.outbox.events import RequestCreated, event_id
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, email_statements, outbox
-from worker.operating.answers import Answer, cell, table
-from worker.operating.arguments import Subcommands, add_command
-from worker.operating.email_statements import LedgerEmail, Selection, State
-from worker.operating.outbox import Event
+from worker.commands import emails as emails_command
+from worker.commands import outbox
+from worker.commands.emails import Choice, LedgerEmail
+from worker.commands.outbox import Event
 
 _MOST_EMAILS = 100
 
@@ -40,18 +40,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     conclusion: str
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    add_command(commands, "trace", show).add_argument("uuid", type=arguments.request_id, help="req_…")
-
-
-async def show(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+@click.command
+@click.argument("request_id", type=command_line.uuid, metavar="UUID")
+@answering
+async def trace(request_id: UUID) -> Answer:
     """Show the progress of one request: its events, e-mails with the server's replies, and calculation."""
     async with (
-        connections.postgres(environment) as connection,
+        command_line.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        found = await _trace(connection, options.uuid)
+        found = await _trace(connection, request_id)
     return Answer(found, _as_text(found))
 
 
@@ -60,8 +58,8 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     history = await _read_history(connection, request_id)
     request = history.request
     erased_at = await erased.read_time(connection, request_id)
-    every = Selection(states=get_args(State), request_id=request_id)
-    emails = (await email_statements.read(connection, every, limit=_MOST_EMAILS))[::-1]
+    newest = await emails_command.read(connection, Choice(request_id=request_id), limit=_MOST_EMAILS)
+    emails = newest[::-1]
     undelivered = await outbox.read_undelivered(connection, request_id=request_id)
     events = {event.event_id: event for event in (*map(_published, history.recorded_events()), *undelivered)}
     return Trace(
@@ -113,20 +111,20 @@ def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Ite
     }[email.state]
 
 
-def _as_text(trace: Trace) -> str:
-    lines = [("stored", trace.stored_at, f"by {trace.tenant}")]
-    lines += [(event.type, event.written_at, _describe_event(event)) for event in trace.events]
+def _as_text(found: Trace) -> str:
+    lines = [("stored", found.stored_at, f"by {found.tenant}")]
+    lines += [(event.type, event.written_at, _describe_event(event)) for event in found.events]
     lines += [
-        ("e-mail", email.settled_at or email.created_at, _describe_email(email, trace.uuid))
-        for email in trace.emails
+        ("e-mail", email.settled_at or email.created_at, _describe_email(email, found.uuid))
+        for email in found.emails
     ]
-    lines += [(action.action, action.at, _describe_action(action)) for action in trace.actions]
-    if trace.calculated_at is not None:
-        lines.append(("calculation", trace.calculated_at, cell(trace.calculation_id)))
-    if trace.erased_at is not None:
-        lines.append(("erased", trace.erased_at, "-"))
+    lines += [(action.action, action.at, _describe_action(action)) for action in found.actions]
+    if found.calculated_at is not None:
+        lines.append(("calculation", found.calculated_at, cell(found.calculation_id)))
+    if found.erased_at is not None:
+        lines.append(("erased", found.erased_at, "-"))
     lines.sort(key=lambda line: line[1])
-    return f"{trace.uuid}\n{trace.conclusion}\n\n" + table(("what", "when", "state"), lines)
+    return f"{found.uuid}\n{found.conclusion}\n\n" + table(("what", "when", "state"), lines)
 
 
 def _describe_event(event: Event) -> str:

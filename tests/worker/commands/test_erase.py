@@ -14,17 +14,22 @@ from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
+from service.outbox import lanes
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection, Pool
 from tests.harness.command_line import run
+from tests.harness.databases import has_waiting_statement
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment, run_process
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from tests.worker import deliveries
-from tests.worker.conftest import bind_tap, created_event, hold_events, store, take_all
-from tests.worker.operating.steps import attempt_emails, calculate, intend
-from tests.worker.operating.test_commands import command
-from tests.worker.operating.test_emails import assert_sound, key_of, states
+from tests.worker.commands.conftest import command
+from tests.worker.commands.steps import attempt_emails, calculate, intend
+from tests.worker.commands.test_emails import assert_sound, key_of, states
+from tests.worker.conftest import bind_tap, created_event, hold_events, settings_with, store, take_all
 from worker.mail.postman import Postman
+from worker.relay.lanes import lock_lanes
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -226,3 +231,40 @@ async def test_replay_leaves_erased_requests_out(
 
     assert {event["data"]["uuid"] for event in await unpublished(database)} == {other.uuid}
     await assert_sound(database)
+
+
+async def test_lane_held_by_a_relay_is_waited_for(
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
+) -> None:
+    async with database.transaction():
+        assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
+        erasing = asyncio.create_task(erase(worker_settings, stored_request))
+        await eventually(lambda: has_waiting_statement(database))
+        assert not erasing.done()
+
+    assert not (await erasing).was_erased_before
+
+
+async def test_lane_is_free_again_soon_after_an_operator_vanished(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    postgres_link: TcpProxy,
+    stored_request: CalculationRequest,
+) -> None:
+    """For instance with its machine: TCP would notice after two hours."""
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    postgres_link.hold_before(b"INSERT INTO operator_action")
+    erasing = asyncio.create_task(run_erase(away, stored_request.uuid))
+    await postgres_link.marker_reached.wait()
+
+    async def lane_is_free() -> bool:
+        async with database.transaction():
+            return bool((await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes)
+
+    was_free = await lane_is_free()
+    await eventually(lane_is_free)
+    await postgres_link.cut()
+
+    assert not was_free
+    assert (await erasing).status == 1
+    assert await database.fetchval("SELECT id FROM calculation_request") == stored_request.id

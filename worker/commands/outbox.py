@@ -1,19 +1,18 @@
 """`outbox list`: the events that have not been published, how many there are, and why."""
 
-import argparse
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+import click
 import msgspec
 
+from service import command_line
+from service.command_line import Answer, answering, table
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
 from service.postgres.pool import Connection
-from worker.operating import arguments, connections, replay
-from worker.operating.answers import Answer, table
-from worker.operating.arguments import Subcommands, add_command, add_group
+from worker.commands import replay
 
 EventState = Literal["pending", "failing", "waiting", "published"]
 
@@ -48,22 +47,30 @@ class Listing(msgspec.Struct, frozen=True):
     events: list[Event]
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the commands to the parser."""
-    group = add_group(commands, "outbox", "Show the events that have not been published, and replay others.")
-    listing = add_command(group, "list", list_events)
-    listing.add_argument("--limit", type=arguments.count, default=50, help="events shown (default: 50)")
-    replay.add_to(group)
+@click.command("list")
+@click.option(
+    "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most events to show."
+)
+@answering
+async def list_events(limit: int) -> Answer:
+    """Count the unpublished events, and show the oldest: those held back, with their errors, come first."""
+    async with command_line.postgres() as connection:
+        found = Listing(await _count(connection), await read_undelivered(connection, limit=limit))
+    return Answer(found, _as_text(found) if found.counts else "none")
 
 
-async def list_events(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
-    """Count the unpublished events, and show the oldest: those held back with their errors come first."""
-    async with connections.postgres(environment) as connection:
-        found = Listing(await _count(connection), await read_undelivered(connection, limit=options.limit))
-    counts = table(Backlog.__struct_fields__, map(msgspec.structs.astuple, found.counts))
-    headings = ("event id", "state", "attempts", "last error", "written", "next attempt")
-    events = table(headings, map(_row, found.events))
-    return Answer(found, f"{counts}\n\n{events}" if found.counts else "none")
+outbox = click.Group(
+    "outbox",
+    help="Show the events that have not been published, and replay others.",
+    commands=[list_events, replay.replay_events],
+)
+
+
+def _as_text(found: Listing) -> str:
+    headings = ("state", "type", "events", "lanes", "oldest s")
+    counts = table(headings, map(msgspec.structs.astuple, found.counts))
+    headings_of_events = ("event id", "state", "attempts", "last error", "written", "next attempt")
+    return f"{counts}\n\n{table(headings_of_events, map(_row, found.events))}"
 
 
 def _row(event: Event) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """`doctor`: whether the worker has what it needs."""
 
-import argparse
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ from functools import partial
 import aio_pika
 import aiosmtplib
 import asyncpg
+import click
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import (
     AuthenticationError,
@@ -25,15 +26,13 @@ from yarl import URL
 
 from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.command_line import COUNT, POSITIVE, Answer, answering, printable
 from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
 from service.outbox import lanes
 from service.postgres import outages
 from service.settings import InvalidSetting, examine
 from worker.mail.message import Sender
 from worker.mail.smtp import Mailer
-from worker.operating import arguments
-from worker.operating.answers import Answer, printable
-from worker.operating.arguments import Subcommands, add_command
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 from worker.settings import WorkerSettings
@@ -46,30 +45,13 @@ _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
 
 
-def add_to(commands: Subcommands) -> None:
-    """Add the command to the parser."""
-    command = add_command(commands, "doctor", doctor)
-    command.add_argument(
-        "--processes",
-        type=arguments.count,
-        default=1,
-        metavar="N",
-        help="processes that share Postgres (default: 1)",
-    )
-    command.add_argument(
-        "--timeout-seconds",
-        type=arguments.positive,
-        default=TIMEOUT_SECONDS,
-        metavar="SECONDS",
-        help="for each check (default: %(default)g)",
-    )
-
-
-async def doctor(options: argparse.Namespace, environment: Mapping[str, str]) -> Answer:
+@click.command()
+@click.option("--processes", type=COUNT, default=1, show_default=True, help="Processes that share Postgres.")
+@click.option("--timeout-seconds", type=POSITIVE, default=int(TIMEOUT_SECONDS), help="For each check.")
+@answering
+async def doctor(processes: int, timeout_seconds: int) -> Answer:
     """Check the settings of the worker and the servers they name. Exit status 1 if any check fails."""
-    findings = await examine_worker(
-        environment, processes=options.processes, timeout_seconds=options.timeout_seconds
-    )
+    findings = await examine_worker(os.environ, processes=processes, timeout_seconds=timeout_seconds)
     return Answer(findings, diagnosis.rendered(findings), status=diagnosis.exit_status(findings))
 
 

@@ -1,21 +1,19 @@
 """`outbox replay`: the same events again, in order, slowly, and never twice at a time."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import click
 import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
-from service.operations import operator_actions
-from service.operations.operator_actions import Operator
 from service.outbox.events import EVENT_TYPES
-from service.postgres.outages import OUTAGE_ERRORS
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
@@ -24,20 +22,19 @@ from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
+from tests.worker.commands.conftest import command
+from tests.worker.commands.steps import calculate, intend, refuse_email, send_another_email, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, settings_with, store, take_all
-from tests.worker.operating.steps import calculate, intend, refuse_email, send_another_email
-from tests.worker.operating.test_commands import command
 from tests.worker.reference_consumer import ReferenceConsumer
+from worker.commands import replay
+from worker.commands.replay import Selection, Tally
 from worker.mail.postman import Postman
-from worker.operating import replay
-from worker.operating.replay import Cause, Limits, OutboxNotDraining, Selection, Tally
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 NEVER = asyncio.Event()
 ALWAYS = ("--from", "2020-01-01T00:00:00Z")
-CAUSE = Cause("outbox replay", Operator("Ada", "a test"))
 Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
 
 
@@ -181,23 +178,6 @@ async def test_replay_leaves_out_nothing_but_the_trace(
     assert "traceparent" not in after.headers
 
 
-async def test_dry_run_counts_and_writes_nothing(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
-    requests = [await store(database) for _ in range(3)]
-    await calculate(database, requests[0])
-    await database.execute("DELETE FROM outbox")
-
-    answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--dry-run")
-
-    assert answer.data == Tally(
-        dry_run=True, requests=3, events=4, types=Counter({"request.created": 3, "request.calculated": 1})
-    )
-    assert answer.text.startswith("4 events of 3 requests would be replayed")
-    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
-    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
-
-
 async def test_only_events_of_the_given_time_are_replayed(
     worker_settings: WorkerSettings, database: Connection, deliver: Deliver
 ) -> None:
@@ -278,28 +258,6 @@ async def test_consumer_sees_replayed_events_as_repeats(
     assert consumer.counts == {"new": 6, "repeat": 6, "gap": 0, "inversion": 0, "conflict": 0}
 
 
-async def test_concurrent_and_repeated_replays_write_each_event_once(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
-    for _ in range(10):
-        await calculate(database, await store(database))
-    await database.execute("DELETE FROM outbox")
-
-    operators = ("Ada", "Grace", "Mary")
-    await asyncio.gather(
-        *(command(worker_settings, "outbox", "replay", *ALWAYS, "--by", name) for name in operators)
-    )
-    again = await command(worker_settings, "outbox", "replay", *ALWAYS)
-
-    assert await database.fetchval("SELECT count(*) FROM outbox") == 20
-    assert await database.fetchval("SELECT count(DISTINCT (request_id, sequence)) FROM outbox") == 20
-    assert await database.fetchval("SELECT count(*) FROM operator_action") == 20
-    assert await database.fetchval("SELECT count(DISTINCT subject) FROM operator_action") == 20
-    assert isinstance(again.data, Tally)
-    assert (again.data.events, again.data.requests_undelivered) == (0, 10)
-    assert "10 requests left out" in again.text
-
-
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(
     worker_settings: WorkerSettings, database: Connection, where: str, stored_request: CalculationRequest
@@ -322,27 +280,13 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
 
     async with database.transaction():
-        await replay.replay_batch(database, [stored_request.id], selection, Tally(dry_run=False), CAUSE)
+        await replay.replay_batch(database, [stored_request.id], selection, Tally())
         announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
         await asyncio.sleep(0.1)
         assert not announcing.done()
     await announcing
 
     assert await database.fetch("SELECT sequence FROM outbox ORDER BY id") == [(1,), (2,)]
-
-
-async def test_event_without_a_sequence_in_its_row_is_not_replayed(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    """No release writes such a row. `reconcile` reports it as `sequence_wrong`."""
-    await calculate(database, stored_request)
-    await database.execute("DELETE FROM outbox")
-    await database.execute("UPDATE calculation_request SET calculation_sequence = NULL")
-
-    answer = await command(worker_settings, "outbox", "replay", *ALWAYS)
-
-    assert isinstance(answer.data, Tally)
-    assert answer.data.types == {"request.created": 1}
 
 
 async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connection) -> None:
@@ -357,15 +301,28 @@ async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connectio
     assert 1.0 <= clock.time() - begin < 3.0
 
 
+async def fill_outbox(database: Connection) -> CalculationRequest:
+    """Write as many events of another request as a replay may find pending."""
+    other = await store(database)
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT lane, request_id, type, sequence, payload
+          FROM outbox, generate_series(1, 10000)
+         WHERE request_id = $1
+        """,
+        other.id,
+    )
+    return other
+
+
 async def test_replay_waits_for_room_in_the_outbox(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    stored_request: CalculationRequest,
+    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await database.execute("DELETE FROM outbox")
-    other = await store(database)
+    other = await fill_outbox(database)
     replaying = asyncio.create_task(
-        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, limits=Limits(pending=1))
+        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
     )
     await asyncio.sleep(0.4)
     assert not replaying.done()
@@ -377,12 +334,16 @@ async def test_replay_waits_for_room_in_the_outbox(
 
 
 async def test_replay_ends_when_the_outbox_does_not_drain(
-    worker_settings: WorkerSettings, stored_request: CalculationRequest
+    worker_settings: WorkerSettings,
+    database: Connection,
+    stored_request: CalculationRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits = Limits(pending=1, wait_seconds=0.5)
+    monkeypatch.setattr(replay, "ROOM_SECONDS", 0.5)
+    await fill_outbox(database)
 
-    with pytest.raises(OutboxNotDraining):
-        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid, limits=limits)
+    with pytest.raises(click.ClickException, match="does not drain"):
+        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
 
 
 async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
@@ -394,12 +355,10 @@ async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
     statements = StatementLog()
 
     async with TcpProxy(worker_settings.database_url, statements.watch) as link:
-        settings = msgspec.structs.replace(worker_settings, database_url=link.url)
-        await command(settings, "outbox", "replay", *ALWAYS, limits=Limits(batch_requests=5))
+        await command(settings_with(worker_settings, database_url=link.url), "outbox", "replay", *ALWAYS)
 
     assert await database.fetchval("SELECT count(*) FROM outbox") == 5
     assert len([each for each in statements.executed if "FOR NO KEY UPDATE" in each]) == 1
-    assert len([each for each in statements.executed if "INSERT INTO operator_action" in each]) == 1
     assert [name for name in A_REQUEST if any(name in each for each in statements.executed)] == []
 
 
@@ -410,9 +369,7 @@ async def test_request_erased_during_a_replay_is_left_out(
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
     erased = new_request_id()
 
-    written = await replay.replay_batch(
-        database, [stored_request.id, erased], selection, Tally(dry_run=False), CAUSE
-    )
+    written = await replay.replay_batch(database, [stored_request.id, erased], selection, Tally())
 
     assert written == await database.fetchval("SELECT count(*) FROM outbox") == 1
 
@@ -420,63 +377,38 @@ async def test_request_erased_during_a_replay_is_left_out(
 async def test_many_requests_are_replayed_in_pages(
     worker_settings: WorkerSettings, database: Connection
 ) -> None:
-    for _ in range(25):
-        await store(database)
-    await database.execute("DELETE FROM outbox")
-    limits = Limits(page_requests=10, batch_requests=4)
+    await store_many(database, 2500)
 
-    await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000", limits=limits)
+    answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")
 
-    assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 25
-
-
-async def test_replayed_events_are_on_record(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    await calculate(database, stored_request)
-    await database.execute("DELETE FROM outbox")
-
-    await command(
-        worker_settings, *("outbox", "replay", *ALWAYS), *("--by", "Ada", "--reason", "their queue was lost")
-    )
-
-    replayed = [f"{stored_request.uuid}.request.created.1", f"{stored_request.uuid}.request.calculated.2"]
-    actions = await operator_actions.read(database, stored_request.id)
-    assert [(action.action, action.subject) for action in actions] == [
-        ("outbox replay", event_id) for event_id in replayed
-    ]
-    assert {(action.operator, action.reason) for action in actions} == {("Ada", "their queue was lost")}
-    shown = (await command(worker_settings, "trace", stored_request.uuid)).text
-    for event_id in replayed:
-        assert f"{event_id}, by Ada: their queue was lost" in shown
+    assert isinstance(answer.data, Tally)
+    assert (answer.data.requests, answer.data.events) == (2500, 2500)
+    assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 2500
+    [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
+    assert (record["request_id"], record["conveyancer_id"]) == (None, None)
+    assert record["subject"].startswith("2500 events from 2020-01-01T00:00:00Z to 20")
 
 
-async def test_replay_that_is_cut_off_keeps_whole_batches_with_their_records_and_the_next_does_the_rest(
+async def test_replay_that_is_cut_off_keeps_whole_batches_and_the_next_does_the_rest(
     worker_settings: WorkerSettings, database: Connection, postgres_link: TcpProxy
 ) -> None:
     requests = [await store(database) for _ in range(4)]
     await database.execute("DELETE FROM outbox")
-    words = ("outbox", "replay", *ALWAYS, "--rate", "100000")
+    words = ("outbox", "replay", *ALWAYS, "--rate")
     postgres_link.hold_before(f"{requests[2].uuid}.request.created.1".encode())  # to be written in a batch
-    cut_off = asyncio.create_task(
-        command(
-            settings_with(worker_settings, database_url=postgres_link.url),
-            *words,
-            limits=Limits(batch_requests=1),
-        )
-    )
+    away = settings_with(worker_settings, database_url=postgres_link.url)
+    cut_off = asyncio.create_task(command(away, *words, "2"))
     await eventually(postgres_link.marker_reached.is_set)
     await postgres_link.cut()
-    with pytest.raises(OUTAGE_ERRORS):
+    with pytest.raises(PostgresUnavailable):
         await cut_off
     written = await database.fetch("SELECT request_id FROM outbox ORDER BY id")
-    recorded = await database.fetch("SELECT request_id FROM operator_action ORDER BY id")
 
-    again = await command(worker_settings, *words)
+    again = await command(worker_settings, *words, "1000")
 
-    assert written == recorded == [(requests[0].id,), (requests[1].id,)]
+    assert written == [(requests[0].id,), (requests[1].id,)]
     assert isinstance(again.data, Tally)
     assert (again.data.events, again.data.requests_undelivered) == (2, 2)
-    for table in ("outbox", "operator_action"):
-        rows = await database.fetch(f"SELECT request_id FROM {table} ORDER BY id")  # noqa: S608 - constants
-        assert rows == [(request.id,) for request in requests]
+    assert "2 requests left out" in again.text
+    rows = await database.fetch("SELECT request_id FROM outbox ORDER BY id")
+    assert rows == [(request.id,) for request in requests]

@@ -1,17 +1,16 @@
-"""`dead-letters list|show|redrive`: reading removes nothing, and messages move back in order."""
+"""`dead-letters list|redrive`: reading removes nothing, and messages move back in order."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import aio_pika
+import click
 import pytest
-from aio_pika import DeliveryMode, Message
+from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aio_pika.exceptions import ChannelClosed, ChannelInvalidStateError
 
 from service.calculation_requests.model import CalculationRequest
 from service.operations import operator_actions
@@ -21,15 +20,15 @@ from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+from tests.worker.commands.conftest import command, rendered
+from tests.worker.commands.steps import bury
 from tests.worker.conftest import created_body, publish, settings_with, store, take, take_all
-from tests.worker.operating.test_commands import command
+from worker.commands import dead_letter_queues
+from worker.commands.dead_letters import Listing, Redriven
 from worker.consumers import calculations
-from worker.operating import dead_letter_queues
-from worker.operating.dead_letter_queues import DEFAULT_LIMITS, DeadLettersInUse, Limits, QueueMissing
-from worker.operating.dead_letters import Listing, LiveQueueRefuses, NotRecorded, Opened, Redriven
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 QUEUE = NOTIFICATIONS.name
@@ -40,12 +39,6 @@ async def connection(worker_settings: WorkerSettings) -> AsyncIterator[AbstractC
     """The broker connection of another operator."""
     async with await aio_pika.connect(worker_settings.amqp_url) as connected:
         yield connected
-
-
-async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties: Any) -> None:
-    """Dead-letter a message, as consumers do."""
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
@@ -66,9 +59,9 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
-async def listing_of(settings: WorkerSettings, *words: str, limits: Limits = DEFAULT_LIMITS) -> Listing:
+async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
     """Return the dead letters of the notifications, as `dead-letters list` shows them."""
-    answer = await command(settings, "dead-letters", "list", QUEUE, *words, limits=limits)
+    answer = await command(settings, "dead-letters", "list", QUEUE, *words)
     assert isinstance(answer.data, list)
     [listing] = answer.data
     assert isinstance(listing, Listing)
@@ -138,18 +131,24 @@ async def test_listing_removes_nothing_and_keeps_the_order(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, number) == ids
 
 
-async def test_only_show_prints_the_body(worker_settings: WorkerSettings, channel: AbstractChannel) -> None:
+async def test_body_is_shown_only_of_a_message_that_is_named(
+    worker_settings: WorkerSettings, channel: AbstractChannel
+) -> None:
     body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
     await bury(channel, NOTIFICATIONS, body, message_id="m-1", headers={"x-reason": "Malformed"})
+    await bury(channel, NOTIFICATIONS, b"another", message_id="m-2")
+    words = ("dead-letters", "list", QUEUE)
 
-    listed = await command(worker_settings, "dead-letters", "list", QUEUE)
-    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "m-1")
+    listed = await command(worker_settings, *words)
+    shown = await command(worker_settings, *words, "--message-id", "m-1")
 
-    assert "ada@" not in listed.rendered(as_json=False) + listed.rendered(as_json=True)
+    assert "ada@" not in rendered(listed)
     assert "x-reason: Malformed" in shown.text
     assert shown.text.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
-    assert json.loads(shown.rendered(as_json=True))["letter"]["message_id"] == "m-1"
-    assert await count(channel, NOTIFICATIONS.dead_letters) == 1
+    assert isinstance(shown.data, list)
+    [letter] = shown.data[0].letters
+    assert (letter.message_id, letter.headers["x-reason"]) == ("m-1", "Malformed")
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 2
 
 
 async def test_message_without_an_id_is_shown_by_its_position(
@@ -158,10 +157,9 @@ async def test_message_without_an_id_is_shown_by_its_position(
     await bury(channel, NOTIFICATIONS, b"first")
     await bury(channel, NOTIFICATIONS, b"second")
 
-    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "--position", "2")
+    [letter] = (await listing_of(worker_settings, "--position", "2")).letters
 
-    assert isinstance(shown.data, Opened)
-    assert (shown.data.letter.position, shown.data.body) == (2, "second")
+    assert (letter.position, letter.body) == (2, "second")
 
 
 async def test_redriven_messages_keep_their_order(
@@ -176,65 +174,25 @@ async def test_redriven_messages_keep_their_order(
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
 
 
-async def test_redriving_again_changes_nothing(
+async def test_message_that_is_not_there_is_named(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    [message_id] = await bury_many(channel, 1)
+    await bury_many(channel, 1)
 
-    await command(worker_settings, "dead-letters", "redrive", f"{QUEUE}.dead-letters")
-    again = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", message_id)
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "x\x1b")
 
-    assert again.data == Redriven(QUEUE, [], [message_id], 0)
-    assert (again.status, f"{message_id}: not found" in again.text) == (0, True)
-    assert await count(channel, QUEUE) == 1
+    assert answer.data == Redriven(QUEUE, [], ["x\x1b"], 1)
+    assert answer.text.splitlines() == ["0 messages moved to notifications, 1 left", "x\\x1b: not found"]
 
 
-async def test_no_more_than_the_limit_is_redriven_from_the_head(
+async def test_message_is_found_beyond_a_thousand_others(
     worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
-    ids = await bury_many(channel, 60)
+    ids = await bury_many(channel, 1100)
 
-    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--limit", "40")
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", ids[-1])
 
-    assert answer.data == Redriven(QUEUE, [*ids[:40]], [], 20)
-    assert await ids_in(channel, QUEUE, 40) == ids[:40]
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 20) == ids[40:]
-
-
-async def test_bodies_in_memory_are_limited_and_the_next_redrive_moves_the_rest(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
-    limits = Limits(largest_bytes=2_500)
-    for message_id in ("a", "b", "c"):
-        await bury(channel, NOTIFICATIONS, b"x" * 1_000, message_id=message_id)
-
-    first = await command(worker_settings, "dead-letters", "redrive", QUEUE, limits=limits)
-    left = await listing_of(worker_settings)
-    second = await command(worker_settings, "dead-letters", "redrive", QUEUE, limits=limits)
-
-    assert first.data == Redriven(QUEUE, ["a", "b"], [], 1)
-    assert [letter.message_id for letter in left.letters] == ["c"]
-    assert second.data == Redriven(QUEUE, ["c"], [], 0)
-    assert await ids_in(channel, QUEUE, 3) == ["a", "b", "c"]
-
-
-async def test_bodies_that_are_not_needed_are_not_kept(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
-    limits = Limits(largest_bytes=500)
-    for message_id in ("a", "b", "c"):
-        await bury(channel, NOTIFICATIONS, message_id.encode() * 1_000, message_id=message_id)
-
-    listing = await listing_of(worker_settings, limits=limits)
-    shown = await command(worker_settings, "dead-letters", "show", QUEUE, "c", limits=limits)
-    answer = await command(
-        worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "b", limits=limits
-    )
-
-    assert [letter.message_id for letter in listing.letters] == ["a", "b", "c"]
-    assert isinstance(shown.data, Opened)
-    assert shown.data.body == "c" * 1_000
-    assert answer.data == Redriven(QUEUE, ["b"], [], 2)
+    assert answer.data == Redriven(QUEUE, [ids[-1]], [], 1099)
 
 
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(
@@ -325,7 +283,7 @@ async def test_nothing_is_lost_when_the_live_queue_is_missing(
     ids = await bury_many(channel, 5)
     await channel.queue_delete(QUEUE)
 
-    with pytest.raises(LiveQueueRefuses, match="Moved: 0"):
+    with pytest.raises(click.ClickException, match="Moved: 0"):
         await command(worker_settings, "dead-letters", "redrive", QUEUE)
 
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == ids
@@ -339,7 +297,7 @@ async def test_full_live_queue_stops_a_redrive_without_loss(
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 3, "x-overflow": "reject-publish"}
     await channel.declare_queue(QUEUE, durable=True, arguments=arguments)
 
-    with pytest.raises(LiveQueueRefuses):
+    with pytest.raises(click.ClickException, match="missing or full"):
         await command(worker_settings, "dead-letters", "redrive", QUEUE)
 
     moved = await count(channel, QUEUE)
@@ -349,15 +307,16 @@ async def test_full_live_queue_stops_a_redrive_without_loss(
 
 
 async def test_crash_between_confirm_and_acknowledgement_leaves_a_message_in_both_queues(
-    channel: AbstractChannel, connection: AbstractConnection
+    worker_settings: WorkerSettings, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
     ids = await bury_many(channel, 3)
-
-    with suppress(ChannelClosed, ChannelInvalidStateError):
-        async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=3) as letters:
-            copy = Message(letters.messages[0].body, message_id=ids[0])
-            await letters.channel.default_exchange.publish(copy, QUEUE, mandatory=True)
-            await connection.close()
+    broker_link.hold_before(b"\x00\x3c\x00\x50")  # basic.ack
+    away = settings_with(worker_settings, amqp_url=broker_link.url)
+    redriving = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
+    await eventually(broker_link.marker_reached.is_set)
+    await broker_link.cut()
+    with pytest.raises(BrokerUnavailable):
+        await redriving
 
     assert await ids_in(channel, QUEUE, 1) == ids[:1]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 3) == ids
@@ -372,14 +331,16 @@ async def test_broker_that_stops_answering_is_an_error_in_time(
     worker_settings: WorkerSettings,
     broker_link: TcpProxy,
     channel: AbstractChannel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dead_letter_queues, "ANSWER_SECONDS", 0.5)
     await bury_many(channel, 3)
     broker_link.hold_before(marker)
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
 
     async with asyncio.timeout(10):
         with pytest.raises(BrokerUnavailable):
-            await command(settings, "dead-letters", "redrive", QUEUE, limits=Limits(answer_seconds=0.5))
+            await command(settings, "dead-letters", "redrive", QUEUE)
 
 
 async def test_command_waits_for_the_previous_one_to_end(
@@ -387,7 +348,7 @@ async def test_command_waits_for_the_previous_one_to_end(
 ) -> None:
     await bury_many(channel, 1)
 
-    async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=1):
+    async with dead_letter_queues.opened(connection, NOTIFICATIONS):
         waiting = asyncio.create_task(listing_of(worker_settings))
         await asyncio.wait([waiting], timeout=0.5)
         was_waiting = not waiting.done()
@@ -401,12 +362,14 @@ async def test_two_operators_do_not_read_the_same_dead_letters(
     worker_settings: WorkerSettings,
     channel: AbstractChannel,
     connection: AbstractConnection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dead_letter_queues, "LOCK_SECONDS", 0.2)
     await bury_many(channel, 3)
 
-    async with dead_letter_queues.held(connection, NOTIFICATIONS, limit=10):
-        with pytest.raises(DeadLettersInUse):
-            await listing_of(worker_settings, limits=Limits(lock_seconds=0.2))
+    async with dead_letter_queues.opened(connection, NOTIFICATIONS):
+        with pytest.raises(click.ClickException, match="Another command"):
+            await listing_of(worker_settings)
         other = await command(worker_settings, "dead-letters", "list", CALCULATION_RESULTS.name)
 
     assert other.status == 0
@@ -415,18 +378,19 @@ async def test_two_operators_do_not_read_the_same_dead_letters(
 async def test_missing_queue_is_named(worker_settings: WorkerSettings, channel: AbstractChannel) -> None:
     await channel.queue_delete(NOTIFICATIONS.dead_letters)
 
-    with pytest.raises(QueueMissing, match=r"notifications\.dead-letters"):
+    with pytest.raises(click.ClickException, match=r"notifications\.dead-letters: no such queue"):
         await command(worker_settings, "dead-letters", "list", QUEUE)
 
 
 async def test_messages_held_by_another_consumer_are_left_out(
-    worker_settings: WorkerSettings, channel: AbstractChannel
+    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dead_letter_queues, "ARRIVAL_SECONDS", 0.2)
     ids = await bury_many(channel, 2)
     graveyard = await channel.get_queue(NOTIFICATIONS.dead_letters)
     taken = await graveyard.get()
 
-    listing = await listing_of(worker_settings, limits=Limits(arrival_seconds=0.2))
+    listing = await listing_of(worker_settings)
     await taken.nack(requeue=True)
 
     assert [letter.message_id for letter in listing.letters] == ids[1:]
@@ -531,46 +495,6 @@ async def test_only_the_messages_that_are_moved_are_on_record(
     await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", named)
 
     assert await recorded(database) == [named]
-
-
-async def test_two_operators_move_each_message_once(
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    buried: list[CalculationRequest],
-) -> None:
-    ids = [created_id(request) for request in buried]
-
-    answers = await asyncio.gather(
-        *(command(worker_settings, "dead-letters", "redrive", QUEUE) for _ in range(2))
-    )
-
-    moved = [answer.data.moved for answer in answers if isinstance(answer.data, Redriven)]
-    assert sorted(moved) == [[], ids]
-    assert await recorded(database) == ids
-    assert await ids_in(channel, QUEUE, 5) == ids
-    assert await count(channel, NOTIFICATIONS.dead_letters) == 0
-
-
-async def test_nothing_is_moved_that_was_not_recorded(
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    postgres_link: TcpProxy,
-    buried: list[CalculationRequest],
-) -> None:
-    postgres_link.hold_before(b"INSERT INTO operator_action")
-    away = settings_with(worker_settings, database_url=postgres_link.url)
-    redriving = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))
-    await eventually(postgres_link.marker_reached.is_set)
-    await postgres_link.cut()
-
-    with pytest.raises(NotRecorded, match="Moved: 0"):
-        await redriving
-
-    assert await recorded(database) == []
-    assert await count(channel, QUEUE) == 0
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == [created_id(each) for each in buried]
 
 
 async def test_redrive_that_is_cut_off_loses_nothing_and_moves_nothing_off_the_record(

@@ -1,4 +1,4 @@
-"""`emails list|retry|resend`: e-mails are shown, made due and sent again while a postman runs."""
+"""`emails list|resend|cancel`: e-mails are shown, sent again and stopped while a postman runs."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -7,20 +7,20 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest, RequestErased, RequestNotFound
 from service.operations import emails, erasing
-from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, Pool
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import settings_with, store
-from tests.worker.operating.steps import attempt_emails, intend, refuse_email
-from tests.worker.operating.test_commands import command
+from tests.worker.commands.conftest import command, rendered
+from tests.worker.commands.steps import attempt_emails, intend, refuse_email, store_many
+from tests.worker.conftest import store
 from worker import reconciliation
+from worker.commands.emails import Changed
+from worker.consumers import notifications
 from worker.mail.postman import Postman
-from worker.operating.arguments import InvalidArgument
-from worker.operating.emails import Changed
 from worker.reconciliation import Limits
+from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
 
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -33,7 +33,7 @@ def key_of(request: CalculationRequest, number: int = 1) -> str:
 
 
 async def changed(settings: WorkerSettings, *words: str) -> Changed:
-    """Return the answer of `emails retry` or `resend`."""
+    """Return the answer of `emails resend` or `cancel`."""
     answer = await command(settings, "emails", *words)
     assert isinstance(answer.data, Changed)
     noun = "e-mail" if answer.data.emails == 1 else "e-mails"
@@ -84,38 +84,6 @@ async def test_failed_email_is_sent_again_as_a_new_one(
     await assert_sound(database)
 
 
-async def test_resend_repeated_adds_nothing_while_the_email_is_pending(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
-    await refuse_email(database, postman, mail_server, stored_request)
-
-    numbers = [(await changed(worker_settings, "resend", "--code", "550")).emails for _ in range(3)]
-
-    assert numbers == [1, 0, 0]
-    assert len(await states(database)) == 2
-    assert len(await actions(database)) == 1
-
-
-async def test_operators_who_resend_at_once_add_one_email(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
-    await refuse_email(database, postman, mail_server, stored_request)
-
-    done = await asyncio.gather(*(changed(worker_settings, "resend", "--code", "550") for _ in range(4)))
-
-    assert sum(each.emails for each in done) == 1
-    assert len(await states(database)) == 2
-    assert len(await actions(database)) == 1
-
-
 async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_a_third_time(
     database: Connection,
     postman: Postman,
@@ -131,43 +99,6 @@ async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_
 
     assert (added, added_late) == ({stored_request.id: key_of(stored_request, 2)}, {})
     assert list((await states(database)).values()) == ["failed", "failed"]
-
-
-@pytest.mark.parametrize("verb", ["retry", "resend"])
-async def test_operator_who_vanished_holds_no_lock_for_long(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postgres_link: TcpProxy,
-    stored_request: CalculationRequest,
-    *,
-    verb: str,
-) -> None:
-    """For instance with its machine: TCP would notice after two hours."""
-    await intend(database, stored_request)
-    if verb == "retry":
-        await database.execute("UPDATE email SET next_attempt_at = now() + interval '1 h'")
-    else:
-        await database.execute(
-            "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now() - interval '1 s'"
-        )
-    away = settings_with(worker_settings, database_url=postgres_link.url)
-    postgres_link.hold_before(b"INSERT INTO operator_action")
-    changing = asyncio.create_task(changed(away, verb, "--uuid", stored_request.uuid))
-    await postgres_link.marker_reached.wait()
-    locked = "email" if verb == "retry" else "calculation_request"
-
-    async def is_free() -> bool:
-        return bool(await database.fetch(f"SELECT FROM {locked} FOR UPDATE SKIP LOCKED"))
-
-    was_free = await is_free()
-    await eventually(is_free)
-    await postgres_link.cut()
-
-    assert not was_free
-    with pytest.raises((*OUTAGE_ERRORS, PostgresUnavailable)):
-        await changing
-    assert len(await states(database)) == 1
-    assert await actions(database) == []
 
 
 async def test_email_that_failed_again_is_sent_a_third_time(
@@ -195,8 +126,6 @@ async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
     await intend(database, stored_request)
     await attempt_emails(database, postman)
 
-    with pytest.raises(InvalidArgument):
-        await changed(worker_settings, "resend", "--sent", "--from", "2026-01-01")
     unnamed = await changed(worker_settings, "resend", "--from", "2026-01-01")
     failed_only = await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
     named = await changed(worker_settings, "resend", "--uuid", stored_request.uuid, "--sent")
@@ -205,30 +134,7 @@ async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
     assert list((await states(database)).values()) == ["sent", "pending"]
 
 
-async def test_waiting_email_is_due_after_a_retry(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
-    mail_server.rcpt_reply = "450 4.2.1 try later"
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
-    await database.execute("UPDATE email SET next_attempt_at = now() + interval '1 hour'")
-    mail_server.rcpt_reply = "250 OK"
-
-    of_another_code = await changed(worker_settings, "retry", "--code", "451")
-    done = await changed(worker_settings, "retry", "--code", "450")
-    again = await changed(worker_settings, "retry", "--code", "450")
-    async with running(postman.run):
-        await eventually(lambda: mail_server.accepted)
-
-    assert [each.emails for each in (of_another_code, done, again)] == [0, 1, 0]
-    assert [action for action, _, _ in await actions(database)] == ["emails retry"]
-
-
-async def test_email_that_is_being_sent_is_left_alone(
+async def test_email_that_is_being_sent_is_not_sent_again_but_may_be_cancelled(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     await intend(database, stored_request)
@@ -236,8 +142,47 @@ async def test_email_that_is_being_sent_is_left_alone(
         "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() + interval '1 hour'"
     )
 
-    for verb in ("retry", "resend"):
-        assert (await changed(worker_settings, verb, "--uuid", stored_request.uuid)).emails == 0
+    numbers = [
+        (await changed(worker_settings, verb, "--uuid", stored_request.uuid)).emails
+        for verb in ("resend", "cancel")
+    ]
+
+    assert numbers == [0, 1]
+    assert await states(database) == {key_of(stored_request): "failed"}
+
+
+async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(
+    worker_settings: WorkerSettings,
+    database: Connection,
+    pool: Pool,
+    postman: Postman,
+    relay: Relay,
+    mail_server: MailServer,
+) -> None:
+    """Some are pending, and the request.created of others is still on its way to the consumer."""
+    stolen = [await store(database) for _ in range(4)]
+    other = await store(database)
+    await database.execute(
+        "UPDATE calculation_request SET conveyancer_id = $2 WHERE id = $1", other.id, FREE_CONVEYANCER
+    )
+    for request in stolen[:2]:
+        await intend(database, request)
+
+    done = await changed(worker_settings, "cancel", "--conveyancer", CONVEYANCER, "--from", "2026-01-01")
+    notified = notifications.consumer(worker_settings, pool, asyncio.Event())
+    async with running(relay.run, notified.run, postman.run):
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM outbox"))
+
+    assert done.emails == 4
+    assert [mail.recipients for mail in mail_server.accepted] == [[other.customer_email]]
+    assert await states(database) == {
+        **{key_of(request): "failed" for request in stolen},
+        key_of(other): "sent",
+    }
+    reasons = await database.fetch("SELECT DISTINCT reason, attempts FROM email WHERE state = 'failed'")
+    assert reasons == [("cancelled", 0)]
+    await assert_sound(database)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +222,7 @@ async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     async with database.transaction():
-        await emails.cancel_first(database, {key_of(stored_request): stored_request.id})
+        await emails.cancel(database, [stored_request.id])
 
     by_time = await changed(worker_settings, "resend", "--from", "2026-01-01")
     by_name = await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
@@ -285,15 +230,14 @@ async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is
     assert (by_time.emails, by_name.keys) == (0, [key_of(stored_request, 2)])
 
 
-@pytest.mark.parametrize("verb", ["retry", "resend"])
+@pytest.mark.parametrize("verb", ["cancel", "resend"])
 async def test_emails_that_end_after_the_command_began_are_left_alone(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest, *, verb: str
 ) -> None:
-    """Otherwise a page could find again what an earlier page sent, and what has failed since."""
     await intend(database, stored_request)
-    pending = "UPDATE email SET created_at = now() + interval '1 h', next_attempt_at = now() + interval '2 h'"
+    pending = "UPDATE email SET created_at = now() + interval '1 h'"
     ended = "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now() + interval '1 h'"
-    await database.execute(pending if verb == "retry" else ended)
+    await database.execute(pending if verb == "cancel" else ended)
 
     by_default = await changed(worker_settings, verb, "--uuid", stored_request.uuid)
     on_demand = await changed(worker_settings, verb, "--uuid", stored_request.uuid, "--to", LATER)
@@ -312,16 +256,16 @@ async def test_command_that_changes_nothing_of_a_request_says_why(
     with pytest.raises(RequestNotFound):
         await command(worker_settings, *words, "req_0000000000000000000000")
 
-    assert without_email.text == "0 e-mails due now. This request has had none yet."
+    assert without_email.text == "0 e-mails changed. This request has had none yet."
     latest = f"The latest of this request, {key_of(stored_request)}, is pending."
-    assert with_pending_email.text == f"0 e-mails due now. {latest}"
+    assert with_pending_email.text == f"0 e-mails changed. {latest}"
 
 
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     async with database.transaction():
-        await emails.cancel_first(database, {key_of(stored_request): stored_request.id})
+        await emails.cancel(database, [stored_request.id])
     await emails.add_again(database, {key_of(stored_request): stored_request.id})
 
     answer = await command(worker_settings, "emails", "list")
@@ -355,30 +299,27 @@ async def test_email_of_an_erased_request_is_not_sent_again(
     assert await states(database) == {key_of(stored_request): "failed"}
 
 
-async def test_many_emails_are_sent_again_page_by_page(
-    worker_settings: WorkerSettings, database: Connection
+@pytest.mark.parametrize("verb", ["cancel", "resend"])
+async def test_many_emails_are_changed_batch_by_batch(
+    worker_settings: WorkerSettings, database: Connection, *, verb: str
 ) -> None:
-    await store(database)
-    await database.execute(
-        """
-        INSERT INTO calculation_request
-        SELECT (jsonb_populate_record(request, jsonb_build_object('id', gen_random_uuid()))).*
-          FROM calculation_request AS request, generate_series(2, 2500)
-        """
-    )
-    await database.execute(
-        """
-        INSERT INTO email (event_id, request_id, state, reason, smtp_code, settled_at, event_sequence)
-        SELECT id || '.request.created.1', id, 'failed', 'refused', 550, now() - interval '1 s', 2
-          FROM calculation_request
-        """
-    )
+    await store_many(database, 1500)
+    if verb == "resend":
+        await database.execute(
+            """
+            INSERT INTO email (event_id, request_id, state, smtp_code, reason, settled_at, event_sequence)
+            SELECT id || '.request.created.1', id, 'failed', 550, 'refused', now() - interval '1 s', 2
+              FROM calculation_request
+            """
+        )
 
-    done = await changed(worker_settings, "resend", "--code", "550")
+    done = await changed(worker_settings, verb, "--conveyancer", CONVEYANCER)
 
-    assert (done.emails, len(done.keys)) == (2500, 10)
-    assert await database.fetchval("SELECT count(*) FROM email WHERE state = 'pending'") == 2500
-    assert len(await actions(database)) == 2500
+    assert (done.emails, len(done.keys)) == (1500, 10)
+    state = "pending" if verb == "resend" else "failed"
+    number = "SELECT count(*) FROM email WHERE state = $1 AND (reason = 'cancelled') IS DISTINCT FROM false"
+    assert await database.fetchval(number, state) == 1500
+    assert len(await actions(database)) == 1500
 
 
 async def test_listed_replies_show_no_address(
@@ -395,24 +336,7 @@ async def test_listed_replies_show_no_address(
     answer = await command(worker_settings, "emails", "list", "--state", "failed", "--code", "550")
     sent = await command(worker_settings, "emails", "list", "--state", "sent")
 
-    for said in (answer.text, answer.rendered(as_json=True)):
-        assert key_of(stored_request) in said
-        assert "550 5.1.1 <[address]> is unknown" in said
+    assert key_of(stored_request) in answer.text
+    assert "550 5.1.1 <[address]> is unknown" in answer.text
+    assert "@" not in rendered(answer)
     assert (sent.data, sent.text) == ([], "none")
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["retry"], "say which e-mails"),
-        (["resend", "--dry-run"], "say which e-mails"),
-        (["resend", "--code", "99"], "not the code of a mail server's refusal"),
-        (["resend", "--code", "250"], "not the code of a mail server's refusal"),
-        (["list", "--uuid", "1"], "not the uuid of a request"),
-    ],
-)
-async def test_wrong_argument_is_explained(
-    worker_settings: WorkerSettings, *, words: list[str], part: str
-) -> None:
-    with pytest.raises(InvalidArgument, match=part):
-        await command(worker_settings, "emails", *words)

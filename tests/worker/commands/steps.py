@@ -1,14 +1,43 @@
 """The steps of a request after it was stored: its e-mail and its calculation."""
 
+from typing import Any
+
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
+from tests.worker.conftest import store
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.mail.postman import Postman
+from worker.rabbitmq import topology
+from worker.rabbitmq.topology import Queue
+
+
+async def store_many(database: Connection, number: int) -> None:
+    """Store requests whose request.created have been published."""
+    await store(database)
+    await database.execute(
+        """
+        INSERT INTO calculation_request
+        SELECT (jsonb_populate_record(request, jsonb_build_object(
+                    'id', left(id::text, 24) || lpad(to_hex(number), 12, '0')))).*
+          FROM calculation_request AS request, generate_series(2, $1) AS number
+        """,
+        number,
+    )
+    await database.execute("DELETE FROM outbox")
+
+
+async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties: Any) -> None:
+    """Dead-letter a message, as consumers do."""
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
+    await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
 async def intend(database: Connection, request: CalculationRequest) -> None:

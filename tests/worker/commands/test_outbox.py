@@ -4,9 +4,9 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
+from tests.worker.commands.conftest import command
 from tests.worker.conftest import announce_next, hold_events, settings_with, store
-from tests.worker.operating.test_commands import command
-from worker.operating.outbox import Backlog, Listing
+from worker.commands.outbox import Backlog, Listing
 from worker.settings import WorkerSettings
 
 

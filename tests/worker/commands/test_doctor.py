@@ -22,7 +22,7 @@ from tests.harness.processes import environment_of
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from worker.operating.doctor import examine_worker
+from worker.commands.doctor import examine_worker
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 

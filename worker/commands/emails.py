@@ -1,0 +1,304 @@
+"""`emails list|resend|cancel`: the e-mails to customers, chosen by request, firm, reply and time."""
+
+import functools
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+import click
+import msgspec
+
+from service import command_line
+from service.calculation_requests import erased, event_history
+from service.calculation_requests.model import RequestNotFound
+from service.command_line import Answer, answering, on_record, table
+from service.operations import emails as ledger
+from service.operations import operator_actions
+from service.operations.operator_actions import Operator
+from service.postgres import loans
+from service.postgres.pool import Connection
+
+State = Literal["pending", "sent", "failed"]
+
+_ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
+_BATCH_REQUESTS = 200  # changed by one transaction
+_SHOWN = 10
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which e-mails: a field that is None chooses all. The time is their end, or else their beginning."""
+
+    request_id: UUID | None = None
+    conveyancer_id: str | None = None
+    smtp_code: int | None = None  # of the mail server's last reply
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def narrowed(self) -> "Choice":
+        """Return this, without the e-mails that end from now on. Raises UsageError if it chooses all."""
+        if self == Choice(until=self.until):
+            raise click.UsageError("say which e-mails: --uuid, --conveyancer, --code or --from")
+        return msgspec.structs.replace(self, until=self.until or datetime.now(UTC))
+
+
+class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
+    """An e-mail to a customer. Addresses are removed from the mail server's reply."""
+
+    key: str
+    state: State
+    reason: str | None
+    attempts: int
+    server_reply: str | None
+    created_at: datetime
+    settled_at: datetime | None
+    next_attempt_at: datetime | None
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """How many e-mails a command changed, or would change, and the first of them."""
+
+    dry_run: bool
+    emails: int
+    keys: list[str]
+
+
+Key = tuple[str, UUID]  # what identifies an e-mail, and its request
+Change = Callable[[Connection, Sequence[Key], Operator], Awaitable[list[Key]]]
+
+
+def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose e-mails to a command. It gets them as *choice*."""
+
+    @click.option("--uuid", "request_id", type=command_line.uuid, help="Only those of this request: req_…")
+    @click.option("--conveyancer", "conveyancer_id", metavar="ID", help="Only those of this conveyancer.")
+    @click.option(
+        "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those that were last answered so."
+    )
+    @click.option(
+        "--from",
+        "since",
+        type=command_line.time,
+        metavar="TIME",
+        help="Ended, or if pending written, at or after this: ISO 8601, UTC without an offset.",
+    )
+    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Exclusive (default: now).")
+    @functools.wraps(function)
+    def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
+        choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
+        return function(choice=choice, **arguments)
+
+    return callback
+
+
+@click.command("list")
+@click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
+@click.option(
+    "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most e-mails to show."
+)
+@answering
+@_choosing
+async def list_emails(*, state: State | None, limit: int, choice: Choice) -> Answer:
+    """Show e-mails, the newest first, with the mail server's last replies."""
+    async with command_line.postgres() as connection:
+        found = await read(connection, choice, state=state, limit=limit)
+    headings = ("e-mail", "state", "reason", "attempts", "reply", "written", "ended", "next attempt")
+    return Answer(found, table(headings, map(msgspec.structs.astuple, found)) if found else "none")
+
+
+@click.command
+@click.option("--sent", is_flag=True, help="One that was sent, too; only together with --uuid.")
+@click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
+@answering
+@on_record
+@_choosing
+async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
+    """Send failed e-mails again, as new ones. Those of requests with another e-mail since are left alone.
+
+    Those that operators cancelled are sent again only with --uuid.
+    """
+    if sent and choice.request_id is None:
+        raise click.UsageError("--sent needs --uuid: an e-mail that was sent is sent again for one request")
+    choice = choice.narrowed()
+    async with command_line.postgres() as connection:
+        found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
+        return await _change(connection, found, choice, _add_again, dry_run=dry_run, by=by)
+
+
+@click.command
+@click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
+@answering
+@on_record
+@_choosing
+async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
+    """End pending e-mails unsent, and those that have not begun. One that is being sent may still arrive."""
+    choice = choice.narrowed()
+    async with command_line.postgres() as connection:
+        found = await _find_unsent(connection, choice)
+        return await _change(connection, found, choice, _cancel, dry_run=dry_run, by=by)
+
+
+emails = click.Group(
+    "emails",
+    help="Show the e-mails to customers, send them again, and stop them.",
+    commands=[list_emails, resend, cancel],
+)
+
+
+async def _change(
+    connection: Connection,
+    found: Sequence[Key],
+    choice: Choice,
+    change: Change,
+    *,
+    dry_run: bool,
+    by: Operator,
+) -> Answer:
+    """Change the e-mails found batch by batch, each batch and its record in one transaction.
+
+    *change* leaves alone what has changed since it was found.
+    """
+    changed = list(found) if dry_run else []
+    if not dry_run:
+        with command_line.progress("changing", len(found)) as advance:
+            for start in range(0, len(found), _BATCH_REQUESTS):
+                batch = found[start : start + _BATCH_REQUESTS]
+                async with loans.bounded_transaction(connection):
+                    changed += await change(connection, batch, by)
+                advance(len(batch))
+    done = Changed(dry_run, len(changed), [key for key, _ in changed[:_SHOWN]])
+    text = _described(done)
+    if not changed and choice.request_id is not None:
+        text += f". {await _latest(connection, choice.request_id)}"
+    return Answer(done, text)
+
+
+async def _latest(connection: Connection, request_id: UUID) -> str:
+    """Return in a sentence what became of the latest e-mail of a request.
+
+    Raises RequestErased and RequestNotFound.
+    """
+    await erased.check(connection, request_id)
+    for email in await read(connection, Choice(request_id=request_id), limit=1):
+        return f"The latest of this request, {email.key}, is {email.state}."
+    if not await event_history.read(connection, [request_id]):
+        raise RequestNotFound
+    return "This request has had none yet."
+
+
+def _described(done: Changed) -> str:
+    verb = "would be changed" if done.dry_run else "changed"
+    listed = "".join(f"\n  {key}" for key in done.keys)
+    more = f"\n  and {done.emails - len(done.keys)} more" if done.emails > len(done.keys) else ""
+    noun = "e-mail" if done.emails == 1 else "e-mails"
+    return f"{done.emails} {noun} {verb}{listed}{more}"
+
+
+async def _add_again(connection: Connection, found: Sequence[Key], by: Operator) -> list[Key]:
+    added = await ledger.add_again(connection, dict(found))
+    keys = [(key, request_id) for request_id, key in added.items()]
+    return await _recorded(connection, "emails resend", keys, by)
+
+
+async def _cancel(connection: Connection, found: Sequence[Key], by: Operator) -> list[Key]:
+    cancelled = await ledger.cancel(connection, [request_id for _, request_id in found])
+    return await _recorded(connection, "emails cancel", list(cancelled.items()), by)
+
+
+async def _recorded(connection: Connection, action: str, changed: list[Key], by: Operator) -> list[Key]:
+    await operator_actions.record(connection, action, [(request_id, key) for key, request_id in changed], by)
+    return changed
+
+
+async def read(
+    connection: Connection, choice: Choice, *, state: State | None = None, limit: int
+) -> list[LedgerEmail]:
+    """Return the newest of the chosen e-mails, newest first."""
+    rows = await connection.fetch(
+        f"""
+        SELECT event_id AS key, state, reason, attempts, server_reply, created_at, settled_at,
+               CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
+          FROM email
+         WHERE {_CHOSEN}
+           AND ($6::text IS NULL OR state = $6)
+         ORDER BY created_at DESC, event_id DESC
+         LIMIT $7
+        """,  # noqa: S608 - constants only
+        *msgspec.structs.astuple(choice),
+        state,
+        limit,
+    )
+    return [_without_addresses(LedgerEmail(**row)) for row in rows]
+
+
+def _without_addresses(email: LedgerEmail) -> LedgerEmail:
+    reply = email.server_reply
+    return msgspec.structs.replace(email, server_reply=reply and _ADDRESS.sub("[address]", reply))
+
+
+async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> list[Key]:
+    """Return those of the chosen e-mails that have ended and are the last of their request.
+
+    One that an operator cancelled is left out unless its request is chosen by name, and one of an erased
+    request always.
+    """
+    rows = await connection.fetch(
+        f"""
+        SELECT event_id, request_id
+          FROM email
+         WHERE {_CHOSEN}
+           AND state = ANY($6)
+           AND ($1::uuid IS NOT NULL OR reason IS DISTINCT FROM 'cancelled')
+           AND EXISTS (SELECT
+                         FROM calculation_request AS request
+                        WHERE request.id = email.request_id)
+           AND NOT EXISTS (SELECT
+                             FROM email AS later
+                            WHERE later.request_id = email.request_id
+                              AND (length(later.event_id), later.event_id)
+                                  > (length(email.event_id), email.event_id))
+         ORDER BY event_id
+        """,  # noqa: S608 - constants only
+        *msgspec.structs.astuple(choice),
+        states,
+    )
+    return [(row["event_id"], row["request_id"]) for row in rows]
+
+
+async def _find_unsent(connection: Connection, choice: Choice) -> list[Key]:
+    """Return the chosen e-mails that are pending, and those of chosen requests that have had none yet.
+
+    The request.created of the latter is still on its way. Their time is that of the request.
+    """
+    rows = await connection.fetch(
+        f"""
+        SELECT event_id, request_id
+          FROM email
+         WHERE {_CHOSEN}
+           AND state = 'pending'
+        UNION ALL
+        SELECT NULL, id
+          FROM calculation_request AS request
+         WHERE ($1::uuid IS NULL OR id = $1)
+           AND ($2::text IS NULL OR conveyancer_id = $2)
+           AND $3::integer IS NULL
+           AND ($4::timestamptz IS NULL OR created_at >= $4)
+           AND ($5::timestamptz IS NULL OR created_at < $5)
+           AND NOT EXISTS (SELECT
+                             FROM email
+                            WHERE email.request_id = request.id)
+         ORDER BY request_id
+        """,  # noqa: S608 - constants only
+        *msgspec.structs.astuple(choice),
+    )
+    return [(row["event_id"] or ledger.first_key(row["request_id"]), row["request_id"]) for row in rows]
+
+
+_CHOSEN = """($1::uuid IS NULL OR request_id = $1)
+           AND ($2::text IS NULL OR request_id IN (SELECT id
+                                                     FROM calculation_request
+                                                    WHERE conveyancer_id = $2))
+           AND ($3::integer IS NULL OR smtp_code = $3 OR server_reply LIKE $3::text || ' %')
+           AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
+           AND ($5::timestamptz IS NULL OR coalesce(settled_at, created_at) < $5)"""

@@ -1,0 +1,67 @@
+"""`reconcile`: what does not add up, and the repair of requests without an e-mail."""
+
+from datetime import UTC, datetime
+
+import click
+import msgspec
+
+from service import command_line
+from service.command_line import Answer, answering, on_record, table
+from service.identifiers import first_id_at
+from service.operations import operator_actions
+from service.operations.operator_actions import Operator
+from service.outbox.events import RequestCreated
+from service.postgres.pool import Connection
+from worker import reconciliation
+from worker.commands import replay
+from worker.commands.replay import Selection
+from worker.reconciliation import Anomaly, Limits
+
+_REPAIRS_PER_SECOND = 200
+
+
+class Reconciliation(msgspec.Struct, frozen=True):
+    """Every anomaly, also those with a count of 0."""
+
+    anomalies: list[Anomaly]
+    announced_again: int = 0  # requests without an e-mail, by a repair
+
+
+@click.command
+@click.option("--since", type=command_line.time, metavar="TIME", help="Only requests stored since then.")
+@click.option("--repair", is_flag=True, help="Publish request.created again where there is no e-mail.")
+@answering
+@on_record
+async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:
+    """Compare requests, events, e-mails and calculations. Exit status 1 if they do not add up."""
+    limits = Limits(first_id=first_id_at(since)) if since else Limits()
+    async with command_line.postgres() as connection:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            anomalies = await reconciliation.find_anomalies(connection, limits)
+        announced = await announce_again(connection, limits, by) if repair else 0
+    rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in anomalies]
+    text = table(("anomaly", "number", "meaning", "for example"), rows)
+    if repair:
+        text += f"\n\n{announced} requests without an e-mail announced again"
+    return Answer(
+        Reconciliation(anomalies, announced), text, status=int(any(each.count for each in anomalies))
+    )
+
+
+async def announce_again(connection: Connection, limits: Limits, by: Operator) -> int:
+    """Publish request.created again for every `request_without_email`. Returns their number.
+
+    The event goes through the outbox and has the same id. Where the e-mail was only late, no second one is
+    sent.
+    """
+    request_ids = await reconciliation.read_ids_without_email(connection, limits)
+    if not request_ids:
+        return 0
+    subject = f"request.created of {len(request_ids)} requests"
+    await operator_actions.record(connection, "reconcile --repair", [(None, subject)], by)
+    created = Selection(since=None, until=datetime.now(UTC), types=frozenset({RequestCreated.type}))
+    with command_line.progress("announcing", len(request_ids)) as advance:
+        tally = await replay.replay(
+            connection, request_ids, created, events_per_second=_REPAIRS_PER_SECOND, advance=advance
+        )
+    return tally.requests

@@ -1,1 +1,0 @@
-"""The commands of operators: `python -m worker COMMAND`, one file each."""
