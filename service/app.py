@@ -109,7 +109,7 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
             settings=settings,
             admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
             pool=pool,
-            storage=Storage(pool, secret_keys, relay, timeout_seconds=seconds),
+            storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,
             questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
             questionnaire_etag=questionnaire.entity_tag(questions),

@@ -17,8 +17,12 @@ from service.api.envelope import Answer, ErrorCode, FieldError
 from service.authentication.authenticator import InsufficientScope, InvalidCredentials
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.model import (
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
+    RequestErased,
+    RequestNotFound,
+)
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Header

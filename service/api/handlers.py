@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -22,13 +23,10 @@ from service.api.envelope import Answer
 from service.api.errors import ApiError, method_not_allowed
 from service.api.list_query import CalculationRequestPage
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
-from service.calculation_requests import event_history, reading
-from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
+from service.calculation_requests import event_history, reading, storing
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
-    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
@@ -36,6 +34,7 @@ from service.calculation_requests.request_secrets import SecretKeyMissing, Secre
 from service.calculation_requests.storing import Storage
 from service.identifiers import parse_uuid
 from service.postgres import loans
+from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.server import http_protocol
 from service.server.asgi import Receive, Scope, Send, header_values
@@ -43,9 +42,6 @@ from service.settings import ServiceSettings
 from service.telemetry import logs
 
 LARGEST_BODY = 256 * 1024  # bytes
-# How much of the time for the database a create may wait for another one with its key: half of that time may
-# pass in the queue, and the 409 must come before the deadline.
-_KEY_WAIT_SHARE = 0.4
 _QUESTIONNAIRE_METHODS = "GET, OPTIONS"
 _OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
 
@@ -100,27 +96,28 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
 @post("/v1/request", status_code=200, before_request=admission.requires(WRITE))
 async def create_request(request: ApiRequest[Caller]) -> Answer:
     """Store a request for a calculation; its e-mail and its calculation follow."""
-    resources = request.resources
+    resources, conveyancer_id = request.resources, request.user.conveyancer_id
     facts = log_facts.of(request.scope)
     key = idempotency_key.parse_key(header_values(request.scope, b"idempotency-key"))
     body = request_body.parse(await _json_body(request))
-    wait_seconds = resources.settings.database_timeout_seconds * _KEY_WAIT_SHARE
+    idempotency = body.idempotency(key)
+    until = time.monotonic() + resources.settings.database_timeout_seconds
+    waiver_applies = body.asks_for_waiver and await resources.storage.waives_fee(
+        idempotency, conveyancer_id=conveyancer_id, has_valid_reason=body.reason_error is None, until=until
+    )
+    new = storing.new_request(
+        body.validated(waiver_applies=waiver_applies),
+        conveyancer_id=conveyancer_id,
+        keys=resources.secret_keys,
+    )
     try:
         stored, is_repeat = await resources.storage.store(
-            body.validated,
-            waiver=body.waiver,
-            idempotency=body.idempotency(key, wait_seconds=wait_seconds),
-            conveyancer_id=request.user.conveyancer_id,
-            traceparent=facts.traceparent,
-            on_uuid=facts.note_uuid,
+            new, idempotency=idempotency, traceparent=facts.traceparent, until=until
         )
-    except IdempotencyKeyReused as error:
-        facts.note_uuid(error.uuid)
+    except (PostgresUnavailable, asyncio.CancelledError):
+        facts.uuid = new.uuid  # It may be stored all the same.
         raise
-    except (IdempotencyKeyInFlight, RequestErased, UnknownConveyancer):
-        facts.note_uuid(None)  # Nothing is stored under the new uuid.
-        raise
-    facts.note_uuid(stored.uuid)
+    facts.uuid = stored.uuid
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
     return Answer.ok(resources.view(stored), *headers)
 

@@ -15,10 +15,6 @@ class LogFacts(msgspec.Struct):
     uuid: str | None = None
     error_codes: tuple[str, ...] = ()
 
-    def note_uuid(self, uuid: str | None) -> None:
-        """Note which calculation request this is about."""
-        self.uuid = uuid
-
 
 def begin(scope: Scope, traceparent: str) -> None:
     """Begin the facts about an HTTP request. `of` then finds them, also in a copy of *scope*."""

@@ -13,11 +13,9 @@ import msgspec
 from service import json_faults, lines
 from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import ApiError, Failure, InvalidSubmission
-from service.calculation_requests import email_addresses, fee_waiver, fields
-from service.calculation_requests.fee_waiver import ReasonFault, RequestedWaiver
+from service.calculation_requests import email_addresses, fields
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
-from service.calculation_requests.idempotency import Idempotency
-from service.calculation_requests.model import NewCalculationRequest, RequestType
+from service.calculation_requests.model import Idempotency, RequestType
 
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _LARGE_BODY = 32 * 1024  # bytes
@@ -126,8 +124,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     external_id: Annotated[ExternalId | None, fields.EXTERNAL_ID] = None
     meta_data: Annotated[MetaData | None, fields.META_DATA] = None
     calculation_fee_exempt: Annotated[bool, fields.CALCULATION_FEE_EXEMPT] = False
-    # Any JSON value: the interface ignores it unless a waiver applies. Then fee_waiver checks it; it may have
-    # several lines.
+    # Any JSON value: the interface ignores it unless a waiver applies. It may have several lines.
     calculation_fee_exempt_reason: Annotated[Any, fields.CALCULATION_FEE_EXEMPT_REASON] = None
 
 
@@ -154,42 +151,42 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
     values: Mapping[str, Any]
     errors: Sequence[FieldError]
-    waiver: RequestedWaiver | None
+    reason_error: FieldError | None
 
-    def validated(self, *, waiver_applies: bool) -> NewCalculationRequest:
-        """Return the request to be stored. Raises InvalidSubmission with every failing field."""
-        fault = self.waiver.reason_fault if self.waiver and waiver_applies else None
-        if self.errors or fault:
-            raise InvalidSubmission([*self.errors, *([self._reason_error(fault)] if fault else [])])
+    @property
+    def asks_for_waiver(self) -> bool:
+        """Whether the fee is to be waived."""
+        return self.values.get("calculation_fee_exempt") is True
+
+    def validated(self, *, waiver_applies: bool) -> dict[str, Any]:
+        """Return the columns to be stored. Raises InvalidSubmission with every failing field."""
+        errors = [*self.errors]
+        if waiver_applies and self.reason_error:
+            errors.append(self.reason_error)
+        if errors:
+            raise InvalidSubmission(errors)
         stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
         if "" in stored.values():  # Rare, and quicker to detect than to copy value by value.
             stored = {name: None if value == "" else value for name, value in stored.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()
-        return NewCalculationRequest(**stored)
+        return stored
 
-    def _reason_error(self, fault: ReasonFault) -> FieldError:
-        name = "calculation_fee_exempt_reason"
-        failure = _REASON_FAILURES.get(fault) or _too_long(REASON_CHARACTERS, self.values[name])
-        return _field_error(name, *failure)
-
-    def idempotency(self, key: str | None, *, wait_seconds: float) -> Idempotency | None:
-        """Return what identifies a repeat; None without a key. A refused body does not use up its key."""
-        if key is None or self.errors:
-            return None
-        return Idempotency(key, self.sha256(), wait_seconds)
-
-    def sha256(self) -> bytes:
-        """Return the fingerprint of what was submitted.
+    def idempotency(self, key: str | None) -> Idempotency | None:
+        """Return what identifies a repeat; None without a key. A refused body does not use up its key.
 
         The order of keys, whitespace, a null that is sent or left out, and the conveyancer's fee setting make
         no difference.
         """
+        if key is None or self.errors:
+            return None
         # Without defaults, so that a field which a later release adds does not change the fingerprint.
         submitted = {name: value for name, value in self.values.items() if value != _defaults[name]}
-        if self.waiver is None:
+        if not self.asks_for_waiver:
             submitted.pop("calculation_fee_exempt_reason", None)
-        return hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
+        return Idempotency(
+            key, hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
+        )
 
 
 _NO_WAIVER = {"calculation_fee_exempt": False, "calculation_fee_exempt_reason": None}
@@ -199,10 +196,23 @@ def parse(body: bytes) -> ParsedBody:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission if it is not an object."""
     values, errors = _read_at_once(body) or _read_field_by_field(_decode_plain(body))
     errors += _failing_fields(values)
-    waiver = None
+    reason_error = None
     if values.get("calculation_fee_exempt") is True:
-        waiver = RequestedWaiver(fee_waiver.find_fault(values.get("calculation_fee_exempt_reason")))
-    return ParsedBody(values, errors, waiver)
+        name = "calculation_fee_exempt_reason"
+        failure = _check_reason(values.get(name))
+        reason_error = _field_error(name, *failure) if failure else None
+    return ParsedBody(values, errors, reason_error)
+
+
+def _check_reason(value: object) -> Failure | None:
+    """Return why a waiver may not have this reason, which may be any JSON value."""
+    if value is None:
+        return "required", "This field is required when calculation_fee_exempt is true."
+    if not isinstance(value, str):
+        return "invalid_type", "Expected a string."
+    if len(value) > REASON_CHARACTERS:
+        return _too_long(REASON_CHARACTERS, value)
+    return lines.BLANK if lines.is_blank(value) else _check_text(value)
 
 
 def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None:
@@ -293,11 +303,3 @@ def _classify(problem: str, value: Any) -> Failure:  # noqa: ANN401 - any JSON v
 
 def _too_long(longest: int, value: str) -> Failure:
     return "too_long", f"Expected at most {longest} characters, got {len(value)}."
-
-
-_REASON_FAILURES: Mapping[ReasonFault, Failure] = {
-    "missing": ("required", "This field is required when calculation_fee_exempt is true."),
-    "not_text": ("invalid_type", "Expected a string."),
-    "blank": lines.BLANK,
-    "has_nul": _NO_NUL,
-}

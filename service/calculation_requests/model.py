@@ -1,9 +1,9 @@
-"""The calculation request: validated, as a row, and as the API returns it."""
+"""The calculation request: as a row, as its events announce it, and as the API returns it."""
 
 from datetime import datetime
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -24,28 +24,22 @@ class RequestErased(RequestNotFound):
     """The request was erased."""
 
 
-class NewCalculationRequest(msgspec.Struct, frozen=True):
-    """A valid request to be stored. Whether its fee is waived has been decided."""
-
-    customer_email: str
-    customer_phone: str | None
-    customer_first_name: str
-    customer_last_name: str
-    sender_email: str
-    sender_organization_name: str
-    sender_first_name: str
-    sender_last_name: str
-    case_ref: str
-    request_type: RequestType
-    property_value: int | None
-    notes: str | None
-    external_id: str | None
-    meta_data: str | None  # JSON
-    calculation_fee_exempt: bool
-    calculation_fee_exempt_reason: str | None
+class IdempotencyKeyReused(Exception):
+    """This Idempotency-Key was used with another body before: use a new key."""
 
 
-class AnnouncedRequest(msgspec.Struct, frozen=True):
+class IdempotencyKeyInFlight(Exception):
+    """A request with this Idempotency-Key is still being stored: send it again later."""
+
+
+class Idempotency(NamedTuple):
+    """What identifies a repeat: the caller's key, and the SHA-256 of what was sent with it."""
+
+    key: str
+    sha256: bytes
+
+
+class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
     """The columns of a request that its events are made from: nothing personal, and no secret."""
 
     id: UUID
@@ -58,32 +52,46 @@ class AnnouncedRequest(msgspec.Struct, frozen=True):
     calculation_id: str | None
     sequence: int
 
-    @property
+    @cached_property
     def uuid(self) -> str:
         """The identifier that callers and customers see."""
         return uuid_of(self.id)
 
     def event_payload(self, *, sequence: int) -> dict[str, Any]:
         """Return the fields that every event about this request carries."""
-        return _event_payload(self, sequence)
+        return {
+            "uuid": self.uuid,
+            "tenant": self.conveyancer_id,
+            "request_type": self.request_type,
+            "property_value": self.property_value,
+            "calculation_fee_exempt": self.calculation_fee_exempt,
+            "external_id": self.external_id,
+            "sequence": sequence,
+        }
 
 
-class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
-    """A row of calculation_request: what was asked for, and what the service adds. See columns.COLUMNS."""
+class CalculationRequest(AnnouncedRequest, frozen=True):
+    """A row of calculation_request: what was sent, and what the service adds. See COLUMNS."""
 
-    id: UUID
-    conveyancer_id: str
-    created_at: datetime
     updated_at: datetime
-    calculation_id: str | None
+    customer_email: str
+    customer_phone: str | None
+    customer_first_name: str
+    customer_last_name: str
+    sender_email: str
+    sender_organization_name: str
+    sender_first_name: str
+    sender_last_name: str
+    case_ref: str
+    notes: str | None
+    meta_data: str | None  # JSON
+    calculation_fee_exempt_reason: str | None
     secret_salt: bytes
     secret_key_id: str
-    sequence: int
 
-    @cached_property
-    def uuid(self) -> str:
-        """The identifier that callers and customers see."""
-        return uuid_of(self.id)
+    def secret(self, keys: SecretKeyRing) -> str:
+        """Return the secret that opens this request. Raises SecretKeyMissing."""
+        return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
 
     def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
         """Return the customer's link, secret included: never to be logged or queued.
@@ -91,10 +99,6 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
         Raises SecretKeyMissing.
         """
         return request_secrets.request_url(app_url, self.uuid, self.secret(keys))
-
-    def secret(self, keys: SecretKeyRing) -> str:
-        """Return the secret that opens this request. Raises SecretKeyMissing."""
-        return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
 
     def view(self, keys: SecretKeyRing, app_url: str) -> "CalculationRequestView":
         """Return what the API shows of this request. Raises SecretKeyMissing."""
@@ -112,21 +116,28 @@ class CalculationRequest(NewCalculationRequest, frozen=True, dict=True):
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
         return shown
 
-    def event_payload(self, *, sequence: int) -> dict[str, Any]:
-        """Return the fields that every event about this request carries."""
-        return _event_payload(self, sequence)
+
+# Rows become structs by position, so the columns are written once, as the fields of the struct. Not
+# `SELECT *`: a column that a migration adds would make the prepared statements of open transactions fail.
+COLUMNS = CalculationRequest.__struct_fields__
+_FIRMS_ALONE = frozenset({"notes", "external_id", "meta_data"})  # not for the customer
 
 
-def _event_payload(request: AnnouncedRequest | CalculationRequest, sequence: int) -> dict[str, Any]:
-    return {
-        "uuid": request.uuid,
-        "tenant": request.conveyancer_id,
-        "request_type": request.request_type,
-        "property_value": request.property_value,
-        "calculation_fee_exempt": request.calculation_fee_exempt,
-        "external_id": request.external_id,
-        "sequence": sequence,
-    }
+def with_columns(statement: str, *, values_after: int = 0) -> str:
+    """Fill the columns into a statement, while its module is imported.
+
+    `{columns}` lists them, `{request_columns}` lists them with the alias `request`, `{customer_columns}` has
+    null for those that are the firm's alone, and `{values}` has a placeholder for each, numbered after the
+    first *values_after*.
+    """
+    return statement.format(
+        columns=", ".join(COLUMNS),
+        request_columns=", ".join(f"request.{column}" for column in COLUMNS),
+        customer_columns=", ".join(
+            f"NULL AS {column}" if column in _FIRMS_ALONE else column for column in COLUMNS
+        ),
+        values=", ".join(f"${values_after + number}" for number in range(1, len(COLUMNS) + 1)),
+    )
 
 
 class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):

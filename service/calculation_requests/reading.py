@@ -7,27 +7,26 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import conveyancers, erased, request_secrets
-from service.calculation_requests.columns import with_columns
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     AnnouncedRequest,
     CalculationRequest,
+    Idempotency,
+    IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    with_columns,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
-from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 
 async def find_by_idempotency_key(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
-) -> CalculationRequest:
-    """Return the request that was stored with this key.
+) -> CalculationRequest | None:
+    """Return the request that was stored with this key, or None.
 
-    Raises IdempotencyKeyReused if its body was another one, RequestErased, IdempotencyKeyInFlight if there is
-    none, and UnknownConveyancer.
+    Raises IdempotencyKeyReused if its body was another one, RequestErased and UnknownConveyancer.
     """
     row = await connection.fetchrow(
         """
@@ -49,9 +48,9 @@ async def find_by_idempotency_key(
     if row["erased_id"] is not None:
         raise RequestErased
     if row["id"] is None:
-        raise IdempotencyKeyInFlight
+        return None
     if row["idempotency_sha256"] != idempotency.sha256:
-        raise IdempotencyKeyReused(uuid_of(row["id"]))
+        raise IdempotencyKeyReused
     return await find(connection, row["id"], conveyancer_id=conveyancer_id)
 
 

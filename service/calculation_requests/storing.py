@@ -2,21 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import fee_waiver, request_secrets
-from service.calculation_requests.columns import with_columns
+from service.calculation_requests import conveyancers, reading, request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.fee_waiver import RequestedWaiver
-from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight
-from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
-from service.calculation_requests.reading import find_by_idempotency_key
+from service.calculation_requests.model import (
+    CalculationRequest,
+    Idempotency,
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
+    with_columns,
+)
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
@@ -26,6 +27,7 @@ from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
 from service.telemetry import tracing
 
+_KEY_WAIT_SHARE = 0.4  # of the time for the database; a create waits so long for another one with its key
 _FIRST_PAUSE_SECONDS = 0.005  # before looking again whether a key is free: about as long as a commit takes
 
 
@@ -34,134 +36,8 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-class Validation(Protocol):
-    """Makes the request to be stored, once it is known whether its waiver applies."""
-
-    def __call__(self, *, waiver_applies: bool) -> NewCalculationRequest:
-        """Return the request. Raises an error of the caller's if it is not valid."""
-
-
-class Storage:
-    """Stores new requests, each with its request.created, and those that arrive together in a group."""
-
-    def __init__(self, pool: Pool, keys: SecretKeyRing, relay: RelayWaker, *, timeout_seconds: float) -> None:
-        self._pool = pool
-        self._keys = keys
-        self._relay = relay
-        self._timeout_seconds = timeout_seconds
-        self._group_commit = GroupCommit(pool, _INSERT, seconds=timeout_seconds)
-
-    async def store(
-        self,
-        validate: Validation,
-        *,
-        waiver: RequestedWaiver | None,
-        idempotency: Idempotency | None,
-        conveyancer_id: str,
-        traceparent: str | None,
-        on_uuid: Callable[[str], None],
-    ) -> tuple[CalculationRequest, bool]:
-        """Store the request that *validate* builds. Returns it, and whether it is a repeat.
-
-        A repeat is the request that was stored with this key, as it is now; a new one wakes the relay. Calls
-        *on_uuid* with the new uuid first, because after an outage the request may have been stored.
-
-        With a waiver, the request is stored alone: the conveyancer's fee setting is read first, on the same
-        connection. Raises what *validate* raises, PostgresUnavailable, UnknownConveyancer,
-        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased; after the last four nothing is stored.
-        """
-        until = time.monotonic() + self._timeout_seconds
-
-        def create(*, waiver_applies: bool) -> CalculationRequest:
-            new = validate(waiver_applies=waiver_applies)
-            request = new_request(new, conveyancer_id=conveyancer_id, keys=self._keys)
-            on_uuid(request.uuid)
-            return request
-
-        if waiver is None:
-            request = create(waiver_applies=False)
-            is_stored = await self._insert(request, traceparent, idempotency)
-        else:
-            async with self._connection(until) as connection:
-                waiver_applies = await fee_waiver.applies(
-                    connection, waiver, conveyancer_id=conveyancer_id, idempotency=idempotency
-                )
-                request = create(waiver_applies=waiver_applies)
-                is_stored = await self._insert(request, traceparent, idempotency, connection)
-        if is_stored:
-            return request, False
-        if idempotency is None:
-            raise UnknownConveyancer
-        return await self._find_or_insert(request, traceparent, idempotency, until=until)
-
-    async def _insert(
-        self,
-        request: CalculationRequest,
-        traceparent: str | None,
-        idempotency: Idempotency | None,
-        connection: "Connection | None" = None,
-    ) -> bool:
-        """Store a request, in a group unless *connection* is given, and wake the relay.
-
-        False, and nothing is stored, in the cases of `insert`.
-        """
-        with self._relay.lend_notify() as wakes:
-            if connection is None:
-                is_stored = await self._insert_in_group(request, traceparent, idempotency, wakes=wakes)
-            else:
-                is_stored = await insert(
-                    connection, request, traceparent=traceparent, idempotency=idempotency, wakes=wakes
-                )
-        if is_stored and not wakes:
-            self._relay.wake()
-        return is_stored
-
-    async def _insert_in_group(
-        self,
-        request: CalculationRequest,
-        traceparent: str | None,
-        idempotency: Idempotency | None,
-        *,
-        wakes: bool,
-    ) -> bool:
-        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            stored = await self._group_commit.execute(
-                _arguments(request, traceparent, idempotency, wakes=wakes)
-            )
-        return request.id in stored
-
-    async def _find_or_insert(
-        self, request: CalculationRequest, traceparent: str | None, idempotency: Idempotency, *, until: float
-    ) -> tuple[CalculationRequest, bool]:
-        """Return the request stored with this key, or store *request* once no other create uses the key.
-
-        No connection is held meanwhile: however many wait for one key, they delay no other caller.
-        """
-        waits_until = time.monotonic() + idempotency.wait_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            async with self._connection(until) as connection:
-                with suppress(IdempotencyKeyInFlight):
-                    stored = await find_by_idempotency_key(
-                        connection, idempotency, conveyancer_id=request.conveyancer_id
-                    )
-                    return stored, True
-                if await self._insert(request, traceparent, idempotency, connection):
-                    return request, False
-            left = waits_until - time.monotonic()
-            if left <= 0:
-                raise IdempotencyKeyInFlight
-            await asyncio.sleep(min(pause, left))
-            pause *= 2
-
-    def _connection(self, until: float) -> AbstractAsyncContextManager[Connection]:
-        return loans.connection(self._pool, seconds=until - time.monotonic())
-
-
-def new_request(
-    new: NewCalculationRequest, *, conveyancer_id: str, keys: SecretKeyRing
-) -> CalculationRequest:
-    """Return the row of a new request."""
+def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
+    """Return the row of a new request, made from the columns that were sent."""
     created_at = now()
     return CalculationRequest(
         id=new_request_id(),
@@ -172,27 +48,105 @@ def new_request(
         secret_salt=request_secrets.new_salt(),
         secret_key_id=keys.current_id,
         sequence=1,
-        **msgspec.structs.asdict(new),
+        **sent,
     )
 
 
-async def insert(
-    connection: Connection,
-    request: CalculationRequest,
-    *,
-    traceparent: str | None,
-    idempotency: Idempotency | None = None,
-    wakes: bool = False,
-) -> bool:
-    """Store a request and its request.created event in one statement. With *wakes* it also wakes the relays.
+class Stored(NamedTuple):
+    """A request as it is stored, and whether it was before."""
 
-    False, and nothing is stored, when the conveyancer is unknown, or when another create has used or is using
-    the idempotency key.
-    """
-    with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-        arguments = _arguments(request, traceparent, idempotency, wakes=wakes)
-        stored = await connection.fetchval(_INSERT, *arguments)
-    return stored is not None
+    request: CalculationRequest
+    is_repeat: bool
+
+
+class Storage:
+    """Stores new requests, each with its request.created, and those that arrive together in a group."""
+
+    def __init__(self, pool: Pool, relay: RelayWaker, *, timeout_seconds: float) -> None:
+        self._pool = pool
+        self._relay = relay
+        self._timeout_seconds = timeout_seconds
+        self._group_commit = GroupCommit(pool, INSERT, seconds=timeout_seconds)
+
+    async def waives_fee(
+        self,
+        idempotency: Idempotency | None,
+        *,
+        conveyancer_id: str,
+        has_valid_reason: bool,
+        until: float,
+    ) -> bool:
+        """Whether a waiver applies. It is ignored if the conveyancer charges no calculation fee.
+
+        A repeat of a create whose waiver was ignored must succeed even if the conveyancer has begun to
+        charge. So an invalid reason is no error if a request with the same key is stored. Raises
+        PostgresUnavailable, UnknownConveyancer, and RequestErased if the request with that key was erased.
+        """
+        async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
+            if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
+                return False
+            if has_valid_reason or idempotency is None:
+                return True
+            try:
+                stored = await reading.find_by_idempotency_key(
+                    connection, idempotency, conveyancer_id=conveyancer_id
+                )
+            except IdempotencyKeyReused:
+                return True
+            return stored is None
+
+    async def store(
+        self,
+        request: CalculationRequest,
+        *,
+        idempotency: Idempotency | None,
+        traceparent: str | None,
+        until: float,
+    ) -> Stored:
+        """Store a request, and wake the relay. A repeat returns what is stored with its key, as it is now.
+
+        While another create uses the key, this one waits without a connection: however many wait for one
+        key, they delay no other caller. *until* is the deadline, on the monotonic clock.
+
+        Raises PostgresUnavailable, after which the request may be stored. Raises UnknownConveyancer,
+        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.
+        """
+        waits_until = time.monotonic() + self._timeout_seconds * _KEY_WAIT_SHARE
+        pause = _FIRST_PAUSE_SECONDS
+        while not await self._insert(request, idempotency, traceparent, until=until):
+            if idempotency is None:
+                raise UnknownConveyancer
+            async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
+                stored = await reading.find_by_idempotency_key(
+                    connection, idempotency, conveyancer_id=request.conveyancer_id
+                )
+            if stored is not None:
+                return Stored(stored, is_repeat=True)
+            left = waits_until - time.monotonic()
+            if left <= 0:
+                raise IdempotencyKeyInFlight
+            await asyncio.sleep(min(pause, left))
+            pause *= 2
+        return Stored(request, is_repeat=False)
+
+    async def _insert(
+        self,
+        request: CalculationRequest,
+        idempotency: Idempotency | None,
+        traceparent: str | None,
+        *,
+        until: float,
+    ) -> bool:
+        """Store a request in a group, and wake the relay. False, and nothing is stored, as INSERT says."""
+        with (
+            self._relay.lend_notify() as wakes,
+            tracing.span("INSERT calculation_request", "client", lambda: _SPAN),
+        ):
+            arguments = insert_arguments(request, idempotency, traceparent, wakes=wakes)
+            is_stored = request.id in await self._group_commit.execute(arguments, until=until)
+        if is_stored and not wakes:
+            self._relay.wake()
+        return is_stored
 
 
 _SPAN = {
@@ -210,7 +164,7 @@ _SPAN = {
 # ends, unless it is locked already. ON CONFLICT is for creates committed after this statement began.
 #
 # Selects from active_conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
-_INSERT = with_columns(
+INSERT = with_columns(
     """
     WITH stored AS (
         INSERT INTO calculation_request ({columns}, idempotency_key, idempotency_sha256)
@@ -239,10 +193,10 @@ _INSERT = with_columns(
 )
 
 
-def _arguments(
-    request: CalculationRequest, traceparent: str | None, idempotency: Idempotency | None, *, wakes: bool
+def insert_arguments(
+    request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None, *, wakes: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of _INSERT."""
+    """Return the arguments of INSERT. With *wakes* its commit wakes the relays."""
     created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
     return (
         request.conveyancer_id,

@@ -26,9 +26,10 @@ from service.authentication.authenticator import (
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CalculationRequestEvents
-from service.calculation_requests.idempotency import IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.model import (
     CalculationRequestView,
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
@@ -127,7 +128,7 @@ def _create() -> Operation:
             "not_json": _refusal(lambda: handlers.check_declared("text/plain", None)),
             "compressed": _refusal(lambda: handlers.check_declared("application/json", "gzip")),
             "key_in_flight": IdempotencyKeyInFlight(),
-            "key_reused": IdempotencyKeyReused(RECORD.uuid),
+            "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
             "refused_fields": _refusal(
                 lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)

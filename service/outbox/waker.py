@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from service.outbox import lanes
@@ -26,15 +26,11 @@ class RelayWaker:
     there are, the longer it waits until the next one: a busy relay looks without a NOTIFY.
     """
 
-    def __init__(
-        self, pool: Pool, *, timeout_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
         self._pool = pool
         self._timeout_seconds = timeout_seconds
-        self._clock = clock
         self._committed = asyncio.Event()
         self._commits = 0
-        self._is_lent = False
         self._quiet_until = -math.inf
 
     @contextmanager
@@ -46,21 +42,20 @@ class RelayWaker:
         does afterwards. Without that, where a commit takes 10 ms, as with a synchronous replica, a create
         took 600 ms instead of 11 in eight processes with 160 creates a second.
         """
-        began = self._clock()
-        if self._is_lent or began < self._quiet_until:
+        began = time.monotonic()
+        if began < self._quiet_until:
             yield False
             return
-        self._is_lent = True
+        self._quiet_until = math.inf
         try:
             yield True
         finally:
-            ended = self._clock()
-            self._is_lent = False
+            ended = time.monotonic()
             self._quiet_until = ended + max(_QUIET_SECONDS, _QUIET_SHARE * (ended - began))
 
     def wake(self) -> None:
         """Note a commit without a NOTIFY. Returns at once."""
-        self._quiet_until = max(self._quiet_until, self._clock() + _QUIET_SECONDS)
+        self._quiet_until = max(self._quiet_until, time.monotonic() + _QUIET_SECONDS)
         self._commits += 1
         self._committed.set()
 

@@ -50,7 +50,11 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         try:
             await self._end_deadline(error)  # Before closing, which the deadline must not interrupt.
         finally:
-            await self._return_connection(error)
+            try:
+                if error is not None and not is_harmless(error):
+                    await close(self._lent, seconds=self._seconds)
+            finally:
+                self._pool.give_back(self._lent)
 
     async def _end_deadline(self, error: BaseException | None) -> None:
         """Cancel the deadline. Raises PostgresUnavailable if it has expired, or if *error* is an outage."""
@@ -58,16 +62,8 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
             await self._deadline.__aexit__(type(error) if error else None, error, None)
         except TimeoutError as expired:
             raise PostgresUnavailable.counted() from expired
-        if is_outage(error):
+        if error is not None and is_outage(error):
             raise PostgresUnavailable.counted() from error
-
-    async def _return_connection(self, error: BaseException | None) -> None:
-        """Give the connection back to the pool; close it unless *error* has left its session intact."""
-        try:
-            if not is_harmless(error):
-                await close(self._lent, seconds=self._seconds)
-        finally:
-            self._pool.give_back(self._lent)
 
 
 @asynccontextmanager

@@ -44,7 +44,7 @@ class PostgresUnavailable(Exception):
         return cls()
 
 
-def is_outage(error: BaseException | None) -> bool:
+def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later.
 
     Not with asyncpg's ValueErrors: a bad argument or DSN stays bad. The error of a refused certificate is a
@@ -55,7 +55,7 @@ def is_outage(error: BaseException | None) -> bool:
     return isinstance(error, OUTAGE_ERRORS)
 
 
-def is_harmless(error: BaseException | None) -> bool:
+def is_harmless(error: BaseException) -> bool:
     """Whether the session is known to be as it was before this error, so that it can be lent again.
 
     After any other error a statement may still run, a transaction be open, or the server be read-only.
@@ -63,9 +63,7 @@ def is_harmless(error: BaseException | None) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.
         return isinstance(error, _REJECTIONS) and error.severity is not None
-    return error is None or (
-        isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
-    )
+    return isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -58,14 +58,15 @@ class Pool:
         if self._waiting >= self._queue_size:
             raise PostgresUnavailable.counted()
 
-    def take_place(self) -> None:
-        """Take a place in the queue. Raises PostgresUnavailable when it is full."""
+    @contextmanager
+    def place_in_queue(self) -> Iterator[None]:
+        """Take a place in the queue for the block. Raises PostgresUnavailable when it is full."""
         self.check_not_full()
         self._waiting += 1
-
-    def leave_places(self, count: int) -> None:
-        """Free *count* places in the queue."""
-        self._waiting -= count
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def check_reachable(self) -> None:
         """Raise PostgresUnavailable when no connection is open and an attempt to open one has just failed."""
@@ -110,17 +111,15 @@ class Pool:
 
     async def _wait_for_turn(self, until: float) -> "Connection | None":
         """Return the next connection that is given back, or None when one may be opened."""
-        self.take_place()
         turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
-        try:
-            connection = await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and (unused := turn.result()):
-                self.give_back(unused)
-            raise
-        finally:
-            self.leave_places(1)
+        with self.place_in_queue():
+            self._turns.append(turn)
+            try:
+                connection = await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled() and (unused := turn.result()):
+                    self.give_back(unused)
+                raise
         if connection is not None and time.monotonic() > until:
             self.give_back(connection)
             raise TimeoutError

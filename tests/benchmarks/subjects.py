@@ -7,19 +7,16 @@ import httpx
 import msgspec
 
 from service.calculation_requests import storing
-from service.calculation_requests.model import NewCalculationRequest
-from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from service.telemetry import tracing
 from tests.benchmarks.stand import Stand
-from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness import stored
+from tests.harness.examples import A_REQUEST, CONVEYANCER
 
 QUESTIONNAIRE = "/v1/questionnaire/structure"
-
-KEYS = SecretKeyRing.parse(SECRET_KEYS)
 
 BODY: dict[str, Any] = A_REQUEST | {
     "customer_phone": "+44 20 7946 0000",
@@ -29,13 +26,7 @@ BODY: dict[str, Any] = A_REQUEST | {
 }
 JSON_BODY = msgspec.json.encode(BODY)
 
-NEW_REQUEST = NewCalculationRequest(
-    **BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()},
-    request_type="SDLT_CALCULATION",
-    notes=None,
-    calculation_fee_exempt=False,
-    calculation_fee_exempt_reason=None,
-)
+COLUMNS = BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()}
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -64,8 +55,8 @@ async def create_statement() -> Statement:
 
 async def store(connection: Connection, *, wakes: bool = False) -> str:
     """Store a request as the API does, and return its uuid. With *wakes* the commit wakes the relay."""
-    request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
-    await storing.insert(connection, request, traceparent=tracing.onward(None), wakes=wakes)
+    request = stored.new_request(**COLUMNS)
+    await stored.insert(connection, request, traceparent=tracing.onward(None), wakes=wakes)
     return request.uuid
 
 

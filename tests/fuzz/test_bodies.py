@@ -64,7 +64,7 @@ def _judge(body: bytes) -> list[Any]:
     """Return why *body* is refused, as a caller would read it."""
     try:
         parsed = request_body.parse(body)
-        parsed.validated(waiver_applies=parsed.waiver is not None)
+        parsed.validated(waiver_applies=parsed.asks_for_waiver)
     except (ApiError, InvalidSubmission) as error:
         envelope = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
         assert envelope.errors

@@ -12,14 +12,13 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests import reading, storing
-from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
-from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.model import CalculationRequest
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
-from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness import stored
 from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
@@ -32,30 +31,16 @@ from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 ANY_EVENT = "request.*"
-KEYS = SecretKeyRing.parse(SECRET_KEYS)
+KEYS = stored.KEYS
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-_A_SUBMISSION: dict[str, Any] = {
-    **A_REQUEST,
-    "customer_phone": None,
-    "request_type": "SDLT_CALCULATION",
-    "property_value": 300_000,
-    "notes": None,
-    "external_id": None,
-    "meta_data": None,
-    "calculation_fee_exempt": False,
-    "calculation_fee_exempt_reason": None,
-}
 
 
 async def store(
     connection: Connection, *, traceparent: str | None = None, **fields: Any
 ) -> CalculationRequest:
     """Store a request as the API does, which puts its request.created into the outbox."""
-    request = storing.new_request(
-        NewCalculationRequest(**{**_A_SUBMISSION, **fields}), conveyancer_id=CONVEYANCER, keys=KEYS
-    )
-    assert await storing.insert(connection, request, traceparent=traceparent)
+    request = stored.new_request(**fields)
+    assert await stored.insert(connection, request, traceparent=traceparent)
     return request
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.calculation_requests import storing
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
 from service.outbox.lanes import LANES
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool
+from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
@@ -40,7 +40,7 @@ async def store_old(database: Connection, *, days: int, number: int, **fields: A
     at = datetime.now(UTC) - timedelta(days=days)
     first = first_id_at(at)
     request = msgspec.structs.replace(made, id=type(first)(int=first.int + number), created_at=at)
-    assert await storing.insert(database, request, traceparent=None)
+    assert await stored.insert(database, request, traceparent=None)
     return request
 
 

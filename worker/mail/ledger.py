@@ -8,8 +8,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.columns import with_columns
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests.model import CalculationRequest, with_columns
 from service.operations import emails
 from service.operations.emails import EmailEnd
 from service.outbox.events import Reason

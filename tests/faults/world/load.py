@@ -9,9 +9,6 @@ from uuid import UUID
 
 import httpx
 
-from service.calculation_requests import storing
-from service.calculation_requests.model import NewCalculationRequest
-from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import parse_uuid
 from service.outbox import lanes
 from service.outbox.waker import RelayWaker
@@ -21,7 +18,8 @@ from service.postgres.pool import Pool
 from tests.faults.verdict.latency import Latencies
 from tests.faults.verdict.records import Record
 from tests.faults.world.mail import REFUSED_RECIPIENT
-from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+from tests.harness import stored
+from tests.harness.examples import A_REQUEST
 
 # What a call without an answer raises. AttributeError is anyio's, when the API dies as it accepts.
 CUT_OFF = (httpx.TransportError, AttributeError)
@@ -62,7 +60,6 @@ class Load:
         self._interval_seconds = 1 / rate
         self._http_share = http_share
         self._chance = chance
-        self._keys = SecretKeyRing.parse(SECRET_KEYS)
         self._waker = RelayWaker(pool, timeout_seconds=_COMMIT_SECONDS)
         self._under_way: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -95,10 +92,8 @@ class Load:
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
             async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
-                request = storing.new_request(
-                    NewCalculationRequest(**body), conveyancer_id=CONVEYANCER, keys=self._keys
-                )
-                await storing.insert(connection, request, traceparent=None)
+                request = stored.new_request(**body)
+                await stored.insert(connection, request)
         except (PostgresUnavailable, asyncio.CancelledError):
             self._doubt(key)
         else:

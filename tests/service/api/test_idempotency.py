@@ -10,29 +10,26 @@ import asyncpg
 import httpx
 import msgspec
 import pytest
-from asyncpg.transaction import Transaction
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from service.api import request_body
 from service.api.idempotency_key import parse_key
-from service.calculation_requests import conveyancers, storing
-from service.calculation_requests.idempotency import Idempotency
-from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests import conveyancers
 from service.identifiers import parse_uuid, uuid_of
 from service.outbox import lanes
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.databases import has_waiting_statement
-from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, SECRET_KEYS
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
 from tests.harness.statement_log import StatementLog
+from tests.harness.stored import insert, new_request
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
-_KEYS = SecretKeyRing.parse(SECRET_KEYS)
 
 
 async def post(
@@ -91,19 +88,14 @@ async def watched_client(
 
 
 @asynccontextmanager
-async def holding(database_url: str, key: str, body: dict[str, Any]) -> AsyncIterator[Transaction]:
-    """Store *body* with *key* in a transaction that stays open until the test or the block ends it."""
-    parsed = request_body.parse(msgspec.json.encode(body))
+async def holding(database_url: str, key: str) -> AsyncIterator[None]:
+    """Use *key* for A_REQUEST in a transaction that stays open until the end of the block."""
+    idempotency = request_body.parse(msgspec.json.encode(A_REQUEST)).idempotency(key)
     holder = await asyncpg.connect(database_url)
-    transaction = holder.transaction()
-    await transaction.start()
-    request = storing.new_request(
-        parsed.validated(waiver_applies=False), conveyancer_id=CONVEYANCER, keys=_KEYS
-    )
-    idempotency = Idempotency(key, parsed.sha256(), 1.0)
-    assert await storing.insert(holder, request, traceparent=None, idempotency=idempotency)
+    await holder.execute("BEGIN")
+    assert await insert(holder, new_request(), idempotency=idempotency)
     try:
-        yield transaction
+        yield
     finally:
         await holder.close()
 
@@ -389,58 +381,21 @@ async def test_many_concurrent_creates_with_one_key_store_one_request(
     assert await stored(database) == (1, 1)
 
 
-async def waits_for_its_key(statements: StatementLog) -> None:
-    """Return once a create has found no request with its key, which another transaction holds."""
-    await eventually(lambda: "request.idempotency_sha256" in str(statements.executed))
-
-
-async def test_loser_of_a_race_waits_for_the_winner_and_returns_its_request(
-    watched_client: httpx.AsyncClient, statements: StatementLog, database_url: str, database: Connection
+async def test_create_that_would_wait_too_long_for_its_key_gets_409(
+    client: httpx.AsyncClient, database_url: str
 ) -> None:
-    async with holding(database_url, "k", A_REQUEST) as winner:
-        loser = asyncio.create_task(post(watched_client, "k"))
-        await waits_for_its_key(statements)
-        await winner.commit()
+    async with holding(database_url, "k"):
+        response = await post(client, "k")
 
-        assert is_repeat(await loser)
-    assert await stored(database) == (1, 1)
-
-
-async def test_loser_stores_the_request_when_the_winner_fails(
-    watched_client: httpx.AsyncClient, statements: StatementLog, database_url: str, database: Connection
-) -> None:
-    async with holding(database_url, "k", A_REQUEST) as winner:
-        loser = asyncio.create_task(post(watched_client, "k"))
-        await waits_for_its_key(statements)
-        await winner.rollback()
-
-        assert not is_repeat(await loser)
-    assert await stored(database) == (1, 1)
-
-
-async def test_loser_that_would_wait_too_long_gets_409(
-    watched_client: httpx.AsyncClient, statements: StatementLog, issuer: Issuer, database_url: str
-) -> None:
-    async with holding(database_url, "k", A_REQUEST):
-        waiting = asyncio.create_task(post(watched_client, "k"))
-        await waits_for_its_key(statements)
-        others = [
-            await post(watched_client, "another"),
-            await post(watched_client, None),
-            await post(watched_client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}"),
-        ]
-        response = await waiting
-
-    assert [is_repeat(other) for other in others] == [False] * 3
     assert response.status_code == 409
     assert response.headers["Retry-After"] == "1"
     assert response.json()["data"] is None
     assert response.json()["errors"][0]["code"] == "idempotency_key_in_flight"
-    assert not is_repeat(await post(watched_client, "k"))
+    assert not is_repeat(await post(client, "k"))
 
 
 async def test_loser_with_a_waiver_gets_409_too(client: httpx.AsyncClient, database_url: str) -> None:
-    async with holding(database_url, "k", A_REQUEST):
+    async with holding(database_url, "k"):
         response = await post(client, "k", A_REQUEST | WAIVER)
 
     assert response.status_code == 409
@@ -484,27 +439,20 @@ async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_m
     assert served_uuids(logs) == [uuid_of(unanswered)]
 
 
-async def test_refused_key_is_logged_with_the_uuid_of_the_request_that_has_it(
-    client: httpx.AsyncClient, database_url: str
+async def test_refused_create_is_logged_without_a_uuid(
+    client: httpx.AsyncClient, issuer: Issuer, database_url: str
 ) -> None:
-    first = await post(client, "used")
-    async with holding(database_url, "busy", A_REQUEST):
+    await post(client, "used")
+    async with holding(database_url, "busy"):
         with capture_logs() as logs:
-            reused = await post(client, "used", A_REQUEST | WAIVER)
-            in_flight = await post(client, "busy")
+            answers = [
+                await post(client, "used", A_REQUEST | WAIVER),
+                await post(client, "busy"),
+                await post(client, None, Authorization=f"Bearer {issuer.token('stranger')}"),
+            ]
 
-    assert (reused.status_code, in_flight.status_code) == (422, 409)
-    assert served_uuids(logs) == [first.json()["data"]["uuid"], None]
-
-
-async def test_create_for_an_unknown_conveyancer_is_logged_without_a_uuid(
-    client: httpx.AsyncClient, issuer: Issuer
-) -> None:
-    with capture_logs() as logs:
-        for key in ("k", None):
-            await post(client, key, Authorization=f"Bearer {issuer.token('stranger')}")
-
-    assert served_uuids(logs) == [None, None]
+    assert [answer.status_code for answer in answers] == [422, 409, 403]
+    assert served_uuids(logs) == [None] * 3
 
 
 def served_uuids(logs: list[EventDict]) -> list[str | None]:

@@ -5,24 +5,21 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
 from asyncpg.transaction import Transaction
 
-from service.calculation_requests import storing
-from service.calculation_requests.fee_waiver import RequestedWaiver
-from service.calculation_requests.idempotency import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.model import CalculationRequest, NewCalculationRequest
-from service.calculation_requests.storing import Storage
+from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
+from service.calculation_requests.storing import Storage, Stored
 from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.benchmarks.subjects import KEYS, NEW_REQUEST
-from tests.harness.examples import CONVEYANCER
+from tests.harness import stored
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -30,8 +27,8 @@ from tests.harness.waiting import eventually
 SECONDS = 10.0
 BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
 REJECTED = {
-    "by Postgres": msgspec.structs.replace(NEW_REQUEST, calculation_fee_exempt_reason="without a waiver"),
-    "by asyncpg": msgspec.structs.replace(NEW_REQUEST, notes="\ud800"),
+    "by Postgres": {"calculation_fee_exempt_reason": "without a waiver"},
+    "by asyncpg": {"notes": "\ud800"},
 }
 
 
@@ -46,38 +43,25 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 @pytest.fixture
 async def storage(pool: Pool, statements: StatementLog) -> Storage:
     """A storage whose statement is already prepared, on its only connection."""
-    opened = Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
+    opened = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
     await store(opened, "the first")
     statements.clear()
     return opened
 
 
 async def store(
-    storage: Storage,
-    key: str | None,
-    *,
-    sha256: bytes = BODY,
-    new: NewCalculationRequest = NEW_REQUEST,
-    wait_seconds: float = SECONDS,
-    waiver: RequestedWaiver | None = None,
-) -> tuple[CalculationRequest, bool]:
-    """Store a request as the API does; return it, and whether it is a repeat."""
-
-    def validate(*, waiver_applies: bool) -> NewCalculationRequest:
-        assert waiver_applies == (waiver is not None)
-        return new
-
+    storage: Storage, key: str | None, *, sha256: bytes = BODY, seconds: float = SECONDS, **columns: Any
+) -> Stored:
+    """Store a request as the API does."""
     return await storage.store(
-        validate,
-        waiver=waiver,
-        idempotency=None if key is None else Idempotency(key, sha256, wait_seconds),
-        conveyancer_id=CONVEYANCER,
+        stored.new_request(**columns),
+        idempotency=None if key is None else Idempotency(key, sha256),
         traceparent=None,
-        on_uuid=lambda _: None,
+        until=time.monotonic() + seconds,
     )
 
 
-async def store_all(storage: Storage, *keys: str | None) -> list[tuple[CalculationRequest, bool]]:
+async def store_all(storage: Storage, *keys: str | None) -> list[Stored]:
     """Store a request with each key in the same turn of the event loop: in one group."""
     return await asyncio.gather(*(store(storage, key) for key in keys))
 
@@ -102,9 +86,7 @@ async def holding(database_url: str, key: str) -> AsyncIterator[Transaction]:
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
     await transaction.start()
-    request = storing.new_request(NEW_REQUEST, conveyancer_id=CONVEYANCER, keys=KEYS)
-    idempotency = Idempotency(key, BODY, SECONDS)
-    assert await storing.insert(holder, request, traceparent=None, idempotency=idempotency)
+    assert await stored.insert(holder, stored.new_request(), idempotency=Idempotency(key, BODY))
     try:
         yield transaction
     finally:
@@ -126,7 +108,7 @@ async def test_creates_with_keys_share_a_round_trip_and_a_transaction(
 async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
     storage: Storage, database: Connection
 ) -> None:
-    stored, _ = await store(storage, "old")
+    before, _ = await store(storage, "old")
 
     old, first, again, reused, other, unkeyed = await asyncio.gather(
         *(store(storage, key) for key in ("old", "k", "k")),
@@ -135,12 +117,11 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
         return_exceptions=True,
     )
 
-    assert old == (stored, True)
+    assert old == (before, True)
     assert isinstance(first, tuple)
     assert not first[1]
     assert again == (first[0], True)
     assert isinstance(reused, IdempotencyKeyReused)
-    assert reused.uuid == first[0].uuid
     for new in (other, unkeyed):
         assert isinstance(new, tuple)
         assert not new[1]
@@ -150,10 +131,10 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
 @pytest.mark.parametrize("rejected", REJECTED.values(), ids=REJECTED)
 @pytest.mark.parametrize("place", [0, 2, 4])
 async def test_rejected_create_uses_up_no_key_and_leaves_the_others_of_its_group_stored_once(
-    storage: Storage, database: Connection, rejected: NewCalculationRequest, place: int
+    storage: Storage, database: Connection, rejected: dict[str, Any], place: int
 ) -> None:
     creates = [partial(store, storage, key) for key in ("a", "b", "a", "c")]
-    creates.insert(place, partial(store, storage, "poison", new=rejected))
+    creates.insert(place, partial(store, storage, "poison", **rejected))
 
     outcomes = await asyncio.gather(*(create() for create in creates), return_exceptions=True)
 
@@ -164,14 +145,14 @@ async def test_rejected_create_uses_up_no_key_and_leaves_the_others_of_its_group
     assert (await store(storage, "poison"))[1] is False
 
 
-async def test_key_in_use_elsewhere_delays_no_other_create(
+async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_create(
     storage: Storage, database_url: str, statements: StatementLog
 ) -> None:
-    """Not even when more creates wait for the key than there are connections, and have waited for a while."""
+    """There is one connection: the others would wait if a create waited for its key inside Postgres."""
     async with holding(database_url, "held") as holder:
-        waiting = asyncio.gather(*(store(storage, "held") for _ in range(5)))
+        waiting = asyncio.gather(*(store(storage, "held") for _ in range(20)))
         await store_all(storage, "in the same group", None)
-        await eventually(lambda: str(statements.executed).count("request.idempotency_sha256") >= 5 * 5)
+        await eventually(lambda: str(statements.executed).count("request.idempotency_sha256") >= 3 * 20)
         seconds = []
         for number in range(3):
             began = time.monotonic()
@@ -201,26 +182,26 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
     assert await count_stored(database, "held") == 1
 
 
-async def test_wait_for_a_key_ends_in_time(storage: Storage, pool: Pool, database_url: str) -> None:
-    hasty = Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=0.5)
+async def test_wait_for_a_key_ends_in_time(pool: Pool, database_url: str) -> None:
+    hasty = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=0.5)
     async with asyncio.timeout(SECONDS), holding(database_url, "held"):
         with pytest.raises(IdempotencyKeyInFlight):
-            await store(storage, "held", wait_seconds=0.2)
+            await store(hasty, "held")
         with pytest.raises(PostgresUnavailable):
-            await store(hasty, "held", wait_seconds=2 * SECONDS)
+            await store(hasty, "held", seconds=0.1)
 
 
 async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other_creates(
     storage: Storage, database: Connection
 ) -> None:
     """As the worker updates it. An INSERT with ON CONFLICT would wait for that transaction."""
-    stored, _ = await store(storage, "old")
+    before, _ = await store(storage, "old")
 
     async with asyncio.timeout(SECONDS / 2), database.transaction():
-        await database.execute("UPDATE calculation_request SET sequence = 2 WHERE id = $1", stored.id)
+        await database.execute("UPDATE calculation_request SET sequence = 2 WHERE id = $1", before.id)
         outcomes = await store_all(storage, "old", "new", None)
 
-    assert outcomes[0] == (stored, True)
+    assert outcomes[0] == (before, True)
     assert [is_repeat for _, is_repeat in outcomes] == [True, False, False]
 
 
@@ -242,7 +223,7 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
     settings = msgspec.structs.replace(service_settings, database_pool_size=1)
     async with open_pool(settings) as one, open_pool(settings) as another:
         storages = [
-            Storage(pool, KEYS, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
+            Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
             for pool in (one, another)
         ]
         for storage in storages:
@@ -270,23 +251,16 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     assert await count_stored(database, *keys) == len(keys)
 
 
-@pytest.mark.parametrize(
-    "waivers", [[None] * 5, [RequestedWaiver(reason_fault=None)]], ids=["group", "waiver"]
-)
 async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(
-    pool: Pool,
-    database: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    waivers: list[RequestedWaiver | None],
+    pool: Pool, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waker = RelayWaker(pool, timeout_seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
     woken: list[object] = []
     monkeypatch.setattr(waker, "wake", lambda: woken.append(None))
-    storage = Storage(pool, KEYS, waker, timeout_seconds=SECONDS)
     notified: list[object] = []
     await database.add_listener(lanes.CHANNEL, lambda *_: notified.append(None))
 
-    await asyncio.gather(*(store(storage, None, waiver=waiver) for waiver in waivers))
+    await store_all(Storage(pool, waker, timeout_seconds=SECONDS), *[None] * 5)
     await database.fetchval("SELECT 1")  # NOTIFYs arrive before an answer.
 
-    assert (len(notified), len(woken)) == (1, len(waivers) - 1)
+    assert (len(notified), len(woken)) == (1, 4)

@@ -1,9 +1,7 @@
 """Group commit: which callers share a transaction, and what each one gets when something fails."""
 
 import asyncio
-import gc
-import itertools
-import weakref
+import time
 from collections.abc import AsyncIterator, Iterable
 
 import asyncpg
@@ -11,7 +9,7 @@ import msgspec
 import pytest
 
 from service.postgres import loans
-from service.postgres.group_commit import GATHERING_SHARE, LARGEST_GROUP, SLOW_SHARE, GroupCommit, Ids
+from service.postgres.group_commit import LARGEST_GROUP, GroupCommit, Ids
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
@@ -31,21 +29,16 @@ INSERT = """
     """
 
 
-class Clock:
-    """A clock that only the test moves."""
+class Callers:
+    """The callers of a group commit: each has *seconds* from its call on."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, pool: Pool, *, seconds: float) -> None:
+        self._group_commit = GroupCommit(pool, INSERT, seconds=seconds)
+        self._seconds = seconds
 
-    def read(self) -> float:
-        """Return the time."""
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The clock of the group commit."""
-    return Clock()
+    async def execute(self, arguments: tuple[int, str]) -> Ids:
+        """Store a row."""
+        return await self._group_commit.execute(arguments, until=time.monotonic() + self._seconds)
 
 
 @pytest.fixture
@@ -74,27 +67,27 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 
 
 @pytest.fixture
-async def group_commit(pool: Pool, statements: StatementLog, clock: Clock) -> GroupCommit:
+async def group_commit(pool: Pool, statements: StatementLog) -> Callers:
     """A group commit whose statement is already prepared."""
-    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
+    await Callers(pool, seconds=SECONDS).execute((0, ""))
     statements.clear()
-    return GroupCommit(pool, INSERT, seconds=SECONDS, clock=clock.read)
+    return Callers(pool, seconds=SECONDS)
 
 
 @pytest.fixture
-async def impatient(pool: Pool) -> GroupCommit:
-    """The same with a short deadline, and the usual clock."""
-    await GroupCommit(pool, INSERT, seconds=SECONDS).execute((0, ""))
-    return GroupCommit(pool, INSERT, seconds=FEW_SECONDS)
+async def impatient(pool: Pool) -> Callers:
+    """The same with a short deadline."""
+    await Callers(pool, seconds=SECONDS).execute((0, ""))
+    return Callers(pool, seconds=FEW_SECONDS)
 
 
-async def store(group_commit: GroupCommit, notes: Iterable[str]) -> list[Ids | BaseException]:
+async def store(group_commit: Callers, notes: Iterable[str]) -> list[Ids | BaseException]:
     """Store all *notes* concurrently, under the ids 1, 2 and so on."""
     storing = (group_commit.execute((number, note)) for number, note in enumerate(notes, 1))
     return await asyncio.gather(*storing, return_exceptions=True)
 
 
-def leader_and_follower(group_commit: GroupCommit) -> tuple[asyncio.Task[Ids], asyncio.Task[Ids]]:
+def leader_and_follower(group_commit: Callers) -> tuple[asyncio.Task[Ids], asyncio.Task[Ids]]:
     """Start two callers, which store the ids 1 and 2 from the next turn of the event loop on."""
     return (
         asyncio.create_task(group_commit.execute((1, "a"))),
@@ -107,7 +100,7 @@ async def stored(database: Connection) -> list[int]:
 
 
 async def test_concurrent_callers_share_a_round_trip_and_a_transaction(
-    group_commit: GroupCommit, database: Connection, statements: StatementLog
+    group_commit: Callers, database: Connection, statements: StatementLog
 ) -> None:
     outcomes = await store(group_commit, ["a"] * 10)
 
@@ -119,7 +112,7 @@ async def test_concurrent_callers_share_a_round_trip_and_a_transaction(
 
 
 async def test_callers_that_arrive_while_a_group_executes_form_the_next(
-    group_commit: GroupCommit, database: Connection, statements: StatementLog
+    group_commit: Callers, database: Connection, statements: StatementLog
 ) -> None:
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
@@ -133,7 +126,7 @@ async def test_callers_that_arrive_while_a_group_executes_form_the_next(
     assert statements.round_trips == 2
 
 
-async def test_group_has_a_largest_size(group_commit: GroupCommit, statements: StatementLog) -> None:
+async def test_group_has_a_largest_size(group_commit: Callers, statements: StatementLog) -> None:
     outcomes = await store(group_commit, ["a"] * (LARGEST_GROUP + 1))
 
     first_group = set(range(1, LARGEST_GROUP + 1))
@@ -142,7 +135,7 @@ async def test_group_has_a_largest_size(group_commit: GroupCommit, statements: S
 
 
 async def test_row_that_the_statement_skips_is_not_among_the_ids(
-    group_commit: GroupCommit, database: Connection
+    group_commit: Callers, database: Connection
 ) -> None:
     outcomes = await store(group_commit, ["a", "nothing", "a"])
 
@@ -155,7 +148,7 @@ async def test_row_that_the_statement_skips_is_not_among_the_ids(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
 async def test_rejected_arguments_fail_for_their_own_caller_alone(
-    group_commit: GroupCommit,
+    group_commit: Callers,
     pool: Pool,
     database: Connection,
     place: int,
@@ -173,18 +166,6 @@ async def test_rejected_arguments_fail_for_their_own_caller_alone(
     assert pool.open_size == pool.idle_size
 
 
-@pytest.mark.parametrize("notes", [["refused"], ["a", "refused"]])
-async def test_rejected_arguments_keep_the_connection(
-    group_commit: GroupCommit, link: TcpProxy, notes: list[str]
-) -> None:
-    before = link.connections
-    outcomes = await store(group_commit, notes)
-
-    assert isinstance(outcomes[-1], asyncpg.CheckViolationError)
-    assert await group_commit.execute((10, "a")) == {10}
-    assert link.connections == before
-
-
 @pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
 @pytest.mark.usefixtures("link")
 async def test_unencodable_arguments_leave_no_transaction_open(
@@ -193,7 +174,7 @@ async def test_unencodable_arguments_leave_no_transaction_open(
     """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
     settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
     async with open_pool(settings) as forgetful:
-        outcomes = await store(GroupCommit(forgetful, INSERT, seconds=SECONDS), notes)
+        outcomes = await store(Callers(forgetful, seconds=SECONDS), notes)
 
         async def no_transaction_is_open() -> bool:
             left: int = await database.fetchval(
@@ -212,13 +193,13 @@ async def test_unencodable_arguments_leave_no_transaction_open(
     assert isinstance(outcomes[-1], asyncpg.DataError)
 
 
-async def serves_again(group_commit: GroupCommit) -> bool:
+async def serves_again(group_commit: Callers) -> bool:
     """Whether a caller is served. Nothing is stored."""
     return await store(group_commit, ["nothing"]) == [set()]
 
 
 async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
-    impatient: GroupCommit, link: TcpProxy
+    impatient: Callers, link: TcpProxy
 ) -> None:
     link.hold()
     async with asyncio.timeout(30):  # Without a deadline, this would never end.
@@ -230,7 +211,7 @@ async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
 
 
 async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
-    impatient: GroupCommit, link: TcpProxy
+    impatient: Callers, link: TcpProxy
 ) -> None:
     link.hold()
     async with asyncio.timeout(30):  # Without a timeout of asyncpg's own, this would never end.
@@ -242,43 +223,7 @@ async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
     await eventually(lambda: serves_again(impatient))
 
 
-async def test_late_callers_do_not_join_a_leader_that_has_waited_long(
-    group_commit: GroupCommit, pool: Pool, database: Connection, clock: Clock
-) -> None:
-    async with loans.connection(pool, seconds=SECONDS):
-        leader, follower = leader_and_follower(group_commit)
-        await asyncio.sleep(0)
-        clock.now += SECONDS * GATHERING_SHARE
-        late = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (3, 4)]
-        await asyncio.sleep(0)
-
-    assert await asyncio.gather(leader, follower, *late) == [{1, 2}, {1, 2}, {3, 4}, {3, 4}]
-    assert await stored(database) == [1, 2, 3, 4]
-
-
-async def test_refused_follower_leaves_no_garbage(group_commit: GroupCommit, link: TcpProxy) -> None:
-    await link.refuse()
-    gc.collect()
-    gc.disable()
-    try:
-        assert (await _refused_follower(group_commit))() is None
-    finally:
-        gc.enable()
-        link.admit()
-
-
-async def _refused_follower(group_commit: GroupCommit) -> "weakref.ref[BaseException]":
-    leader, follower = leader_and_follower(group_commit)
-    await asyncio.wait([leader, follower])
-    assert isinstance(leader.exception(), PostgresUnavailable)
-    error = follower.exception()
-    assert isinstance(error, PostgresUnavailable)
-    return weakref.ref(error)
-
-
-async def test_whole_group_fails_when_postgres_is_unreachable(
-    group_commit: GroupCommit, link: TcpProxy
-) -> None:
+async def test_whole_group_fails_when_postgres_is_unreachable(group_commit: Callers, link: TcpProxy) -> None:
     await link.refuse()
     outcomes = await store(group_commit, ["a"] * 5)
     link.admit()
@@ -287,7 +232,7 @@ async def test_whole_group_fails_when_postgres_is_unreachable(
 
 
 async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
-    group_commit: GroupCommit, pool: Pool, database: Connection
+    group_commit: Callers, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
         ids = range(1, QUEUE_SIZE + 1)
@@ -304,7 +249,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
 
 
 async def test_cancelled_follower_stores_nothing(
-    group_commit: GroupCommit, pool: Pool, database: Connection
+    group_commit: Callers, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
@@ -317,7 +262,7 @@ async def test_cancelled_follower_stores_nothing(
 
 
 async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(
-    group_commit: GroupCommit, pool: Pool, database: Connection
+    group_commit: Callers, pool: Pool, database: Connection
 ) -> None:
     async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
@@ -337,7 +282,7 @@ async def has_ended(database: Connection) -> bool:
 
 
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
-    group_commit: GroupCommit, pool: Pool, database: Connection, statements: StatementLog
+    group_commit: Callers, pool: Pool, database: Connection, statements: StatementLog
 ) -> None:
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
@@ -354,26 +299,31 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_groups_are_small_while_postgres_is_slow_and_grow_again(
-    group_commit: GroupCommit, database: Connection, statements: StatementLog, clock: Clock
+async def test_groups_are_smaller_after_one_that_was_not_stored_in_time_and_grow_again(
+    impatient: Callers, database: Connection, statements: StatementLog
 ) -> None:
-    first_ids = itertools.count(100, 16)
-
-    async def round_trips(*, seconds: float) -> int:
-        """Store 16 rows, the first group of them in *seconds*; return the number of round trips."""
+    async def round_trips(first_id: int) -> int:
         statements.clear()
-        first_id = next(first_ids)
-        async with database.transaction():
-            await database.execute("LOCK TABLE stored")
-            ids = range(first_id, first_id + 16)
-            storing = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
-            await eventually(lambda: statements.round_trips == 1)
-            clock.now += seconds
-        await asyncio.gather(*storing)
+        await asyncio.gather(*(impatient.execute((first_id + each, "a")) for each in range(4)))
         return statements.round_trips
 
-    at_first = await round_trips(seconds=2 * SECONDS * SLOW_SHARE)
-    afterwards = await round_trips(seconds=0.0)
-    finally_ = [await round_trips(seconds=0.0) for _ in range(10)][-1]
+    async with database.transaction():
+        await database.execute("LOCK TABLE stored")
+        outcomes = await store(impatient, ["a"] * 4)
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 4
 
-    assert (at_first, afterwards, finally_) == (1, 2, 1)
+    assert [await round_trips(100 * number) for number in range(1, 4)] == [2, 1, 1]
+
+
+async def test_late_callers_do_not_join_a_leader_that_has_waited_long(
+    pool: Pool, database: Connection
+) -> None:
+    group_commit = Callers(pool, seconds=2.0)
+    async with loans.connection(pool, seconds=SECONDS):
+        leader, follower = leader_and_follower(group_commit)
+        await asyncio.sleep(0.6)  # of the two seconds; the leader waits for one
+        late = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (3, 4)]
+        await asyncio.sleep(0)
+
+    assert await asyncio.gather(leader, follower, *late) == [{1, 2}, {1, 2}, {3, 4}, {3, 4}]
+    assert await stored(database) == [1, 2, 3, 4]

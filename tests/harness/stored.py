@@ -1,0 +1,41 @@
+"""Requests stored in the statement of the API, with their event, over a connection of the test's."""
+
+from typing import Any
+
+from service.calculation_requests import storing
+from service.calculation_requests.model import CalculationRequest, Idempotency
+from service.calculation_requests.request_secrets import SecretKeyRing
+from service.postgres.pool import Connection
+from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
+
+KEYS = SecretKeyRing.parse(SECRET_KEYS)
+
+COLUMNS: dict[str, Any] = {
+    **A_REQUEST,
+    "customer_phone": None,
+    "request_type": "SDLT_CALCULATION",
+    "property_value": 300_000,
+    "notes": None,
+    "external_id": None,
+    "meta_data": None,
+    "calculation_fee_exempt": False,
+    "calculation_fee_exempt_reason": None,
+}
+
+
+def new_request(**columns: Any) -> CalculationRequest:
+    """Return the row of a new request of CONVEYANCER."""
+    return storing.new_request(COLUMNS | columns, conveyancer_id=CONVEYANCER, keys=KEYS)
+
+
+async def insert(
+    connection: Connection,
+    request: CalculationRequest,
+    *,
+    idempotency: Idempotency | None = None,
+    traceparent: str | None = None,
+    wakes: bool = False,
+) -> bool:
+    """Store a request and its request.created; return whether it was stored."""
+    arguments = storing.insert_arguments(request, idempotency, traceparent, wakes=wakes)
+    return await connection.fetchval(storing.INSERT, *arguments) is not None
