@@ -223,7 +223,6 @@ def worker_settings(
         smtp_timeout_seconds=5.0,
         relay_retry_seconds=0.05,
         relay_poll_seconds=0.05,
-        longest_outage_pause_seconds=0.2,
     )
 
 

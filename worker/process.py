@@ -90,7 +90,7 @@ async def _run_parts(
     parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
     async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
         running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
-        await _wait_for_schema(checks["postgres"], settings, stop)
+        await _wait_for_schema(checks["postgres"], stop)
         for name, part in parts.items():
             running.create_task(keep_running(name, partial(part, stop)))
         _log.info("worker_started", roles=sorted(roles))
@@ -101,9 +101,9 @@ async def _run_parts(
             _cut_off_after(settings.shutdown_seconds)
 
 
-async def _wait_for_schema(check: Check, settings: WorkerSettings, stop: asyncio.Event) -> None:
+async def _wait_for_schema(check: Check, stop: asyncio.Event) -> None:
     """Wait until the database has the schema that this release needs. Until then /readyz answers 503."""
-    pauses = Pauses("worker_waits_for_schema", longest_seconds=settings.longest_outage_pause_seconds)
+    pauses = Pauses("worker_waits_for_schema")
     while not stop.is_set():
         try:
             await check()

@@ -18,11 +18,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
     health_port: Port = 8001
-    longest_outage_pause_seconds: Seconds = 2.0
-    work_timeout_seconds: Seconds = 5.0  # for the statements of one unit of work
-
     broker_timeout_seconds: Seconds = 10.0
-    broker_heartbeat_seconds: Annotated[int, msgspec.Meta(ge=1, le=600)] = 10
 
     relay_batch_size: Count = 1_000
     relay_held_batch_size: Count = 20
@@ -42,6 +38,11 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     email_retry_seconds: Seconds = 30.0  # the first pause; the longest is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for that to the content
+
+    @property
+    def work_timeout_seconds(self) -> float:
+        """For the statements of one unit of work: nobody waits for it as a caller does, and it is larger."""
+        return 5 * self.database_timeout_seconds
 
     @property
     def finish_seconds(self) -> float:

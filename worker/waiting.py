@@ -8,34 +8,28 @@ import structlog
 
 from service.telemetry import logs
 
-_LOGGED_SECONDS = 0.02
+_SHORTEST_SECONDS = 0.05
+_LONGEST_SECONDS = 1.0  # So a role goes on within a second after an outage; an attempt a second is no load.
 
 _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable: each twice as long as the one before.
+    """The pauses of a role while a dependency is unavailable: each twice as long as the one before."""
 
-    Those of a few milliseconds are not logged: they are for a row that another process is changing.
-    """
-
-    def __init__(self, event: str, *, longest_seconds: float, shortest_seconds: float = 0.05) -> None:
+    def __init__(self, event: str) -> None:
         self._event = event
-        self._longest_seconds = longest_seconds
-        self._shortest_seconds = shortest_seconds
-        self._failures = 0
+        self._seconds = _SHORTEST_SECONDS
 
     def reset(self) -> None:
         """Begin with the shortest pause again, after a success."""
-        self._failures = 0
+        self._seconds = _SHORTEST_SECONDS
 
     async def log_and_wait(self, error: Exception, stop: asyncio.Event, **facts: int) -> None:
         """Log the outage and *facts* as a warning, then wait for the next pause or until *stop*."""
-        seconds = min(self._longest_seconds, self._shortest_seconds * 2 ** min(self._failures, 20))
-        seconds *= random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
-        self._failures += 1
-        if seconds >= _LOGGED_SECONDS:
-            _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
+        seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
+        self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+        _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
         await wait_at_most(seconds, stop)
 
 

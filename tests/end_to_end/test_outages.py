@@ -74,13 +74,7 @@ async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back
     database: Connection,
 ) -> None:
     async with TcpProxy(worker_settings.amqp_url) as network:
-        impatient = replace(
-            worker_settings,
-            amqp_url=network.url,
-            broker_timeout_seconds=1.0,
-            broker_heartbeat_seconds=1,
-            longest_outage_pause_seconds=0.5,
-        )
+        impatient = replace(worker_settings, amqp_url=network.url, broker_timeout_seconds=1.0)
         worker = worker_process(impatient, tmp_path)
         async with started(api, worker):
             await create_many(caller, _REQUESTS)
@@ -150,7 +144,7 @@ def remote_api(service_settings: ServiceSettings, network: TcpProxy) -> ServiceS
 @pytest.fixture
 def remote_worker(worker_settings: WorkerSettings, network: TcpProxy) -> WorkerSettings:
     """Settings of a worker with a network between itself and Postgres."""
-    return replace(worker_settings, database_url=network.url, work_timeout_seconds=1.0)
+    return replace(worker_settings, database_url=network.url, database_timeout_seconds=0.4)
 
 
 @OUTAGES

@@ -54,7 +54,6 @@ def test_missing_setting_is_named(name: str, value: str | None) -> None:
         ("EMAIL_CONCURRENCY", "1000"),
         ("HEALTH_PORT", "70000"),
         ("DATABASE_POOL_SIZE", "1.5"),
-        ("BROKER_HEARTBEAT_SECONDS", "0"),
     ],
 )
 def test_invalid_setting_is_named_and_not_shown(name: str, value: str) -> None:

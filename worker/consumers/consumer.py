@@ -93,7 +93,7 @@ class Consumer(Generic[Content]):
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until *stop*, through every outage of RabbitMQ and Postgres."""
-        pauses = Pauses("consumer_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        pauses = Pauses("consumer_paused")
         name = self._queue.name
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
         while not stop.is_set():

@@ -97,7 +97,7 @@ class Postman:
         self._records = Batches(self._record)
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
-        self._pauses = Pauses("mail_paused", longest_seconds=settings.longest_outage_pause_seconds)
+        self._pauses = Pauses("mail_paused")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres."""

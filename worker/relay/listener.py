@@ -29,7 +29,7 @@ class Listener:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen until *stop*. Reconnect whenever the connection fails."""
-        pauses = Pauses("listener_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        pauses = Pauses("listener_paused")
         while not stop.is_set():
             try:
                 with outages.translated():

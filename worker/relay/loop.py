@@ -79,7 +79,7 @@ class Relay:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until *stop*, through every outage of RabbitMQ and Postgres."""
-        pauses = Pauses("relay_paused", longest_seconds=self._settings.longest_outage_pause_seconds)
+        pauses = Pauses("relay_paused")
         while not stop.is_set():
             try:
                 async with open_role(self._settings, name="relay", needs=[topology.REQUESTS]) as channel:

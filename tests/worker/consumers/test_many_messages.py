@@ -95,7 +95,7 @@ async def test_result_whose_request_another_session_has_locked_delays_no_other(
     other_connection: Connection,
 ) -> None:
     requests = await stored(database, GOOD)
-    settings = settings_with(worker_settings, work_timeout_seconds=60.0)
+    settings = settings_with(worker_settings, database_timeout_seconds=12.0)
     consumer = calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
 
     async with running(consumer.run):

@@ -151,7 +151,7 @@ async def test_email_whose_request_another_session_has_locked_delays_the_outcome
     database: Connection,
     other_connection: Connection,
 ) -> None:
-    settings = settings_with(worker_settings, work_timeout_seconds=60.0)
+    settings = settings_with(worker_settings, database_timeout_seconds=12.0)
     held, *_ = await intend_emails(database, pool, 40)
 
     async with open_postman(settings) as postman, running(postman.run):
