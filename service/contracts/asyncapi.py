@@ -15,6 +15,7 @@ from service.outbox.events import (
     RequestEmailFailed,
     RequestEmailSent,
     RequestEvent,
+    in_envelope,
 )
 
 VERSION = "1"
@@ -61,14 +62,6 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
     ),
     BARE: _CALCULATION,
 }
-
-_SENT_TYPES = (
-    CloudEvent[RequestCreated],
-    CloudEvent[RequestEmailSent],
-    CloudEvent[RequestEmailFailed],
-    CloudEvent[RequestCalculated],
-)
-_RECEIVED_TYPES = (CloudEvent[CalculationCreated], CalculationCreated)
 
 
 def document() -> dict[str, Any]:
@@ -131,10 +124,12 @@ def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]
 
 
 def _operations() -> dict[str, Any]:
-    sent = {event.type: _operation("send", event.type, event.__doc__, event.type) for event in events.SENT}
     received = tuple(RECEIVED_EXAMPLES)
     return {
-        **{f"send_{name.replace('.', '_')}": operation for name, operation in sent.items()},
+        **{
+            f"send_{event.type.replace('.', '_')}": _operation("send", event.type, event.__doc__, event.type)
+            for event in events.SENT
+        },
         "receive_calculation_created": _operation(
             "receive", CalculationCreated.type, CalculationCreated.__doc__, *received
         ),
@@ -158,31 +153,29 @@ def _operation(action: str, channel: str, summary: str | None, *messages: str) -
 
 
 def _sent_message(example: RequestEvent) -> dict[str, Any]:
-    body = msgspec.json.decode(events.encode(example, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
-    attributes = ("specversion", "id", "source", "type", "subject")
-    headers = {f"cloudEvents:{name}": body[name] for name in attributes}
+    payload = msgspec.to_builtins(in_envelope(example, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
+    mirrored = ("specversion", "id", "source", "type", "subject")
+    headers = {f"cloudEvents:{name}": payload[name] for name in mirrored}
     headers |= {"traceparent": _TRACEPARENT, "sequence": example.sequence}
-    schema = schema_name(type(example))
     return {
-        **_message(example.type, type(example).__doc__, events.CONTENT_TYPE, schema),
+        **_message(example.type, type(example).__doc__, events.CONTENT_TYPE, schema_name(type(example))),
         "headers": _sent_headers(example.type),
-        "examples": [{"name": example.type, "headers": headers, "payload": body}],
+        "examples": [{"name": example.type, "headers": headers, "payload": payload}],
     }
 
 
 def _received_message(name: str) -> dict[str, Any]:
     """Describe a message that the service accepts. It needs no headers."""
-    example = RECEIVED_EXAMPLES[name]
-    is_bare = isinstance(example, CalculationCreated)
-    return {
-        **_message(
-            name,
-            "Without the CloudEvents envelope." if is_bare else "In the CloudEvents envelope.",
-            events.DATA_CONTENT_TYPE if is_bare else events.CONTENT_TYPE,
-            "CalculationCreated" if is_bare else "CloudEvent_CalculationCreated_",
+    summary, content_type, schema = {
+        CalculationCreated.type: (
+            "In the CloudEvents envelope.",
+            events.CONTENT_TYPE,
+            schema_name(CalculationCreated),
         ),
-        "examples": [{"name": name, "payload": msgspec.to_builtins(example)}],
-    }
+        BARE: ("Without the CloudEvents envelope.", events.DATA_CONTENT_TYPE, "CalculationCreated"),
+    }[name]
+    examples = [{"name": name, "payload": msgspec.to_builtins(RECEIVED_EXAMPLES[name])}]
+    return {**_message(name, summary, content_type, schema), "examples": examples}
 
 
 def _message(name: str, summary: str | None, content_type: str, schema: str) -> dict[str, Any]:
@@ -212,48 +205,40 @@ def _sent_headers(event_type: str) -> dict[str, Any]:
     }
 
 
-def schema_name(event: type[RequestEvent]) -> str:
+def schema_name(event: type[RequestEvent | CalculationCreated]) -> str:
     """Return the name of the schema of an event in its envelope."""
     return f"CloudEvent_{event.__name__}_"
 
 
 def sent_schemas() -> dict[str, Any]:
     """Return the schemas of the events that the service sends, in their envelopes, and of their data."""
-    schemas = _generate(_SENT_TYPES)
+    schemas = _generate(CloudEvent[event] for event in events.SENT)  # type: ignore[valid-type]
+    text = {"type": "string"}
     for event in events.SENT:
-        _narrow(schemas[schema_name(event)], event.type)
+        envelope = schemas[schema_name(event)]
+        # The type of the envelope describes what we accept; this is what we send.
+        envelope["properties"] |= {
+            "specversion": {"const": events.SPECVERSION},
+            "source": {"const": events.SOURCE},
+            "type": {"const": event.type},
+            "subject": text,
+            "time": {**text, "format": "date-time"},
+            "datacontenttype": {"const": events.DATA_CONTENT_TYPE},
+            "traceparent": text,
+        }
+        envelope["required"] = [name for name in envelope["properties"] if name != "traceparent"]
     return schemas
 
 
 def _schemas() -> dict[str, Any]:
-    schemas = sent_schemas() | _generate(_RECEIVED_TYPES)
-    received = schemas["CloudEvent_CalculationCreated_"]["properties"]
-    received["type"] = {"const": CalculationCreated.type}
-    calculation_id = schemas["CalculationCreated"]["properties"]["calculation_id"]
-    calculation_id["pattern"] = _ecma_pattern(calculation_id["pattern"])
+    schemas = sent_schemas() | _generate((CloudEvent[CalculationCreated], CalculationCreated))
+    schemas[schema_name(CalculationCreated)]["properties"]["type"] = {"const": CalculationCreated.type}
+    calculation_id = schemas[CalculationCreated.__name__]["properties"]["calculation_id"]
+    # JSON Schema has no `\A` and `\Z`.
+    calculation_id["pattern"] = calculation_id["pattern"].replace(r"\A", "^").replace(r"\Z", "$")
     return schemas
 
 
 def _generate(types: Iterable[object]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(types, ref_template=_SCHEMAS + "{name}")
     return schemas
-
-
-def _narrow(schema: dict[str, Any], event_type: str) -> None:
-    """Narrow the schema of an envelope that we send. The type alone describes what we accept."""
-    text = {"type": "string"}
-    schema["properties"] |= {
-        "specversion": {"const": events.SPECVERSION},
-        "source": {"const": events.SOURCE},
-        "type": {"const": event_type},
-        "subject": text,
-        "time": {**text, "format": "date-time"},
-        "datacontenttype": {"const": events.DATA_CONTENT_TYPE},
-        "traceparent": text,
-    }
-    schema["required"] = [name for name in schema["properties"] if name != "traceparent"]
-
-
-def _ecma_pattern(pattern: str) -> str:
-    r"""Translate a pattern from Python to JSON Schema, which has no `\A` and `\Z`."""
-    return pattern.replace(r"\A", "^").replace(r"\Z", "$")

@@ -23,7 +23,7 @@ from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.fields import REASON_CHARACTERS
 from service.contracts import asyncapi
 from service.contracts.headers import HEADERS, PARAMETERS
-from service.contracts.operations import ANY_FAILURE, Operation, operations
+from service.contracts.operations import ANY_FAILURE, OPERATIONS, Operation
 from service.outbox import events
 from service.outbox.events import RequestEvent
 
@@ -104,7 +104,6 @@ _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHO
 @cache
 def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
-    every = operations()
     return {
         "openapi": "3.1.0",
         "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
@@ -113,9 +112,9 @@ def document(token_url: str | None = None) -> dict[str, Any]:
             {"name": "requests", "description": "Requests for calculations."},
             {"name": "questionnaire", "description": "The questions that customers answer."},
         ],
-        "paths": _paths(every, has_token_url=token_url is not None),
+        "paths": _paths(has_token_url=token_url is not None),
         "components": {
-            "schemas": _schemas(every),
+            "schemas": _schemas(),
             "parameters": {name: {"name": name} | parameter for name, parameter in PARAMETERS.items()},
             "securitySchemes": _SECURITY_SCHEMES | (_client_credentials(token_url) if token_url else {}),
         },
@@ -133,23 +132,25 @@ def _client_credentials(token_url: str) -> dict[str, Any]:
     }
 
 
-def _paths(every: list[Operation], *, has_token_url: bool) -> dict[str, Any]:
+def _paths(*, has_token_url: bool) -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for operation in every:
-        for path in operation.handler.paths:
+    for operation in OPERATIONS:
+        handler = operation.handler
+        methods = handler.http_methods if isinstance(handler, HTTPRouteHandler) else {"GET"}
+        described = _describe(operation)
+        if has_token_url:
+            described["security"] = [
+                *operation.security,
+                *(
+                    {_CLIENT_CREDENTIALS: each[_ACCESS_TOKEN]}
+                    for each in operation.security
+                    if _ACCESS_TOKEN in each
+                ),
+            ]
+        for path in handler.paths:
             item = paths.setdefault(re.sub(r":\w+}", "}", path), {})
-            described = _describe(operation)
-            if has_token_url:
-                described["security"] = _with_client_credentials(operation.security)
-            handler = operation.handler
-            methods = handler.http_methods if isinstance(handler, HTTPRouteHandler) else {"GET"}
             item |= {method.lower(): described for method in methods}
     return paths
-
-
-def _with_client_credentials(security: list[dict[str, list[str]]]) -> list[dict[str, list[str]]]:
-    added = [{_CLIENT_CREDENTIALS: each[_ACCESS_TOKEN]} for each in security if _ACCESS_TOKEN in each]
-    return [*security, *added]
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
@@ -226,9 +227,9 @@ def _content(schema: dict[str, Any], examples: Mapping[str, Any]) -> dict[str, A
     return {"content": {MediaType.JSON: {"schema": schema, "examples": named}}}
 
 
-def _schemas(every: list[Operation]) -> dict[str, Any]:
-    bodies = [operation.body for operation in every if operation.body]
-    payloads = [Envelope[type(operation.example)] for operation in every]  # type: ignore[misc]
+def _schemas() -> dict[str, Any]:
+    bodies = [operation.body for operation in OPERATIONS if operation.body]
+    payloads = [Envelope[type(operation.example)] for operation in OPERATIONS]  # type: ignore[misc]
     _, schemas = _generate(*bodies, *payloads, ErrorEnvelope)
     for schema in schemas.values():
         # Docstrings cite the interface for developers; readers of the document do not have it.

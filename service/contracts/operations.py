@@ -57,12 +57,13 @@ RECORD = CalculationRequestView(
     request_url="https://app.example.com/calculator/request/req_01a9ZkW3mT6qPxB8vNcR4d"
     "?secret=3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE",
 )
+_RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
 
 
-def _refusal(check: Callable[[], object]) -> InvalidSubmission | ApiError:
+def _refusal(check: Callable[..., object], *arguments: object) -> InvalidSubmission | ApiError:
     """Return the refusal that *check* raises."""
     try:
-        check()
+        check(*arguments)
     except (InvalidSubmission, ApiError) as error:
         return error
     raise ValueError(check)
@@ -71,9 +72,9 @@ def _refusal(check: Callable[[], object]) -> InvalidSubmission | ApiError:
 # Failures of every operation, by the name of their example.
 ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
-    "two_tokens": _refusal(lambda: bearer_token(["Bearer one", "Bearer two"])),
-    "no_token": _refusal(lambda: bearer_token([])),
-    "not_bearer": _refusal(lambda: bearer_token(["Basic YTpi"])),
+    "two_tokens": _refusal(bearer_token, ["Bearer one", "Bearer two"]),
+    "no_token": _refusal(bearer_token, []),
+    "not_bearer": _refusal(bearer_token, ["Basic YTpi"]),
     "expired_token": InvalidCredentials("The access token has expired: request a new one."),
     "unforeseen": Exception(),
     "database_unavailable": PostgresUnavailable(),
@@ -98,13 +99,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[str, Any] = {}
 
 
-def operations() -> list[Operation]:
-    """Return every operation of the API."""
-    return [_create(), _list(), _retrieve(), _events(), _questionnaire()]
+def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
+    """Return a link to another operation, whose parameters are taken from the answer."""
+    return {name: {"operationId": to, "parameters": parameters}}
 
 
-def _create() -> Operation:
-    return Operation(
+OPERATIONS = (
+    Operation(
         handler=handlers.create_request,
         tag="requests",
         security=[{"access_token": [WRITE]}],
@@ -116,17 +117,17 @@ def _create() -> Operation:
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
-            "malformed": _refusal(lambda: parse(MALFORMED_REQUEST.encode())),
-            "malformed_key": _refusal(lambda: idempotency_key.parse_key(["a key"])),
-            "two_keys": _refusal(lambda: idempotency_key.parse_key(["one", "two"])),
+            "malformed": _refusal(parse, MALFORMED_REQUEST.encode()),
+            "malformed_key": _refusal(idempotency_key.parse_key, ["a key"]),
+            "two_keys": _refusal(idempotency_key.parse_key, ["one", "two"]),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),
             "too_slow": handlers.body_overdue(),
             "too_large": handlers.body_too_large(LARGE_REQUEST),
-            "no_content_type": _refusal(lambda: handlers.check_declared(None, None)),
-            "not_json": _refusal(lambda: handlers.check_declared("text/plain", None)),
-            "compressed": _refusal(lambda: handlers.check_declared("application/json", "gzip")),
+            "no_content_type": _refusal(handlers.check_declared, None, None),
+            "not_json": _refusal(handlers.check_declared, "text/plain", None),
+            "compressed": _refusal(handlers.check_declared, "application/json", "gzip"),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
@@ -134,11 +135,8 @@ def _create() -> Operation:
                 lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
             ),
         },
-    )
-
-
-def _list() -> Operation:
-    return Operation(
+    ),
+    Operation(
         handler=handlers.list_requests,
         tag="requests",
         security=[{"access_token": [READ]}],
@@ -148,22 +146,18 @@ def _list() -> Operation:
         failures={
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
-            "refused_parameters": _refusal(lambda: list_query.parse_listing(REFUSED_QUERY.encode())),
+            "refused_parameters": _refusal(list_query.parse_listing, REFUSED_QUERY.encode()),
         },
-    )
-
-
-def _retrieve() -> Operation:
-    retrieved = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
-    return Operation(
+    ),
+    Operation(
         handler=handlers.retrieve_request,
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         parameters=("uuid",),
-        example=retrieved,
+        example=_RETRIEVED,
         other_examples={
-            "by_secret": replace(retrieved, notes=None, external_id=None, meta_data=None),
-            "internal_reader": replace(retrieved, secret=None, request_url=None),
+            "by_secret": replace(_RETRIEVED, notes=None, external_id=None, meta_data=None),
+            "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
         },
         links=_link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
@@ -174,11 +168,8 @@ def _retrieve() -> Operation:
             "erased": RequestErased(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
         },
-    )
-
-
-def _events() -> Operation:
-    return Operation(
+    ),
+    Operation(
         handler=handlers.list_events,
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
@@ -196,11 +187,8 @@ def _events() -> Operation:
             "unknown_uuid": RequestNotFound(),
             "erased": RequestErased(),
         },
-    )
-
-
-def _questionnaire() -> Operation:
-    return Operation(
+    ),
+    Operation(
         handler=handlers.questionnaire_structure,
         tag="questionnaire",
         security=[{"api_key": []}, {"access_token": []}],
@@ -209,9 +197,5 @@ def _questionnaire() -> Operation:
         bare=(HTTPStatus.NOT_MODIFIED,),
         example=QuestionnaireStructure(questionnaire.load().questionnaire[:4]),
         failures={},
-    )
-
-
-def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
-    """Return a link to another operation, whose parameters are taken from the answer."""
-    return {name: {"operationId": to, "parameters": parameters}}
+    ),
+)

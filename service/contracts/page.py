@@ -1,10 +1,7 @@
 """The documents over HTTP, and the page of the HTTP API, which loads nothing from elsewhere."""
 
-import gzip
 import hashlib
-import re
 import shlex
-from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib import resources
@@ -33,87 +30,66 @@ _ASSETS = {
     "page.css": (_OUR_OWN, "text/css"),
     "page.js": (_OUR_OWN, "text/javascript"),
 }
-# `gzip` with any weight but 0 (RFC 9110, section 12.5.3).
-_GZIP = re.compile(r"(^|,)\s*gzip\s*(;\s*q=(?!0(\.0*)?\s*(,|$))[\d.]+\s*)?(,|$)", re.IGNORECASE)
+_NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
+_FOR_A_YEAR = ("Cache-Control", "public, max-age=31536000, immutable")
 _ORIGIN = "https://api.example.com"  # until the page's script has written the one that it came from
-
-
-class Content(msgspec.Struct, frozen=True):
-    """A body, and the same body compressed."""
-
-    body: bytes
-    compressed: bytes
-    media_type: str
-
-    @classmethod
-    def of(cls, body: bytes, media_type: str) -> "Content":
-        """Return *body* with its compressed form."""
-        return cls(body, gzip.compress(body, mtime=0), media_type)
-
-    def answer(self, request: ApiRequest[None], headers: Mapping[str, str]) -> Response[bytes]:
-        """Return the answer to *request*: compressed if the caller accepts that."""
-        headers = {"Vary": "Accept-Encoding", "X-Content-Type-Options": "nosniff", **headers}
-        body = self.body
-        if _GZIP.search(",".join(request.headers.getall("accept-encoding", []))):
-            body = self.compressed
-            headers["Content-Encoding"] = "gzip"
-        return Response(body, media_type=self.media_type, headers=headers)
 
 
 @get("/schema", sync_to_thread=True)
 def show_api(request: ApiRequest[None]) -> Response[bytes]:
     """Return the page of the HTTP API."""
     settings = request.resources.settings
-    return _page(settings).answer(request, {"Content-Security-Policy": _policy(settings.auth_token_url)})
+    policy = _policy(settings.auth_token_url)
+    return _answer(_render(settings).encode(), MediaType.HTML, ("Content-Security-Policy", policy))
 
 
 @get("/schema/openapi.json", sync_to_thread=True)
 def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
     """Return the OpenAPI document."""
-    return _openapi_document(request.resources.settings.auth_token_url).answer(request, {})
+    return _answer(_openapi_document(request.resources.settings.auth_token_url), MediaType.JSON)
 
 
 @get("/schema/asyncapi.json", sync_to_thread=True)
-def asyncapi_document(request: ApiRequest[None]) -> Response[bytes]:
+def asyncapi_document() -> Response[bytes]:
     """Return the AsyncAPI document."""
-    return _asyncapi_document().answer(request, {})
+    return _answer(_asyncapi_document(), MediaType.JSON)
 
 
 @get("/schema/{asset:str}", sync_to_thread=True)
-def asset(request: ApiRequest[None], asset: FromPath[str]) -> Response[bytes]:
+def asset(asset: FromPath[str]) -> Response[bytes]:
     """Return a file that the page loads. The page's links to it change with its content: see `_url`."""
     if asset not in _ASSETS:
         raise NotFoundException
-    return _asset(asset).answer(request, {"Cache-Control": "public, max-age=31536000, immutable"})
+    _, media_type = _ASSETS[asset]
+    return _answer(_asset(asset), media_type, _FOR_A_YEAR)
 
 
 handlers = [show_api, openapi_document, asyncapi_document, asset]
 
 
-@cache
-def _page(settings: ServiceSettings) -> Content:
-    return Content.of(_render(settings).encode(), MediaType.HTML)
+def _answer(body: bytes, media_type: str, *headers: tuple[str, str]) -> Response[bytes]:
+    return Response(body, media_type=media_type, headers=dict([_NO_SNIFFING, *headers]))
 
 
 @cache
-def _openapi_document(token_url: str | None) -> Content:
-    return Content.of(msgspec.json.encode(openapi.document(token_url)), MediaType.JSON)
+def _openapi_document(token_url: str | None) -> bytes:
+    return msgspec.json.encode(openapi.document(token_url))
 
 
 @cache
-def _asyncapi_document() -> Content:
-    return Content.of(msgspec.json.encode(asyncapi.document()), MediaType.JSON)
+def _asyncapi_document() -> bytes:
+    return msgspec.json.encode(asyncapi.document())
 
 
 @cache
-def _asset(name: str) -> Content:
-    folder, media_type = _ASSETS[name]
-    return Content.of((folder / name).read_bytes(), media_type)
+def _asset(name: str) -> bytes:
+    folder, _ = _ASSETS[name]
+    return (folder / name).read_bytes()
 
 
 def _url(name: str) -> str:
     """Return the URL of an asset, with a hash of its content: a browser keeps the file until that changes."""
-    return f"/schema/{name}?{hashlib.sha256(_asset(name).body).hexdigest()[:16]}"
+    return f"/schema/{name}?{hashlib.sha256(_asset(name)).hexdigest()[:16]}"
 
 
 def _policy(token_url: str | None) -> str:
@@ -126,6 +102,7 @@ def _policy(token_url: str | None) -> str:
     )
 
 
+@cache
 def _render(settings: ServiceSettings) -> str:
     """Return the page: a first call, how to get a token, and Swagger UI."""
     body = msgspec.json.format(msgspec.json.encode(SMALLEST_REQUEST)).decode()

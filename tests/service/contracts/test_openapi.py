@@ -88,7 +88,7 @@ def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u() -> N
 def test_every_endpoint_is_documented() -> None:
     endpoints = [value for value in vars(handlers).values() if isinstance(value, BaseRouteHandler)]
 
-    assert {each.handler for each in operations.operations()} == set(endpoints) - {handlers.show_methods}
+    assert {each.handler for each in operations.OPERATIONS} == set(endpoints) - {handlers.show_methods}
 
 
 def test_page_for_callers_lists_every_error_code_and_no_other() -> None:

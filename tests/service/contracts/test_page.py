@@ -71,34 +71,6 @@ async def test_file_has_an_address_of_its_own_for_each_content_and_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("accepted", "encoding"),
-    [
-        ("gzip", "gzip"),
-        ("deflate, GZIP;q=0.5, br", "gzip"),
-        ("br, gzip ; q=1.0", "gzip"),
-        ("gzip;q=0", None),
-        ("gzip;q=0.000, identity", None),
-        ("identity", None),
-        ("br, xgzip", None),
-        ("", None),
-    ],
-)
-async def test_answer_is_compressed_where_the_caller_accepts_it(
-    shared_client: httpx.AsyncClient, accepted: str, encoding: str | None
-) -> None:
-    loaded = await loaded_files(shared_client)
-    for url in [*loaded, "/schema", "/schema/openapi.json", "/schema/asyncapi.json"]:
-        plain = await shared_client.get(url, headers={"Accept-Encoding": "identity"})
-        answer = await shared_client.get(url, headers={"Accept-Encoding": accepted})
-
-        assert answer.headers.get("Content-Encoding") == encoding
-        assert answer.headers["Vary"] == "Accept-Encoding"
-        assert answer.content == plain.content
-        if encoding and len(plain.content) > 10_000:
-            assert int(answer.headers["Content-Length"]) < len(plain.content) / 2
-
-
-@pytest.mark.parametrize(
     "name",
     ["index.html", "nothing.js", "events", "..%2f__init__.py", "..%2fpage.py"],
 )
