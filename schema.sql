@@ -192,6 +192,12 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at, parked_at
   FROM outbox_held;
 
+-- The keys of REQUEST_SECRET_KEYS by their ids: another key under the same id would make all links dead that were sent.
+CREATE TABLE secret_key (
+    id          text PRIMARY KEY,
+    fingerprint bytea NOT NULL     -- tells two keys apart, and nothing else about them
+);
+
 -- The ledger of e-mails: a row for each, written before it is first sent. The key of a request's first e-mail is the id
 -- of its request.created.
 CREATE TABLE email (

@@ -9,8 +9,9 @@ from functools import partial
 
 import structlog
 
+from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.outbox.waker import RelayWaker
-from service.postgres import schema
+from service.postgres import loans, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
@@ -60,6 +61,7 @@ def assemble(
         notification_consumer = notifications.consumer(settings, pool, due)
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
+        parts["secret_keys"] = lambda _: _remember_secret_keys(settings, pool)
         readings.append(ledger.GAUGES)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
@@ -99,6 +101,14 @@ async def _run_parts(
         finally:  # or a part has failed
             _log.info("worker_stopping")
             _cut_off_after(settings.shutdown_seconds)
+
+
+async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
+    """Store the fingerprints of new keys, for `doctor`. Links made with another key than before are dead."""
+    ring = SecretKeyRing.parse(settings.request_secret_keys)
+    async with loans.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
+        for key_id in await remember_keys(connection, ring):
+            _log.critical("secret_key_differs", key_id=key_id)
 
 
 async def _wait_for_schema(check: Check, stop: asyncio.Event) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from service.identifiers import uuid_of
+from service.postgres.pool import Connection
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
@@ -80,6 +81,23 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         self.reported[missing.key_id] = now + self.report_seconds
         metrics.secret_keys_missing.inc()
         _log.error("secret_key_missing", key_id=missing.key_id, uuid=missing.uuid)
+
+
+async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str]:
+    """Store the fingerprint of each key whose id is new. Return the ids that another key had before."""
+    keys = {key_id: hmac.digest(key, b"fingerprint", "sha256") for key_id, key in ring.keys.items()}
+    await connection.execute(
+        """
+        INSERT INTO secret_key (id, fingerprint)
+        SELECT *
+          FROM unnest($1::text[], $2::bytea[])
+            ON CONFLICT (id) DO NOTHING
+        """,
+        list(keys),
+        list(keys.values()),
+    )
+    rows = await connection.fetch("SELECT id, fingerprint FROM secret_key ORDER BY id")
+    return [row["id"] for row in rows if keys.get(row["id"], row["fingerprint"]) != row["fingerprint"]]
 
 
 def looks_like_secret(text: str) -> bool:

@@ -1,57 +1,49 @@
-"""`doctor`: whether the API has what it needs."""
+"""`doctor`: what is wrong with the API and the servers it needs."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 import click
 import httpx
 
 from service import diagnosis
-from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
+from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import COUNT, POSITIVE, Answer, answering
-from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
+from service.command_line import Answer, answering
+from service.diagnosis import Check, Finding
 from service.settings import ServiceSettings, examine
 
 
 @click.command()
-@click.option("--processes", type=COUNT, default=1, show_default=True, help="Processes that share Postgres.")
-@click.option("--timeout-seconds", type=POSITIVE, default=int(TIMEOUT_SECONDS), help="For each check.")
+@click.option("--watch", is_flag=True, help="Look again every five seconds.")
 @answering
-async def doctor(processes: int, timeout_seconds: int) -> Answer:
-    """Check the settings of the API and the servers they name. Exit status 1 if any check fails."""
-    findings = await examine_service(os.environ, processes=processes, timeout_seconds=timeout_seconds)
-    return Answer(findings, diagnosis.rendered(findings), status=diagnosis.exit_status(findings))
+async def doctor(*, watch: bool) -> Answer:
+    """Say what is wrong with the API, and what to do first. Exit status 1 if anything is.
+
+    `python -m worker doctor` says more: it sees the queues and the e-mails, too.
+    """
+    return await diagnosis.answer(partial(examine_service, os.environ), watch=watch)
 
 
-async def examine_service(
-    environment: Mapping[str, str], *, processes: int, timeout_seconds: float
-) -> list[Finding]:
-    """Check what the API needs; *processes* is the number of those that share Postgres."""
+async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
+    """Check what the API needs."""
     settings, problems = examine(ServiceSettings, environment)
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
+    do = "what does AUTH_JWKS_URL answer?"
     checks = (
-        postgres_check(settings, connections=processes * settings.database_pool_size),
-        Check(
-            "signing keys",
-            ["AUTH_JWKS_URL"],
-            partial(_signing_keys, settings),
-            (SigningKeysUnavailable,),
-            "what does AUTH_JWKS_URL answer?",
-            _reason,
-        ),
+        diagnosis.postgres_check(settings),
+        diagnosis.app_check(settings),
+        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), do, _status),
     )
-    return await diagnosis.diagnose(problems, parsers, checks, timeout_seconds=timeout_seconds)
+    return await diagnosis.diagnose(problems, parsers, checks)
 
 
-async def _signing_keys(settings: ServiceSettings) -> Findings:
+async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
     await SigningKeys(settings.auth_jwks_url).refresh()
-    return [Finding("ok", "signing keys", "fetched, and at least one is usable")]
+    yield Finding("ok", "signing keys", "fetched, and at least one is usable")
 
 
-def _reason(error: Exception) -> str:
-    cause = error.__cause__ or error
-    if isinstance(cause, httpx.HTTPStatusError):
-        return f"HTTP status {cause.response.status_code}"
-    return diagnosis.reason(cause)
+def _status(error: BaseException) -> str | None:
+    cause = error.__cause__
+    return f"HTTP status {cause.response.status_code}" if isinstance(cause, httpx.HTTPStatusError) else None

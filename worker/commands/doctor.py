@@ -1,212 +1,204 @@
-"""`doctor`: whether the worker has what it needs."""
+"""`doctor`: what is wrong with the worker, the servers it needs, and what it has in hand."""
 
 import asyncio
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import aio_pika
-import aiosmtplib
-import asyncpg
 import click
+from aio_pika import Message
 from aio_pika.abc import AbstractConnection
 from aiormq.exceptions import (
     AuthenticationError,
-    ChannelClosed,
     ChannelNotFoundEntity,
     InvalidFrameError,
     ProbableAuthenticationError,
 )
 from aiosmtplib import SMTPAuthenticationError, SMTPException, SMTPResponseException, SMTPSenderRefused
-from pamqp.common import FieldTable
 from yarl import URL
 
 from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import COUNT, POSITIVE, Answer, answering, printable
-from service.diagnosis import TIMEOUT_SECONDS, Check, Finding, Findings, postgres_check
-from service.outbox import lanes
-from service.postgres import outages
-from service.settings import InvalidSetting, examine
+from service.command_line import Answer, answering, printable
+from service.diagnosis import Check, Finding
+from service.identifiers import first_id_at
+from service.postgres.pool import Connection
+from service.settings import examine
 from worker.mail.message import Sender
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BROKER_ERRORS
+from worker.rabbitmq.alarm import is_blocked
+from worker.rabbitmq.connection import open_connection
+from worker.rabbitmq.topology import Queue
+from worker.reconciliation import Limits, find_anomalies
 from worker.settings import WorkerSettings
-from worker.waiting import wait_at_most
 
-_LISTENING = 1  # connection of each relay, beside the pool
-_CLOSE_SECONDS = 2.0
-_NOTIFY_SECONDS = 2.0
+_CONNECT_SECONDS = 10.0
+_MISSING = "missing"
+_ALARM_SECONDS = 0.2  # RabbitMQ blocks a connection only after it has published
 _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
 
 
 @click.command()
-@click.option("--processes", type=COUNT, default=1, show_default=True, help="Processes that share Postgres.")
-@click.option("--timeout-seconds", type=POSITIVE, default=int(TIMEOUT_SECONDS), help="For each check.")
+@click.option("--watch", is_flag=True, help="Look again every five seconds.")
 @answering
-async def doctor(processes: int, timeout_seconds: int) -> Answer:
-    """Check the settings of the worker and the servers they name. Exit status 1 if any check fails."""
-    findings = await examine_worker(os.environ, processes=processes, timeout_seconds=timeout_seconds)
-    return Answer(findings, diagnosis.rendered(findings), status=diagnosis.exit_status(findings))
+async def doctor(*, watch: bool) -> Answer:
+    """Say what is wrong with the worker, its servers, events and e-mails, and what to do first.
+
+    Exit status 1 if anything is.
+    """
+    return await diagnosis.answer(partial(examine_worker, os.environ), watch=watch)
 
 
-async def examine_worker(
-    environment: Mapping[str, str], *, processes: int, timeout_seconds: float
-) -> list[Finding]:
-    """Check what the worker needs; *processes* is the number of those that share Postgres."""
+async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
+    """Check what the worker needs, and what it has in hand."""
     settings, problems = examine(WorkerSettings, environment)
     parsers = {
         "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
         "MAIL_FROM": lambda: Sender.parse(settings.mail_from),
     }
+    broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
     checks = (
-        postgres_check(settings, connections=processes * (settings.database_pool_size + _LISTENING)),
+        diagnosis.postgres_check(settings, _events, _emails, _requests),
+        diagnosis.app_check(settings),
+        Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _broker_reason),
         Check(
-            "listening",
-            ["DATABASE_URL", "LISTEN_DATABASE_URL"],
-            partial(_listening, settings),
-            (*outages.OUTAGE_ERRORS, ValueError),
-            "is LISTEN_DATABASE_URL right?",
-        ),
-        Check(
-            "broker",
-            ["AMQP_URL"],
-            partial(_broker, settings),
-            BROKER_ERRORS,
-            "is AMQP_URL right, and RabbitMQ running?",
-            _broker_reason,
-        ),
-        Check(
-            "mail server",
-            ["SMTP_URL", "MAIL_FROM"],
-            partial(_mail_server, settings),
-            (SMTPException, OSError, ValueError),
-            "are SMTP_URL and MAIL_FROM right?",
-            _mail_reason,
+            "mail server", ["SMTP_URL", "MAIL_FROM"], mail, "are SMTP_URL and MAIL_FROM right?", _mail_reason
         ),
     )
-    return await diagnosis.diagnose(problems, parsers, checks, timeout_seconds=timeout_seconds)
+    return await diagnosis.diagnose(problems, parsers, checks)
 
 
-async def _listening(settings: WorkerSettings) -> Findings:
-    """Receive a NOTIFY of another connection: a transaction pooler drops it silently."""
-    received = asyncio.Event()
-    listening = await asyncpg.connect(settings.listen_database_url or settings.database_url)
+async def _events(connection: Connection) -> AsyncIterator[Finding]:
+    """Count the unpublished events by state."""
+    rows = await connection.fetch(
+        """
+        SELECT state, count(*) AS events, extract(epoch FROM now() - min(created_at)) AS age
+          FROM undelivered_event
+         GROUP BY state
+         ORDER BY state
+        """
+    )
+    counts = ", ".join(f"{row['events']} {row['state']}, the oldest for {row['age']:.0f} s" for row in rows)
+    if any(row["state"] == "failing" for row in rows):
+        do = "`python -m worker outbox list` shows why RabbitMQ refuses them"
+        yield Finding("warning", "events", f"unpublished: {counts}", do)
+    else:
+        yield Finding("ok", "events", f"unpublished: {counts or 'none'}")
+
+
+async def _emails(connection: Connection) -> AsyncIterator[Finding]:
+    """Count pending e-mails, and those of the last day's requests, by the mail server's last code."""
+    rows = await connection.fetch(
+        """
+        SELECT state, coalesce(smtp_code::text, substring(server_reply FROM '^[45][0-9]{2}')) AS code,
+               count(*) AS emails
+          FROM email
+         WHERE request_id >= $1
+            OR state = 'pending'
+         GROUP BY 1, 2
+         ORDER BY 1, 2
+        """,
+        first_id_at(datetime.now(UTC) - timedelta(days=1)),
+    )
+    parts = (" ".join(filter(None, (str(row["emails"]), row["state"], row["code"]))) for row in rows)
+    says = f"of the last day: {', '.join(parts) or 'none'}"
+    if any(row["code"] for row in rows):
+        do = "`python -m worker emails list` shows the mail server's replies"
+        yield Finding("warning", "e-mails", says, do)
+    else:
+        yield Finding("ok", "e-mails", says)
+
+
+async def _requests(connection: Connection) -> AsyncIterator[Finding]:
+    """Look for what does not add up of the last day's requests, such as customers without an e-mail."""
+    limits = Limits(first_id=first_id_at(datetime.now(UTC) - timedelta(days=1)))
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        found = [each for each in await find_anomalies(connection, limits) if each.count]
+    for anomaly in found:
+        do = f"`python -m worker trace {anomaly.uuids[0]}` shows one of them, `reconcile` all"
+        yield Finding("wrong", anomaly.name, f"{anomaly.count} requests: {anomaly.meaning}", do)
+    if not found:
+        yield Finding("ok", "requests", "no customer is without an e-mail, and nothing is overdue")
+
+
+async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
+    """Look at the queues and the alarm, and declare what a worker declares every minute."""
+    url = URL(settings.amqp_url)
+    async with open_connection(url.update_query(name="doctor"), seconds=_CONNECT_SECONDS) as connection:
+        encrypted = "encrypted" if url.scheme == "amqps" else "not encrypted"
+        yield Finding("ok", "rabbitmq", f"accepts the login, {encrypted}")
+        found = [await _queue(connection, queue, is_read=True) for queue in topology.QUEUES]
+        found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
+        for finding in found:
+            yield finding
+        if not any(finding.says == _MISSING for finding in found):  # or this would create it
+            for name, difference in (await topology.ensure(connection)).differences.items():
+                do = "empty and delete it, then start a worker, which declares it anew"
+                yield Finding("wrong", name, printable(difference), do)
+        yield await _alarm(connection)
+
+
+async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool) -> Finding:
+    """Count the messages of a queue that consumers read, or else of its dead letters."""
+    name = queue.name if is_read else queue.dead_letters
     try:
-        await listening.add_listener(lanes.CHANNEL, lambda *_: received.set())
-        await _notify(settings.database_url)
-        await wait_at_most(_NOTIFY_SECONDS, received)
-    finally:
-        listening.terminate()
-    if received.is_set():
-        return [Finding("ok", "listening", "a NOTIFY is received")]
-    hint = "LISTEN_DATABASE_URL must bypass the pooler; until then events wait for the next poll"
-    return [Finding("warn", "listening", "a NOTIFY is not received", hint)]
+        counted = (await (await connection.channel()).get_queue(name)).declaration_result
+    except ChannelNotFoundEntity:
+        return Finding("wrong", f"queue {name}", _MISSING, "start a worker, which declares it")
+    messages, consumers = counted.message_count or 0, counted.consumer_count
+    says = f"{messages} messages, {consumers} consumers" if is_read else f"{messages} messages"
+    if is_read and not consumers:
+        return Finding(
+            "wrong" if messages else "warning", f"queue {name}", says, "start a worker that reads it"
+        )
+    if messages and not is_read:
+        return Finding("warning", f"queue {name}", says, "`python -m worker dead-letters list` shows why")
+    return Finding("ok", f"queue {name}", says)
 
 
-async def _notify(url: str) -> None:
-    connection = await asyncpg.connect(url, statement_cache_size=0)
-    try:
-        await lanes.notify(connection)
-    finally:
-        connection.terminate()
+async def _alarm(connection: AbstractConnection) -> Finding:
+    """Publish to nobody, and see whether RabbitMQ blocks the connection for it."""
+    channel = await connection.channel(publisher_confirms=False)
+    await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
+    await asyncio.sleep(_ALARM_SECONDS)
+    if await is_blocked(channel):
+        says, do = "it is short of memory or disk, and takes no messages", "see BrokerBlocked in the runbook"
+        return Finding("wrong", "rabbitmq's alarm", says, do)
+    return Finding("ok", "rabbitmq's alarm", "none")
 
 
-async def _broker(settings: WorkerSettings) -> Findings:
-    """Compare exchanges and queues with the topology, changing nothing. AMQP does not show bindings."""
-    connection = await aio_pika.connect(URL(settings.amqp_url).update_query(name="doctor"))
-    try:
-        return [
-            Finding("ok", "broker", "the login is accepted"),
-            *[await _exchange(connection, name) for name in topology.EXCHANGES],
-            *[await _queue(connection, name, arguments) for name, arguments in _queues()],
-        ]
-    finally:
-        with suppress(*BROKER_ERRORS):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await connection.close()
-
-
-def _broker_reason(error: Exception) -> str:
-    match error:
+def _broker_reason(error: BaseException) -> str | None:
+    match error.__cause__ or error:
         case AuthenticationError() | ProbableAuthenticationError():
             return "user or password refused"
         case InvalidFrameError():
             return "it closes the connection: does the virtual host exist, and may this user access it?"
-    return diagnosis.reason(error)
+    return None
 
 
-# AMQP does not show the properties of exchanges and queues. But declaring one again with other properties
-# is refused, and RabbitMQ names the first difference. The passive declaration before it creates nothing.
-
-
-async def _exchange(connection: AbstractConnection, name: str) -> Finding:
-    kind = topology.EXCHANGES[name]
-    try:
-        await (await connection.channel()).get_exchange(name)
-        await (await connection.channel()).declare_exchange(name, kind, durable=True)
-    except ChannelClosed as error:
-        return _differs(f"exchange {name}", error)
-    return Finding("ok", f"exchange {name}", f"{kind.value}, durable")
-
-
-def _queues() -> Iterator[tuple[str, FieldTable]]:
-    for queue in topology.QUEUES:
-        yield queue.name, queue.arguments
-        yield queue.dead_letters, topology.DEAD_LETTER_ARGUMENTS
-
-
-async def _queue(connection: AbstractConnection, name: str, arguments: FieldTable) -> Finding:
-    try:
-        await (await connection.channel()).declare_queue(name, passive=True)
-        queue = await (await connection.channel()).declare_queue(name, durable=True, arguments=arguments)
-    except ChannelClosed as error:
-        return _differs(f"queue {name}", error)
-    count = queue.declaration_result.message_count or 0
-    says = f"quorum, durable; {count} messages"
-    if count and arguments is topology.DEAD_LETTER_ARGUMENTS:
-        return Finding("warn", f"queue {name}", says, "see `python -m worker dead-letters list`")
-    return Finding("ok", f"queue {name}", says)
-
-
-def _differs(name: str, error: ChannelClosed) -> Finding:
-    """Report a refused declaration in the broker's words: they quote names and arguments, but no secret."""
-    if isinstance(error, ChannelNotFoundEntity):
-        return Finding("warn", name, "missing", "a worker declares it when it starts")
-    hint = "empty and delete it, then start a worker, which declares it anew"
-    return Finding("fail", name, printable(str(error)), hint)
-
-
-async def _mail_server(settings: WorkerSettings) -> Findings:
+async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
     """Begin an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
     connection = await Mailer(settings).connect()
     try:
         await connection.mail(Sender.parse(settings.mail_from).address)
-        return [_security(connection)]
-    except InvalidSetting:
-        return [Finding("warn", "mail server", "not checked without MAIL_FROM")]
+        certificate = connection.get_transport_info("peercert")
     finally:
         connection.close()
-
-
-def _security(connection: aiosmtplib.SMTP) -> Finding:
-    certificate = connection.get_transport_info("peercert")
     if certificate is None:
-        hint = "outside this machine, begin SMTP_URL with smtp+starttls:// or smtps://"
-        return Finding("warn", "mail server", "accepts MAIL_FROM, but without encryption", hint)
+        do = "outside this machine, begin SMTP_URL with smtp+starttls:// or smtps://"
+        yield Finding("warning", "mail server", "accepts MAIL_FROM, but without encryption", do)
+        return
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / _SECONDS_OF_A_DAY
     says = f"accepts MAIL_FROM, encrypted; its certificate expires in {days:.0f} days"
-    if days < _DAYS_TO_RENEW:
-        return Finding("warn", "mail server", says, "renew the certificate")
-    return Finding("ok", "mail server", says)
+    yield Finding("ok" if days >= _DAYS_TO_RENEW else "warning", "mail server", says)
 
 
-def _mail_reason(error: Exception) -> str:
+def _mail_reason(error: BaseException) -> str | None:
     match error:
         case SMTPAuthenticationError():
             return f"user or password refused ({error.code})"
@@ -216,4 +208,4 @@ def _mail_reason(error: Exception) -> str:
             return f"it answers {error.code}"
         case SMTPException() if "STARTTLS" in str(error):
             return "it does not offer STARTTLS"
-    return diagnosis.reason(error)
+    return None

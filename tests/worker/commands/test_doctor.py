@@ -1,7 +1,11 @@
-"""`python -m worker doctor` on real servers, with and without problems."""
+"""`python -m worker doctor` on real servers, with and without problems.
+
+What it finds of Postgres and of the customer's application is shown in tests/service/commands/test_doctor.py.
+"""
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,69 +15,84 @@ import pytest
 from aio_pika import ExchangeType, Message
 from aio_pika.abc import AbstractChannel
 from aiosmtpd.smtp import SMTP, AuthResult
+from structlog.testing import capture_logs
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
+from service import diagnosis
 from service.diagnosis import Finding
+from service.outbox.waker import RelayWaker
+from service.postgres.pool import Connection, Pool
 from tests.harness.certificates import Authority
 from tests.harness.command_line import run
+from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+from tests.model.scripted_broker import ScriptedBroker
+from tests.worker.commands.steps import intend
+from tests.worker.conftest import hold_events, settings_with, store
+from worker import process
 from worker.commands.doctor import examine_worker
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
-PARTS = [
-    "broker",
-    "exchange calculation-requests",
-    "exchange calculations",
-    "exchange calculation-requests.dead-letters",
-    "queue notifications",
-    "queue notifications.dead-letters",
-    "queue calculation-results",
-    "queue calculation-results.dead-letters",
+QUEUES = ["notifications", "calculation-results"]
+CHECKS = [
+    "settings",
+    *["postgres", "secret keys", "events", "e-mails", "requests"],
+    "application",
+    "rabbitmq",
+    *[f"queue {name}" for name in QUEUES],
+    *[f"queue {name}.dead-letters" for name in QUEUES],
+    "rabbitmq's alarm",
+    "mail server",
 ]
 
 
 @pytest.fixture
-def environment(worker_settings: WorkerSettings) -> dict[str, str]:
+async def environment(worker_settings: WorkerSettings) -> AsyncIterator[dict[str, str]]:
     """The environment of a worker without problems, except that its mail server has no encryption."""
-    return environment_of(worker_settings)
+    async with answering(http_answer("200 OK", b"")) as port:
+        yield environment_of(worker_settings, APP_URL=f"http://127.0.0.1:{port}")
 
 
-async def examined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> dict[str, Finding]:
+@pytest.fixture
+async def reading(channel: AbstractChannel) -> None:
+    """Consumers of both queues, as workers are."""
+    for name in QUEUES:
+        await (await channel.get_queue(name)).consume(_ignore)
+
+
+async def _ignore(_: object) -> None:
+    """Leave the message unacknowledged."""
+
+
+async def examined(environment: Mapping[str, str]) -> dict[str, Finding]:
     """Return the findings by their checks."""
-    findings = await examine_worker(environment, processes=1, timeout_seconds=timeout_seconds)
-    return {finding.check: finding for finding in findings}
+    return {finding.check: finding for finding in await examine_worker(environment)}
 
 
-async def test_healthy_environment_has_no_failures(environment: Mapping[str, str]) -> None:
-    findings = await examine_worker(environment, processes=1, timeout_seconds=10.0)
+@pytest.mark.usefixtures("reading")
+async def test_healthy_environment_has_a_line_for_each_check(environment: Mapping[str, str]) -> None:
+    ended = await run("worker", "doctor", environment=environment)
+    findings = await examine_worker(environment)
 
-    database = ["postgres", "schema", "event ids", "clock", "connections", "secret keys"]
-    checks = ["settings", *database, "listening", *PARTS, "mail server"]
-    assert [finding.check for finding in findings] == checks
+    assert (ended.status, ended.errors) == (0, "")
+    assert len(ended.output.splitlines()) == len(CHECKS)
+    assert ended.output.startswith("warning  mail server")
+    assert [finding.check for finding in findings] == CHECKS
     assert [finding.check for finding in findings if finding.state != "ok"] == ["mail server"]
 
 
-async def test_command_prints_a_line_for_each_check(environment: Mapping[str, str]) -> None:
-    ended = await run("worker", "doctor", "--processes", "2", environment=environment)
-
-    assert (ended.status, ended.errors) == (0, "")
-    assert len(ended.output.splitlines()) == 17
-    assert "needs 22 of" in ended.output  # two pools of 10, and a connection each to listen
-
-
-async def test_command_says_what_fails_and_prints_no_secret(environment: dict[str, str]) -> None:
+async def test_command_says_what_is_wrong_and_prints_no_secret(environment: dict[str, str]) -> None:
     nowhere = f"me:hunter2@127.0.0.1:{free_port()}"
     environment |= {
         "DATABASE_URL": f"postgresql://{nowhere}/x",
         "AMQP_URL": f"amqp://{nowhere}/",
         "SMTP_URL": f"smtp://{nowhere}",
-        "MAIL_FROM": "hunter2",
         "REQUEST_SECRET_KEYS": "current:hunter2",
     }
 
@@ -81,37 +100,73 @@ async def test_command_says_what_fails_and_prints_no_secret(environment: dict[st
 
     findings = json.loads(ended.output)
     assert [(finding["check"], finding["state"]) for finding in findings] == [
-        ("settings", "fail"),
-        ("settings", "fail"),
-        ("postgres", "fail"),
-        ("listening", "fail"),
-        ("broker", "fail"),
-        ("mail server", "fail"),
+        ("settings", "wrong"),
+        ("postgres", "wrong"),
+        ("rabbitmq", "wrong"),
+        ("mail server", "wrong"),
+        ("application", "ok"),
     ]
-    assert {finding["says"] for finding in findings[2:]} == {"connection refused"}
+    assert {finding["says"] for finding in findings[1:4]} == {"connection refused"}
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
 
-async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
-    environment: dict[str, str],
-) -> None:
-    environment |= {"DATABASE_URL": "", "AMQP_URL": "http://x", "SMTP_URL": "x", "EMAIL_CONCURRENCY": "0"}
+async def test_checks_without_their_variables_are_skipped(environment: dict[str, str]) -> None:
+    environment |= {"AMQP_URL": "http://x", "SMTP_URL": "x", "MAIL_FROM": "nobody"}
 
-    findings = await examine_worker(environment, processes=1, timeout_seconds=10.0)
+    findings = await examine_worker(environment)
 
-    named = ("AMQP_URL", "DATABASE_URL", "EMAIL_CONCURRENCY", "SMTP_URL")
-    wrong = [finding.says for finding in findings if finding.state == "fail"]
+    named = ("AMQP_URL", "MAIL_FROM", "SMTP_URL")
+    wrong = [finding.says for finding in findings if finding.state == "wrong"]
     assert all(name in says for name, says in zip(named, wrong, strict=True))
-    assert [finding.says for finding in findings if finding.state == "warn"] == [
-        "not checked without DATABASE_URL",
-        "not checked without DATABASE_URL",
+    assert [finding.says for finding in findings if "not checked" in finding.says] == [
         "not checked without AMQP_URL",
-        "not checked without SMTP_URL",
+        "not checked without MAIL_FROM, SMTP_URL",
     ]
 
 
-# The broker
+# What it has in hand
+
+
+@pytest.mark.usefixtures("reading")
+async def test_events_and_emails_are_counted_by_state(
+    environment: Mapping[str, str], database: Connection
+) -> None:
+    refused, pending = [await store(database) for _ in range(2)]
+    await hold_events(database, refused.id)
+    await intend(database, pending)
+    await database.execute(
+        "UPDATE email SET server_reply = '450 4.2.1 <someone@example.com> later', attempts = 1"
+    )
+    await database.execute("UPDATE outbox_held SET attempts = 1")
+
+    findings = await examined(environment)
+
+    assert findings["events"].state == "warning"
+    assert re.search(r"1 failing, the oldest for \d+ s, 1 pending, ", findings["events"].says)
+    assert (findings["e-mails"].state, findings["e-mails"].says) == (
+        "warning",
+        "of the last day: 1 pending 450",
+    )
+
+
+@pytest.mark.usefixtures("reading")
+async def test_customer_without_an_email_is_found(
+    environment: Mapping[str, str], database: Connection
+) -> None:
+    request = await store(database)
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
+
+    finding = (await examined(environment))["request_without_email"]
+
+    assert finding.state == "wrong"
+    assert finding.says.startswith("1 requests: ")
+    assert finding.do is not None
+    assert request.uuid in finding.do
+
+
+# RabbitMQ
 
 
 @pytest.mark.parametrize(
@@ -129,59 +184,34 @@ async def test_unavailable_broker_is_found(
 ) -> None:
     environment["AMQP_URL"] = str(change(URL(environment["AMQP_URL"])))
 
-    finding = (await examined(environment))["broker"]
+    finding = (await examined(environment))["rabbitmq"]
 
-    assert finding.state == "fail"
+    assert finding.state == "wrong"
     assert finding.says.startswith(says)
 
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
 async def test_wait_for_a_silent_broker_is_limited(
-    environment: dict[str, str], broker_link: TcpProxy, marker: bytes
+    environment: dict[str, str], broker_link: TcpProxy, monkeypatch: pytest.MonkeyPatch, marker: bytes
 ) -> None:
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 0.5)
     environment["AMQP_URL"] = broker_link.url
     broker_link.hold_before(marker)
 
     async with asyncio.timeout(5):
-        finding = (await examined(environment, timeout_seconds=0.5))["broker"]
+        findings = await examine_worker(environment)
 
-    assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
+    assert ("wrong", "no answer in time") in {(finding.state, finding.says) for finding in findings}
 
 
-async def test_missing_queues_and_exchanges_are_found_and_not_created(
+async def test_missing_queue_is_found_and_not_created(
     environment: Mapping[str, str], channel: AbstractChannel
 ) -> None:
     await channel.queue_delete(topology.NOTIFICATIONS.name)
-    await channel.exchange_delete(topology.CALCULATIONS)
 
     for _ in range(2):
-        findings = await examined(environment)
-
-        for name in ("queue notifications", "exchange calculations"):
-            assert (findings[name].state, findings[name].says) == ("warn", "missing")
-
-
-@pytest.mark.parametrize(
-    ("kept", "named"),  # RabbitMQ names the first argument that differs
-    [
-        ((), "x-dead-letter-exchange"),
-        (("x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow"), "x-queue-type"),
-    ],
-)
-async def test_classic_queue_is_found(
-    environment: Mapping[str, str], channel: AbstractChannel, kept: tuple[str, ...], named: str
-) -> None:
-    queue = topology.NOTIFICATIONS
-    await channel.queue_delete(queue.name)
-    arguments = {name: queue.arguments[name] for name in kept}
-    await channel.declare_queue(queue.name, durable=True, arguments=arguments)
-
-    findings = await examined(environment)
-
-    assert findings["queue notifications"].state == "fail"
-    assert named in findings["queue notifications"].says
-    assert findings["queue calculation-results"].state == "ok"
-    await channel.queue_delete(queue.name)
+        finding = (await examined(environment))["queue notifications"]
+        assert (finding.state, finding.says) == ("wrong", "missing")
 
 
 async def test_queue_with_other_arguments_is_found(
@@ -192,9 +222,9 @@ async def test_queue_with_other_arguments_is_found(
     arguments = {**queue.arguments, "x-delivery-limit": 3}
     await channel.declare_queue(queue.name, durable=True, arguments=arguments)
 
-    finding = (await examined(environment))["queue calculation-results"]
+    finding = (await examined(environment))["calculation-results"]
 
-    assert finding.state == "fail"
+    assert finding.state == "wrong"
     assert "x-delivery-limit" in finding.says
     await channel.queue_delete(queue.name)
 
@@ -205,25 +235,42 @@ async def test_exchange_of_another_type_is_found(
     await channel.exchange_delete(topology.REQUESTS)
     await channel.declare_exchange(topology.REQUESTS, ExchangeType.FANOUT, durable=True)
 
-    finding = (await examined(environment))["exchange calculation-requests"]
+    finding = (await examined(environment))["calculation-requests"]
 
-    assert finding.state == "fail"
+    assert finding.state == "wrong"
     assert "'fanout'" in finding.says
     await channel.exchange_delete(topology.REQUESTS)
 
 
-async def test_dead_letters_are_found(environment: Mapping[str, str], channel: AbstractChannel) -> None:
-    graveyard = topology.NOTIFICATIONS.dead_letters
-    await channel.default_exchange.publish(Message(b"dead"), graveyard)
+async def test_messages_that_nobody_reads_and_dead_letters_are_found(
+    environment: Mapping[str, str], channel: AbstractChannel
+) -> None:
+    live, graveyard = topology.NOTIFICATIONS.name, topology.NOTIFICATIONS.dead_letters
+    for queue in (live, graveyard):
+        await channel.default_exchange.publish(Message(b"message"), queue)
 
     async def counted() -> bool:
-        return await count(channel, graveyard) == 1
+        return [await count(channel, queue) for queue in (live, graveyard)] == [1, 1]
 
     await eventually(counted)
 
-    finding = (await examined(environment))[f"queue {graveyard}"]
+    findings = await examined(environment)
 
-    assert (finding.state, finding.says) == ("warn", "quorum, durable; 1 messages")
+    unread, empty, dead = [findings[f"queue {name}"] for name in (*QUEUES, graveyard)]
+    assert (unread.state, unread.says) == ("wrong", "1 messages, 0 consumers")
+    assert (empty.state, empty.says) == ("warning", "0 messages, 0 consumers")
+    assert (dead.state, dead.says) == ("warning", "1 messages")
+
+
+async def test_alarm_is_found(environment: dict[str, str]) -> None:
+    async with ScriptedBroker() as broker:
+        environment["AMQP_URL"] = broker.url
+        before = (await examined(environment))["rabbitmq's alarm"]
+        broker.raise_alarm()
+
+        finding = (await examined(environment))["rabbitmq's alarm"]
+
+    assert (before.state, finding.state) == ("ok", "wrong")
 
 
 # The mail server
@@ -241,9 +288,9 @@ async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIt
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def mail_finding(environment: dict[str, str], url: str, *, timeout_seconds: float = 10.0) -> Finding:
+async def mail_finding(environment: dict[str, str], url: str) -> Finding:
     """Return the finding about the mail server at this SMTP_URL."""
-    findings = await examined({**environment, "SMTP_URL": url}, timeout_seconds=timeout_seconds)
+    findings = await examined({**environment, "SMTP_URL": url})
     return findings["mail server"]
 
 
@@ -252,7 +299,7 @@ async def test_unencrypted_mail_server_is_a_warning(
 ) -> None:
     finding = await mail_finding(environment, mail_server.url)
 
-    assert (finding.state, finding.says) == ("warn", "accepts MAIL_FROM, but without encryption")
+    assert (finding.state, finding.says) == ("warning", "accepts MAIL_FROM, but without encryption")
     assert mail_server.accepted == []
 
 
@@ -260,8 +307,8 @@ async def test_unencrypted_mail_server_is_a_warning(
     ("days", "state", "says"),
     [
         (100.5, "ok", "accepts MAIL_FROM, encrypted; its certificate expires in 100 days"),
-        (5.5, "warn", "accepts MAIL_FROM, encrypted; its certificate expires in 5 days"),
-        (-1, "fail", "its certificate is not accepted: certificate has expired"),
+        (5.5, "warning", "accepts MAIL_FROM, encrypted; its certificate expires in 5 days"),
+        (-1, "wrong", "its certificate is not accepted: certificate has expired"),
     ],
     ids=["valid", "expires soon", "expired"],
 )
@@ -280,7 +327,7 @@ async def test_certificate_of_another_host_is_refused(
     async with secure_mail_server(authority.server_context(address="127.0.0.2")) as address:
         finding = await mail_finding(environment, f"smtp+starttls://{address}")
 
-    assert finding.state == "fail"
+    assert finding.state == "wrong"
     assert "IP address mismatch" in finding.says
 
 
@@ -291,7 +338,7 @@ async def test_mail_server_without_starttls_is_found(
 
     finding = await mail_finding(environment, url)
 
-    assert (finding.state, finding.says) == ("fail", "it does not offer STARTTLS")
+    assert (finding.state, finding.says) == ("wrong", "it does not offer STARTTLS")
 
 
 async def test_mail_server_without_tls_is_found(environment: dict[str, str], mail_server: MailServer) -> None:
@@ -299,7 +346,7 @@ async def test_mail_server_without_tls_is_found(environment: dict[str, str], mai
 
     finding = await mail_finding(environment, url)
 
-    assert (finding.state, finding.says) == ("fail", "the TLS handshake failed")
+    assert (finding.state, finding.says) == ("wrong", "the TLS handshake failed")
 
 
 async def test_refused_password_is_found(environment: dict[str, str], authority: Authority) -> None:
@@ -310,7 +357,7 @@ async def test_refused_password_is_found(environment: dict[str, str], authority:
     async with secure_mail_server(context, authenticator=refuse) as address:
         finding = await mail_finding(environment, f"smtp+starttls://me:hunter2@{address}")
 
-    assert (finding.state, finding.says) == ("fail", "user or password refused (535)")
+    assert (finding.state, finding.says) == ("wrong", "user or password refused (535)")
 
 
 @pytest.mark.parametrize(
@@ -329,21 +376,30 @@ async def test_refusing_mail_server_is_found(
 
         finding = await mail_finding(environment, server.url)
 
-    assert (finding.state, finding.says) == ("fail", says)
+    assert (finding.state, finding.says) == ("wrong", says)
 
 
-async def test_wait_for_a_silent_mail_server_is_limited(environment: dict[str, str]) -> None:
-    async with ScriptedMailServer() as server:
-        server.replies["EHLO"] = b"250-and so on"  # A reply that is never finished.
-
-        finding = await mail_finding(environment, server.url, timeout_seconds=0.5)
-
-    assert (finding.state, finding.says) == ("fail", "no answer within 0.5 s")
+# The secret keys
 
 
-async def test_mail_server_is_not_checked_with_an_invalid_sender(
-    environment: dict[str, str], mail_server: MailServer
+async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
+    worker_settings: WorkerSettings, database: Connection, pool: Pool
 ) -> None:
-    finding = await mail_finding({**environment, "MAIL_FROM": "nobody"}, mail_server.url)
+    first = (await _start(worker_settings, pool), await database.fetchval("SELECT count(*) FROM secret_key"))
+    key_id = worker_settings.request_secret_keys.partition(":")[0]
 
-    assert (finding.state, finding.says) == ("warn", "not checked without MAIL_FROM")
+    again = await _start(worker_settings, pool)
+    other = await _start(settings_with(worker_settings, request_secret_keys=f"{key_id}:{'B' * 43}"), pool)
+
+    assert first == ([], 2)
+    assert again == []
+    assert other == [{"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}]
+
+
+async def _start(settings: WorkerSettings, pool: Pool) -> list[Any]:
+    """Run the part of a worker that notes its keys. Returns what it logs."""
+    roles = frozenset({"notifications"})
+    parts, _, _ = process.assemble(settings, pool, roles, RelayWaker(pool, timeout_seconds=1.0))
+    with capture_logs() as logged:
+        await parts["secret_keys"](asyncio.Event())
+    return list(logged)

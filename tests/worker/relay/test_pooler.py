@@ -27,10 +27,8 @@ from tests.harness.in_process import api_client
 from tests.harness.in_process import running as running_parts
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import environment_of
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
-from worker.commands.doctor import examine_worker
 from worker.process import ROLES, assemble
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -192,17 +190,3 @@ async def test_creates_share_transactions_through_a_transaction_pooler(
     assert await database.fetchval("SELECT count(*) FROM outbox") == 300
     transactions = await database.fetchval("SELECT count(DISTINCT xmin::text) FROM outbox")
     assert transactions < 300
-
-
-async def test_doctor_finds_that_notify_is_lost_through_the_pooler_and_received_around_it(
-    worker_settings: WorkerSettings, database_url: str, pooler_url: str
-) -> None:
-    environment = environment_of(worker_settings, DATABASE_URL=pooler_url)
-    states = []
-    for listen_url in ("", database_url):
-        findings = await examine_worker(
-            {**environment, "LISTEN_DATABASE_URL": listen_url}, processes=1, timeout_seconds=10.0
-        )
-        states += [finding.state for finding in findings if finding.check == "listening"]
-
-    assert states == ["warn", "ok"]
