@@ -125,10 +125,10 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
     return another[request_id]
 
 
-async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[str, UUID]:
+async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UUID, str]:
     """End the pending e-mails of these requests unsent, in the caller's transaction, also those not begun.
 
-    Returns their keys, with their requests. An e-mail that a worker has claimed may be sent all the same: the
+    Returns their keys, by request. An e-mail that a worker has claimed may be sent all the same: the
     worker may have read its row already.
     """
     await _add_first(connection, list(await reading.lock_all(connection, request_ids)))
@@ -146,7 +146,7 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[st
         for row in rows
     ]
     settled = await settle(connection, ends)
-    return {end.key: end.request_id for end in ends if end.key in settled}
+    return {end.request_id: end.key for end in ends if end.key in settled}
 
 
 def first_key(request_id: UUID) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
@@ -23,7 +23,7 @@ from service.postgres.pool import Connection
 State = Literal["pending", "sent", "failed"]
 
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
-_BATCH_REQUESTS = 200  # changed by one transaction
+_BATCH = 200  # changed by one transaction
 _SHOWN = 10
 
 
@@ -56,16 +56,14 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None
 
 
-class Changed(msgspec.Struct, frozen=True):
-    """How many e-mails a command changed, or would change, and the first of them."""
+class ChangedEmails(msgspec.Struct, frozen=True):
+    """How many e-mails a command changed, or would change, and the keys of the first of them."""
 
-    dry_run: bool
     emails: int
     keys: list[str]
 
 
-Key = tuple[str, UUID]  # what identifies an e-mail, and its request
-Change = Callable[[Connection, Sequence[Key], Operator], Awaitable[list[Key]]]
+Found = Sequence[tuple[UUID, str]]  # e-mails: their requests, and their keys
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,9 +119,17 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
     if sent and choice.request_id is None:
         raise click.UsageError("--sent needs --uuid: an e-mail that was sent is sent again for one request")
     choice = choice.narrowed()
+
+    async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
+        return await ledger.add_again(connection, {key: request_id for request_id, key in batch})
+
     async with command_line.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
-        return await _change(connection, found, choice, _add_again, dry_run=dry_run, by=by)
+        if not dry_run:
+            found = await _change(connection, found, add_again, action="emails resend", by=by)
+        return await _answer(
+            connection, found, choice, verb="would be sent again" if dry_run else "to be sent again"
+        )
 
 
 @click.command
@@ -134,9 +140,15 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
 async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     """End pending e-mails unsent, and those that have not begun. One that is being sent may still arrive."""
     choice = choice.narrowed()
+
+    async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
+        return await ledger.cancel(connection, [request_id for request_id, _ in batch])
+
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
-        return await _change(connection, found, choice, _cancel, dry_run=dry_run, by=by)
+        if not dry_run:
+            found = await _change(connection, found, cancel_all, action="emails cancel", by=by)
+        return await _answer(connection, found, choice, verb="would be cancelled" if dry_run else "cancelled")
 
 
 emails = click.Group(
@@ -148,27 +160,34 @@ emails = click.Group(
 
 async def _change(
     connection: Connection,
-    found: Sequence[Key],
-    choice: Choice,
-    change: Change,
+    found: Found,
+    change: Callable[[Connection, Found], Awaitable[Mapping[UUID, str]]],
     *,
-    dry_run: bool,
+    action: str,
     by: Operator,
-) -> Answer:
+) -> Found:
     """Change the e-mails found batch by batch, each batch and its record in one transaction.
 
-    *change* leaves alone what has changed since it was found.
+    Returns the e-mails that *change* wrote. It leaves alone what has changed since it was found.
     """
-    changed = list(found) if dry_run else []
-    if not dry_run:
-        with command_line.progress("changing", len(found)) as advance:
-            for start in range(0, len(found), _BATCH_REQUESTS):
-                batch = found[start : start + _BATCH_REQUESTS]
-                async with loans.bounded_transaction(connection):
-                    changed += await change(connection, batch, by)
-                advance(len(batch))
-    done = Changed(dry_run, len(changed), [key for key, _ in changed[:_SHOWN]])
-    text = _described(done)
+    changed: list[tuple[UUID, str]] = []
+    with command_line.progress(action, len(found)) as advance:
+        for start in range(0, len(found), _BATCH):
+            batch = found[start : start + _BATCH]
+            async with loans.bounded_transaction(connection):
+                written = await change(connection, batch)
+                await operator_actions.record(connection, action, written.items(), by)
+            changed += written.items()
+            advance(len(batch))
+    return changed
+
+
+async def _answer(connection: Connection, changed: Found, choice: Choice, *, verb: str) -> Answer:
+    """Return the number of e-mails, and the first of them."""
+    done = ChangedEmails(len(changed), [key for _, key in changed[:_SHOWN]])
+    text = "\n  ".join([f"{done.emails} e-mail{'s' * (done.emails != 1)} {verb}", *done.keys])
+    if done.emails > _SHOWN:
+        text += f"\n  and {done.emails - _SHOWN} more"
     if not changed and choice.request_id is not None:
         text += f". {await _latest(connection, choice.request_id)}"
     return Answer(done, text)
@@ -185,30 +204,6 @@ async def _latest(connection: Connection, request_id: UUID) -> str:
     if not await event_history.read(connection, [request_id]):
         raise RequestNotFound
     return "This request has had none yet."
-
-
-def _described(done: Changed) -> str:
-    verb = "would be changed" if done.dry_run else "changed"
-    listed = "".join(f"\n  {key}" for key in done.keys)
-    more = f"\n  and {done.emails - len(done.keys)} more" if done.emails > len(done.keys) else ""
-    noun = "e-mail" if done.emails == 1 else "e-mails"
-    return f"{done.emails} {noun} {verb}{listed}{more}"
-
-
-async def _add_again(connection: Connection, found: Sequence[Key], by: Operator) -> list[Key]:
-    added = await ledger.add_again(connection, dict(found))
-    keys = [(key, request_id) for request_id, key in added.items()]
-    return await _recorded(connection, "emails resend", keys, by)
-
-
-async def _cancel(connection: Connection, found: Sequence[Key], by: Operator) -> list[Key]:
-    cancelled = await ledger.cancel(connection, [request_id for _, request_id in found])
-    return await _recorded(connection, "emails cancel", list(cancelled.items()), by)
-
-
-async def _recorded(connection: Connection, action: str, changed: list[Key], by: Operator) -> list[Key]:
-    await operator_actions.record(connection, action, [(request_id, key) for key, request_id in changed], by)
-    return changed
 
 
 async def read(
@@ -237,7 +232,7 @@ def _without_addresses(email: LedgerEmail) -> LedgerEmail:
     return msgspec.structs.replace(email, server_reply=reply and _ADDRESS.sub("[address]", reply))
 
 
-async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> list[Key]:
+async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> Found:
     """Return those of the chosen e-mails that have ended and are the last of their request.
 
     One that an operator cancelled is left out unless its request is chosen by name, and one of an erased
@@ -263,10 +258,10 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
         *msgspec.structs.astuple(choice),
         states,
     )
-    return [(row["event_id"], row["request_id"]) for row in rows]
+    return [(row["request_id"], row["event_id"]) for row in rows]
 
 
-async def _find_unsent(connection: Connection, choice: Choice) -> list[Key]:
+async def _find_unsent(connection: Connection, choice: Choice) -> Found:
     """Return the chosen e-mails that are pending, and those of chosen requests that have had none yet.
 
     The request.created of the latter is still on its way. Their time is that of the request.
@@ -292,7 +287,7 @@ async def _find_unsent(connection: Connection, choice: Choice) -> list[Key]:
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
     )
-    return [(row["event_id"] or ledger.first_key(row["request_id"]), row["request_id"]) for row in rows]
+    return [(row["request_id"], row["event_id"] or ledger.first_key(row["request_id"])) for row in rows]
 
 
 _CHOSEN = """($1::uuid IS NULL OR request_id = $1)

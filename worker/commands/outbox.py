@@ -40,7 +40,7 @@ class Event(msgspec.Struct, frozen=True):
     next_attempt_at: datetime | None = None
 
 
-class Listing(msgspec.Struct, frozen=True):
+class Undelivered(msgspec.Struct, frozen=True):
     """How many unpublished events there are, and the first of them."""
 
     counts: list[Backlog]
@@ -55,7 +55,7 @@ class Listing(msgspec.Struct, frozen=True):
 async def list_events(limit: int) -> Answer:
     """Count the unpublished events, and show the oldest: those held back, with their errors, come first."""
     async with command_line.postgres() as connection:
-        found = Listing(await _count(connection), await read_undelivered(connection, limit=limit))
+        found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
     return Answer(found, _as_text(found) if found.counts else "none")
 
 
@@ -66,7 +66,7 @@ outbox = click.Group(
 )
 
 
-def _as_text(found: Listing) -> str:
+def _as_text(found: Undelivered) -> str:
     headings = ("state", "type", "events", "lanes", "oldest s")
     counts = table(headings, map(msgspec.structs.astuple, found.counts))
     headings_of_events = ("event id", "state", "attempts", "last error", "written", "next attempt")

@@ -16,7 +16,7 @@ from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import attempt_emails, intend, refuse_email, store_many
 from tests.worker.conftest import store
 from worker import reconciliation
-from worker.commands.emails import Changed
+from worker.commands.emails import ChangedEmails
 from worker.consumers import notifications
 from worker.mail.postman import Postman
 from worker.reconciliation import Limits
@@ -32,10 +32,10 @@ def key_of(request: CalculationRequest, number: int = 1) -> str:
     return first if number == 1 else f"{first}.{number}"
 
 
-async def changed(settings: WorkerSettings, *words: str) -> Changed:
+async def changed(settings: WorkerSettings, *words: str) -> ChangedEmails:
     """Return the answer of `emails resend` or `cancel`."""
     answer = await command(settings, "emails", *words)
-    assert isinstance(answer.data, Changed)
+    assert isinstance(answer.data, ChangedEmails)
     noun = "e-mail" if answer.data.emails == 1 else "e-mails"
     assert answer.text.startswith(f"{answer.data.emails} {noun} ")
     return answer.data
@@ -76,7 +76,7 @@ async def test_failed_email_is_sent_again_as_a_new_one(
         await eventually(lambda: mail_server.accepted)
         await eventually(lambda: database.fetchval("SELECT bool_and(settled_at IS NOT NULL) FROM email"))
 
-    assert done == Changed(dry_run=False, emails=1, keys=[key_of(stored_request, 2)])
+    assert done == ChangedEmails(emails=1, keys=[key_of(stored_request, 2)])
     assert await states(database) == {key_of(stored_request): "failed", key_of(stored_request, 2): "sent"}
     (mail,) = mail_server.accepted
     assert mail.message["Message-ID"] == f"<{key_of(stored_request, 2)}@service.example.com>"
@@ -256,9 +256,9 @@ async def test_command_that_changes_nothing_of_a_request_says_why(
     with pytest.raises(RequestNotFound):
         await command(worker_settings, *words, "req_0000000000000000000000")
 
-    assert without_email.text == "0 e-mails changed. This request has had none yet."
+    assert without_email.text == "0 e-mails to be sent again. This request has had none yet."
     latest = f"The latest of this request, {key_of(stored_request)}, is pending."
-    assert with_pending_email.text == f"0 e-mails changed. {latest}"
+    assert with_pending_email.text == f"0 e-mails to be sent again. {latest}"
 
 
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(

@@ -6,7 +6,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import announce_next, hold_events, settings_with, store
-from worker.commands.outbox import Backlog, Listing
+from worker.commands.outbox import Backlog, Undelivered
 from worker.settings import WorkerSettings
 
 
@@ -27,17 +27,17 @@ async def failing(database: Connection) -> CalculationRequest:
     return request
 
 
-async def listed(settings: WorkerSettings, *words: str) -> Listing:
+async def listed(settings: WorkerSettings, *words: str) -> Undelivered:
     """Return the answer of `outbox list`, which needs no broker."""
     answer = await command(settings_with(settings, amqp_url=""), "outbox", "list", *words)
-    assert isinstance(answer.data, Listing)
+    assert isinstance(answer.data, Undelivered)
     return answer.data
 
 
 async def test_empty_outbox_has_nothing_to_list(worker_settings: WorkerSettings) -> None:
     answer = await command(worker_settings, "outbox", "list")
 
-    assert (answer.data, answer.text) == (Listing([], []), "none")
+    assert (answer.data, answer.text) == (Undelivered([], []), "none")
 
 
 @pytest.mark.usefixtures("failing")

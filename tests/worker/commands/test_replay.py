@@ -133,36 +133,6 @@ async def test_time_of_a_calculation_does_not_depend_on_later_changes(
     assert [message.body for message in await deliver()] == [message.body for message in before]
 
 
-async def test_refused_email_is_replayed_with_its_code(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    deliver: Deliver,
-    mail_server: MailServer,
-) -> None:
-    await refuse_email(database, postman, mail_server, await store(database))
-    before = await deliver()
-
-    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
-
-    [failed] = await deliver()
-    assert failed.body == before[1].body
-    assert msgspec.json.decode(failed.body)["data"]["smtp_code"] == 550
-
-
-async def test_email_that_was_not_composable_is_replayed_with_its_reason(
-    worker_settings: WorkerSettings, database: Connection, postman: Postman, deliver: Deliver
-) -> None:
-    await finish(database, await store(database, sender_email="no address"), postman)
-    before = await deliver()
-
-    await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.email_failed")
-
-    [failed] = await deliver()
-    assert failed.body == before[1].body
-    assert msgspec.json.decode(failed.body)["data"]["reason"] == "not_composable"
-
-
 async def test_replay_leaves_out_nothing_but_the_trace(
     worker_settings: WorkerSettings, database: Connection, deliver: Deliver
 ) -> None:
@@ -211,20 +181,6 @@ async def test_event_of_an_older_request_is_found_by_its_own_time(
     assert ids(await deliver()) == [f"{uuid_of(moved)}.request.calculated.2"]
 
 
-async def test_single_request_can_be_replayed(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    deliver: Deliver,
-    stored_request: CalculationRequest,
-) -> None:
-    await store(database)
-    await deliver()
-
-    await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
-
-    assert ids(await deliver()) == [f"{stored_request.uuid}.request.created.1"]
-
-
 async def test_order_within_each_request_is_kept_even_if_clocks_differed(
     worker_settings: WorkerSettings, database: Connection, deliver: Deliver
 ) -> None:
@@ -240,22 +196,6 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(
     for message in await deliver():
         consumer.take(message.body)
     assert consumer.counts == {"new": 20, "repeat": 0, "gap": 0, "inversion": 0, "conflict": 0}
-
-
-async def test_consumer_sees_replayed_events_as_repeats(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
-    for _ in range(3):
-        await calculate(database, await store(database))
-    consumer = ReferenceConsumer()
-
-    for message in await deliver():
-        consumer.take(message.body)
-    await command(worker_settings, "outbox", "replay", *ALWAYS)
-    for message in await deliver():
-        consumer.take(message.body)
-
-    assert consumer.counts == {"new": 6, "repeat": 6, "gap": 0, "inversion": 0, "conflict": 0}
 
 
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
