@@ -135,7 +135,6 @@ CREATE TABLE outbox_held (
     attempts        integer NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     last_error      text,
-    parked_at       timestamptz,
     PRIMARY KEY (lane, id)
 );
 
@@ -143,11 +142,11 @@ CREATE TABLE outbox_held (
 CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 
 -- Finds the events that are due.
-CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at) WHERE parked_at IS NULL;
+CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
 -- The same, with request.created apart from the other types: of each kind, refused events are retried one by one.
 CREATE INDEX outbox_held_due_by_kind
-    ON outbox_held (lane, (type = 'request.created'), next_attempt_at) WHERE parked_at IS NULL;
+    ON outbox_held (lane, (type = 'request.created'), next_attempt_at);
 
 -- Makes an event wait for the earlier ones of its request. It has the search_path of this schema, because that of
 -- pg_restore is empty. Sequential scans are off, because the plan may date from when the table was empty, and would
@@ -179,17 +178,15 @@ CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
 -- Every event that has not left for RabbitMQ, and why. pending: in outbox; failing: refused, to be retried; waiting:
--- behind a failing or parked event of its own request; parked: cannot be encoded, or parked by an operator.
+-- behind a failing event of its own request.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
-       NULL::text AS last_error, NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS parked_at
+       NULL::text AS last_error, NULL::timestamptz AS next_attempt_at
   FROM outbox
 UNION ALL
 SELECT lane, id, request_id, type, sequence, created_at,
-       CASE WHEN parked_at IS NOT NULL THEN 'parked'
-            WHEN attempts > 0 THEN 'failing'
-            ELSE 'waiting' END AS state,
-       attempts, last_error, next_attempt_at, parked_at
+       CASE WHEN attempts > 0 THEN 'failing' ELSE 'waiting' END AS state,
+       attempts, last_error, next_attempt_at
   FROM outbox_held;
 
 -- The keys of REQUEST_SECRET_KEYS by their ids: another key under the same id would make all links dead that were sent.

@@ -221,7 +221,6 @@ def worker_settings(
         mail_from="Calculations <calculations@service.example.com>",
         email_retry_seconds=0.05,
         smtp_timeout_seconds=5.0,
-        relay_retry_seconds=0.05,
         relay_poll_seconds=0.05,
     )
 

@@ -16,15 +16,11 @@ outbox_pending = Gauge(
 )
 outbox_failing = Gauge(
     "outbox_failing_events",
-    "Events refused by the broker, to be retried; at most 10,000 held events are counted.",
+    "Events that were refused, to be retried; at most 10,000 held events are counted.",
 )
 outbox_waiting = Gauge(
     "outbox_waiting_events",
-    "Events behind a failing or parked one of their request; at most 10,000 held events are counted.",
-)
-outbox_parked = Gauge(
-    "outbox_parked_events",
-    "Events that cannot be encoded or that an operator has parked; at most 10,000 held events are counted.",
+    "Events behind a failing one of their request; at most 10,000 held events are counted.",
 )
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."
@@ -88,7 +84,7 @@ reconciled_at = Gauge(
     "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-OUTBOX_GAUGES = (outbox_pending, outbox_failing, outbox_waiting, outbox_parked, outbox_oldest_age)
+OUTBOX_GAUGES = (outbox_pending, outbox_failing, outbox_waiting, outbox_oldest_age)
 EMAIL_GAUGES = (emails_pending, emails_oldest_age)
 
 # NaN until a role reads them: a process without the role never does.

@@ -67,7 +67,6 @@ def _checks(limits: Limits) -> list[_Check]:
         _Check("request_without_email", unmailed, _REQUESTS_WITHOUT_EMAIL, limits.event_seconds),
         _Check("email_overdue", unanswered, _OVERDUE_EMAILS, limits.email_seconds),
         _Check("event_overdue", unpublished, _OVERDUE_EVENTS, limits.event_seconds),
-        _Check("event_parked", "cannot be encoded, or parked by an operator", _PARKED_EVENTS),
         _Check("event_orphaned", "an event about a request that never existed", _ORPHANED_EVENTS),
         _Check("sequence_wrong", "has more or fewer events than its rows account for", _WRONG_SEQUENCES),
     ]
@@ -163,17 +162,9 @@ _OVERDUE_EVENTS = """
               FROM outbox
             UNION ALL
             SELECT request_id, created_at
-              FROM outbox_held
-             WHERE parked_at IS NULL) AS event
+              FROM outbox_held) AS event
      WHERE request_id >= $1
        AND created_at < now() - make_interval(secs => $2)
-"""
-
-_PARKED_EVENTS = """
-    SELECT request_id
-      FROM outbox_held
-     WHERE request_id >= $1
-       AND parked_at IS NOT NULL
 """
 
 _ORPHANED_EVENTS = """

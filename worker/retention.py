@@ -89,7 +89,7 @@ class Retention:
     async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
         """Erase requests of one lane, unless something is locked. Returns their number."""
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            if not (await lock_lanes(connection, [lane])).lanes:
+            if not await lock_lanes(connection, [lane]):
                 return 0
             await connection.execute(_SHORT_WAIT)
             try:

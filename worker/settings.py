@@ -20,12 +20,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     health_port: Port = 8001
     broker_timeout_seconds: Seconds = 10.0
 
-    relay_batch_size: Count = 1_000
-    relay_held_batch_size: Count = 20
     relay_poll_seconds: Seconds = 1.0
-    relay_listen_check_seconds: Seconds = 30.0
-    relay_retry_seconds: Seconds = 1.0
-    relay_longest_retry_seconds: Seconds = 300.0
 
     # Less would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None

@@ -11,8 +11,6 @@ from service.postgres.pool import Connection, Pool, close
 from service.telemetry import metrics
 
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
-_BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'"  # in one round trip
-_BEGIN_UNWAITING = f"{_BEGIN}; SET LOCAL synchronous_commit = off"
 
 
 def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
@@ -68,18 +66,21 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
 
 @asynccontextmanager
 async def transaction(
-    pool: Pool, *, seconds: float, waits_for_disk: bool = True
+    pool: Pool, *, seconds: float, silence_seconds: float = SILENCE_SECONDS, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
     """Lend a connection with an open transaction, on the terms of `connection`.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
     If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres
-    ends a transaction that has been silent for SILENCE_SECONDS.
+    ends a transaction that has been silent for *silence_seconds*.
     """
+    begin = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{silence_seconds * 1000:.0f}ms'"
+    if not waits_for_disk:
+        begin += "; SET LOCAL synchronous_commit = off"
     async with connection(pool, seconds=seconds) as lent:
         try:
-            await lent.execute(_BEGIN if waits_for_disk else _BEGIN_UNWAITING)
+            await lent.execute(begin)  # in one round trip
             yield lent
             await lent.execute("COMMIT")
         except asyncio.CancelledError:

@@ -225,10 +225,8 @@ CASES = [
     ),
     fires("EventsFailing", "one is", {"outbox_failing_events": "1x60"}, at="6m"),
     silent("EventsFailing", "mended after four minutes", {"outbox_failing_events": "1x16 0x40"}, at="6m"),
-    fires("EventsParked", "one is", {"outbox_parked_events": "0 1x60"}, at="2m"),
     fires("EventsPassedOver", "in one lane", {"relay_lanes_passed_over_total": "0x10 1x50"}, at="4m"),
     silent("EventsPassedOver", "long ago", {"relay_lanes_passed_over_total": "0x10 1x150"}, at="30m"),
-    silent("EventsParked", "none is", {"outbox_parked_events": "0x60"}, at="2m"),
     fires(
         "ConsumerNotReading",
         "one queue",
@@ -309,12 +307,6 @@ CASES = [
         "ReconciliationDiscrepancy",
         "all adds up",
         {'reconciliation_discrepancies{kind="sequence_wrong"}': "0x60"},
-        at="11m",
-    ),
-    silent(
-        "ReconciliationDiscrepancy",
-        "parked events have an alert of their own",
-        {'reconciliation_discrepancies{kind="event_parked"}': "1x60"},
         at="11m",
     ),
     fires(
@@ -403,7 +395,6 @@ TOO_EARLY = {
     "BrokerBlocked": "1m30s",
     "OutboxNotDraining": "5m",
     "EventsFailing": "4m",
-    "EventsParked": "45s",
     "ConsumerNotReading": "1m30s",
     "MessagesReturned": "3m",
     "DeadLettersExpiring": "479h",

@@ -35,9 +35,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
     database: Connection,
 ) -> None:
     mail_server.data_delay_seconds = 0.02
-    worker = worker_process(
-        msgspec.structs.replace(worker_settings, email_claim_seconds=1.0, relay_batch_size=5), tmp_path
-    )
+    worker = worker_process(msgspec.structs.replace(worker_settings, email_claim_seconds=1.0), tmp_path)
     uuids: list[str] = []
     in_flight_at_a_kill: set[str] = set()
 

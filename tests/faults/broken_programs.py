@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from service import __main__ as service
@@ -46,11 +46,13 @@ def publish_twice() -> None:
     delete = outbox.delete
     calls = 0
 
-    async def delete_mostly(connection: Connection, events: Sequence[OutboxRow]) -> None:
+    async def delete_mostly(
+        connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
+    ) -> None:
         nonlocal calls
         calls += 1
         if calls % _FORGET_EVERY:
-            await delete(connection, events)
+            await delete(connection, table, events)
 
     outbox.delete = delete_mostly
 

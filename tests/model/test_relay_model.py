@@ -19,12 +19,13 @@ from service.postgres.pool import open_pool
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
-from worker.relay.loop import Relay
+from worker.relay.loop import Pace, Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 REQUESTS = 4
 WINDOW = 8
+PACE = Pace(batch_size=WINDOW, retry_seconds=0.001, longest_retry_seconds=0.001)
 TYPES = ("request.created", "request.email_sent", "request.calculated")
 
 replies = st.sampled_from(
@@ -75,14 +76,11 @@ class RelayModel(RuleBasedStateMachine):
             smtp_url="smtp://unused",
             mail_from="unused@example.com",
             broker_timeout_seconds=0.25,
-            relay_batch_size=WINDOW,
-            relay_retry_seconds=0.001,
-            relay_longest_retry_seconds=0.001,
         )
         self.pool = await self.resources.enter_async_context(open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
         await self.observer.execute("TRUNCATE outbox, outbox_held")
-        self.relay = Relay(self.settings, self.pool, asyncio.Event())
+        self.relay = Relay(self.settings, self.pool, asyncio.Event(), pace=PACE)
         while len(self.requests) < REQUESTS:
             request_id = new_request_id()
             if lanes.lane_of(request_id) == 0:
@@ -155,7 +153,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _relay_once(self) -> None:
         async with open_channel(self.settings, name="model") as channel:
             publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
-            await self.relay.relay_lanes(publisher, [0])
+            await self.relay.relay_due(publisher, asyncio.Event())
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +25,7 @@ from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.relay import outbox
-from worker.relay.confirm_window import CAN_WRITE_AT_ONCE
-from worker.relay.loop import Relay
+from worker.relay.loop import Pace, Relay
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -77,22 +77,33 @@ async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]
 
 
 @asynccontextmanager
-async def open_publisher(
-    settings: WorkerSettings, *, can_write_at_once: bool = CAN_WRITE_AT_ONCE
-) -> AsyncIterator[Publisher]:
+async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
     """Lend a publisher on a new connection."""
     async with open_channel(settings, name="test") as channel:
-        yield await Publisher.on(
-            channel,
-            timeout_seconds=settings.broker_timeout_seconds,
-            can_write_at_once=can_write_at_once,
-        )
+        yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
 
 @pytest.fixture
-def relay(worker_settings: WorkerSettings, pool: Pool) -> Relay:
+def pace() -> Pace:
+    """The pace of the relay, which `with_pace` changes."""
+    return Pace()
+
+
+def with_pace(**changes: Any) -> pytest.MarkDecorator:
+    """Run a test with a relay of another pace."""
+    return pytest.mark.parametrize("pace", [Pace(**changes)], ids=[""])
+
+
+@pytest.fixture
+def relay(worker_settings: WorkerSettings, pool: Pool, pace: Pace) -> Relay:
     """A relay that nobody wakes."""
-    return Relay(worker_settings, pool, asyncio.Event())
+    return Relay(worker_settings, pool, asyncio.Event(), pace=pace)
+
+
+@pytest.fixture
+def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int]]:
+    """Make one pass of the relay; returns the number of events moved."""
+    return partial(relay.relay_due, publisher, asyncio.Event())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the queues."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -62,7 +63,7 @@ async def test_example_of_an_event_is_what_is_published(
 ) -> None:
     example = example_of(event.type)
 
-    outcome = await publisher.publish([row_of(example["payload"])])
+    outcome = await publisher.publish([row_of(example["payload"])], abandoned=asyncio.Event())
 
     message = await eventually(lambda: take(tap))
     assert outcome.confirmed == {1}

@@ -49,25 +49,23 @@ async def _sizes(database: Connection, *, limit: int = 10_000) -> Sizes:
 
 
 async def test_events_are_counted_by_state(database: Connection) -> None:
-    for state in ("failing", "parked", "waiting"):
+    for state in ("failing", "waiting"):
         request = await store(database)
-        held = await hold_events(database, request.id)
+        [held] = await hold_events(database, request.id)
         if state == "failing":
-            await outbox.postpone(database, held, ["returned"], base_seconds=60, longest_seconds=60)
-        elif state == "parked":
-            await outbox.park(database, held, ["unencodable"])
+            await outbox.postpone(database, [held], {held.id: "why"}, base_seconds=60, longest_seconds=60)
     for _ in range(2):
         await store(database)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")
 
     sizes = await _sizes(database)
 
-    assert (sizes.pending, sizes.failing, sizes.waiting, sizes.parked) == (2, 1, 1, 1)
+    assert (sizes.pending, sizes.failing, sizes.waiting) == (2, 1, 1)
     assert 90 <= sizes.oldest_seconds < 120
 
 
 async def test_empty_outbox_has_no_age(database: Connection) -> None:
-    assert await _sizes(database) == Sizes(pending=0, failing=0, waiting=0, parked=0, oldest_seconds=0.0)
+    assert await _sizes(database) == Sizes(pending=0, failing=0, waiting=0, oldest_seconds=0.0)
 
 
 async def test_full_outbox_is_counted_up_to_the_limit(database: Connection) -> None:
@@ -76,7 +74,7 @@ async def test_full_outbox_is_counted_up_to_the_limit(database: Connection) -> N
 
     sizes = await _sizes(database, limit=320)
 
-    assert (sizes.pending, sizes.failing, sizes.waiting, sizes.parked) == (320, 0, 0, 320)
+    assert (sizes.pending, sizes.failing, sizes.waiting) == (320, 320, 0)
 
 
 async def _fill(database: Connection, table: str, rows: int) -> None:
@@ -84,9 +82,9 @@ async def _fill(database: Connection, table: str, rows: int) -> None:
     await database.execute(
         f"""
         INSERT INTO {table} (lane, request_id, type, sequence, payload
-                             {", id, created_at, attempts, next_attempt_at, parked_at" if held else ""})
+                             {", id, created_at, attempts, next_attempt_at" if held else ""})
         SELECT number % 16, gen_random_uuid(), 'request.calculated', 1, ''
-               {", number, now(), 1, now(), now()" if held else ""}
+               {", number, now(), 1, now()" if held else ""}
           FROM generate_series(1, {rows}) AS number
         """  # noqa: S608 - the test's own words
     )

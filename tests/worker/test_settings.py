@@ -21,7 +21,7 @@ def test_required_settings_are_sufficient() -> None:
     settings = load(WorkerSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
-    assert settings.relay_batch_size == 1_000
+    assert settings.relay_poll_seconds == 1.0
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
@@ -48,8 +48,8 @@ def test_missing_setting_is_named(name: str, value: str | None) -> None:
         ("SMTP_URL", "hunter2"),
         ("APP_URL", "hunter2.example.com"),
         ("APP_URL", "https://hunter2.example.com/?a=b"),
-        ("RELAY_BATCH_SIZE", "hunter2"),
-        ("RELAY_BATCH_SIZE", "0"),
+        ("EMAIL_CONCURRENCY", "hunter2"),
+        ("EMAIL_CONCURRENCY", "0"),
         ("RELAY_POLL_SECONDS", "-1"),
         ("EMAIL_CONCURRENCY", "1000"),
         ("HEALTH_PORT", "70000"),
@@ -65,9 +65,9 @@ def test_invalid_setting_is_named_and_not_shown(name: str, value: str) -> None:
 
 
 def test_numbers_are_read_from_text() -> None:
-    settings = load(WorkerSettings, {**ENVIRONMENT, "RELAY_BATCH_SIZE": "7", "RELAY_POLL_SECONDS": "0.5"})
+    settings = load(WorkerSettings, {**ENVIRONMENT, "EMAIL_CONCURRENCY": "7", "RELAY_POLL_SECONDS": "0.5"})
 
-    assert (settings.relay_batch_size, settings.relay_poll_seconds) == (7, 0.5)
+    assert (settings.email_concurrency, settings.relay_poll_seconds) == (7, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,13 @@
-"""The relay's metrics: the sizes of the outbox, and the events that have left it."""
+"""The sizes of the outbox, for its gauges."""
 
-from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
-from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.gauges import COUNT_LIMIT, Reading
-from worker.relay.low_water import LaneMarks
-from worker.relay.outbox import OutboxRow
+from worker.relay.lanes import LaneMarks
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +16,6 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     failing: int
     waiting: int
-    parked: int
     oldest_seconds: float
 
 
@@ -32,7 +27,6 @@ def outbox_gauges(marks: LaneMarks) -> Reading:
         metrics.outbox_pending.set(sizes.pending)
         metrics.outbox_failing.set(sizes.failing)
         metrics.outbox_waiting.set(sizes.waiting)
-        metrics.outbox_parked.set(sizes.parked)
         metrics.outbox_oldest_age.set(sizes.oldest_seconds)
 
     return Reading(metrics.OUTBOX_GAUGES, read)
@@ -46,7 +40,7 @@ async def read_sizes(connection: Connection, marks: Sequence[int], *, limit: int
     """
     (row,) = await connection.fetch(
         """
-        SELECT pending, failing, waiting, parked, oldest_seconds
+        SELECT pending, failing, waiting, oldest_seconds
           FROM (SELECT count(*) AS pending,
                        greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
                   FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
@@ -56,10 +50,9 @@ async def read_sizes(connection: Connection, marks: Sequence[int], *, limit: int
                                         AND id >= low_water
                                       ORDER BY id
                                       LIMIT $2 / cardinality($1::bigint[])) AS head) AS fresh,
-               (SELECT count(*) FILTER (WHERE parked_at IS NULL AND attempts > 0) AS failing,
-                       count(*) FILTER (WHERE parked_at IS NULL AND attempts = 0) AS waiting,
-                       count(*) FILTER (WHERE parked_at IS NOT NULL) AS parked
-                  FROM (SELECT attempts, parked_at
+               (SELECT count(*) FILTER (WHERE attempts > 0) AS failing,
+                       count(*) FILTER (WHERE attempts = 0) AS waiting
+                  FROM (SELECT attempts
                           FROM outbox_held
                          LIMIT $2) AS head) AS held
         """,
@@ -67,12 +60,3 @@ async def read_sizes(connection: Connection, marks: Sequence[int], *, limit: int
         limit,
     )
     return Sizes(**row)
-
-
-def count_settled(rows: Sequence[OutboxRow]) -> None:
-    """Count events that were confirmed and have left the outbox. Unknown types are counted as "other"."""
-    now = datetime.now(UTC)
-    for event_type, number in Counter(row.type for row in rows).items():
-        metrics.events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)
-    for row in rows:
-        metrics.delivery_seconds.observe(max(0.0, (now - row.created_at).total_seconds()))

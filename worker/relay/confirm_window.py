@@ -3,7 +3,6 @@
 import asyncio
 import struct
 from collections.abc import Collection, Coroutine, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import aiormq
@@ -18,15 +17,13 @@ _CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel clos
 # What is raised for an event that AMQP cannot carry.
 UNENCODABLE = (ValueError, TypeError, struct.error)
 
-# `write` uses undocumented attributes of aiormq's channel, so only with versions that it is tested with.
-CAN_WRITE_AT_ONCE = version("aiormq").startswith("7.2.")
-
 
 class ConfirmWindow:
     """Events being published, and for each a future: its confirm, or the exception for its nack or return.
 
     `write` does for a whole window what aiormq's basic_publish does for one message. basic_publish takes a
-    task, a lock and a timeout for each message, which halved the rate of the relay.
+    task, a lock and a timeout for each message, which halved the rate of the relay. `write` uses undocumented
+    attributes of aiormq's channel: hence the bound on its version in pyproject.toml.
 
     The invariant is that of basic_publish. The broker numbers the messages of a channel 1, 2, 3, … as they
     arrive, and confirms them by number; aiormq looks up a number's future in `confirmations`. So each message
@@ -64,7 +61,7 @@ class ConfirmWindow:
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
 
     def start(self, row_id: int, publishing: Coroutine[Any, Any, None]) -> None:
-        """Add an event that is published on its own; *publishing* ends with its confirm."""
+        """Add an event that is published by itself; *publishing* ends with its confirm."""
         self.confirms[row_id] = asyncio.create_task(publishing)
 
     async def wait(self, *, seconds: float, abandoned: asyncio.Event) -> Exception | None:

@@ -1,81 +1,131 @@
-"""The lanes of the outbox: which of them have work, and the locks that keep other relays out."""
+"""The lanes of the outbox: which of them have work, from where to read them, and their locks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
+import structlog
 
-from service.outbox.lanes import LOCKS
-from service.postgres import loans, outages
+from service.outbox.lanes import LANES, LOCKS
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 
-_PING_SECONDS = loans.SILENCE_SECONDS / 3
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """Which transactions a statement could see: all below xmin had ended, none from next_xid on had begun.
-
-    pg_snapshot_xmax() is not next_xid. It is one past the last transaction that has ended, and transactions
-    from there on may be open. In a transaction that has no id yet, age(xmax) is the distance from xmax to the
-    next id to be given out, so the sum of both is next_xid.
-    """
-
-    xmin: int
-    next_xid: int
+_log = structlog.get_logger()
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The lanes with something to publish, and how far the outbox had got when they were looked up."""
+    """What a look at the outbox found, and which transactions it could see.
 
-    fresh_lanes: list[int]  # with events in outbox
+    All transactions below *xmin* had ended, and none from *next_xid* on had begun. pg_snapshot_xmax() is not
+    next_xid. It is one past the last transaction that has ended, and transactions from there on may be open.
+    In a transaction that has no id yet, age(xmax) is the distance from xmax to the next id to be given out,
+    so the sum of both is next_xid.
+    """
+
+    first_ids: list[int | None]  # the first id in outbox of each lane, from its mark on
     due_lanes: list[int]  # with events in outbox_held that are due for an attempt
-    snapshot: Snapshot
     last_id: int  # the last event id that had been given out
+    xmin: int
+    next_xid: int
+
+    @property
+    def lanes(self) -> list[int]:
+        """The lanes in which something can be published now."""
+        fresh = {lane for lane, first_id in enumerate(self.first_ids) if first_id is not None}
+        return list(fresh.union(self.due_lanes))
 
 
-class Locked(msgspec.Struct, frozen=True):
-    """The lanes that were free and are now locked, and what that statement could see."""
+class LaneMark:
+    """The id below which a lane has no event, and never will: the relay reads the lane from there.
 
-    lanes: list[int]
-    snapshot: Snapshot
+    While an old snapshot is held, vacuum cannot remove deleted events. Reading from the start of a lane would
+    step over all of them each time.
+
+    Ids are given out before transactions commit, so a gap between ids may still be filled. The mark passes
+    it only once every transaction that was open after the gap was seen has ended. That takes three looks: the
+    first sees the gap, the next records which transactions are open, a later one finds that they have ended.
+    """
+
+    def __init__(self) -> None:
+        self.low_water = 0
+        self._candidate = 0
+        self._awaited: int | None = None  # transactions below this must end first
+
+    def advance(self, work: Work, first: int) -> None:
+        """Record a look. *first* is the lowest id it found, or the next id to be given out."""
+        if self._candidate <= self.low_water:
+            self._candidate, self._awaited = first, None
+        elif self._awaited is None:
+            self._awaited = work.next_xid
+        elif work.xmin >= self._awaited:
+            self.low_water = min(self._candidate, first)
+            self._candidate, self._awaited = first, None
+
+
+class LaneMarks:
+    """The low-water marks of all lanes."""
+
+    def __init__(self) -> None:
+        self.forget_all()
+
+    @property
+    def low_water(self) -> list[int]:
+        """The id from which to read each lane. Below it are no events, at most dead entries of the index."""
+        return [mark.low_water for mark in self._marks]
+
+    def note(self, work: Work) -> None:
+        """Record a look at all lanes.
+
+        A mark above the last id means that a failover has lost events and their ids are given out again. Then
+        all lanes are read from their start.
+        """
+        if work.last_id + 1 < max(self.low_water):
+            _log.warning("outbox_ids_set_back", last_id=work.last_id)
+            self.forget_all()
+            return
+        for mark, first_id in zip(self._marks, work.first_ids, strict=True):
+            mark.advance(work, work.last_id + 1 if first_id is None else first_id)
+
+    def forget_all(self) -> None:
+        """Read every lane from its start again."""
+        self._marks = [LaneMark() for _ in range(LANES)]
 
 
 async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
-    """Return the lanes in which something can be published now; *marks* are their low-water marks."""
+    """Look for events that can be published now; *marks* are the low-water marks of the lanes."""
     (row,) = await connection.fetch(
         """
         WITH look AS MATERIALIZED (
             SELECT (number - 1)::smallint AS lane,
-                   EXISTS (SELECT
-                             FROM outbox
-                            WHERE outbox.lane = (number - 1)::smallint
-                              AND outbox.id >= low_water) AS has_fresh,
+                   (SELECT id
+                      FROM outbox
+                     WHERE outbox.lane = (number - 1)::smallint
+                       AND outbox.id >= low_water
+                     ORDER BY id
+                     LIMIT 1) AS first_id,
                    EXISTS (SELECT
                              FROM outbox_held
                             WHERE outbox_held.lane = (number - 1)::smallint
-                              AND parked_at IS NULL
                               AND next_attempt_at <= now()) AS has_due
               FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
         )
-        SELECT ARRAY (SELECT lane
+        SELECT ARRAY (SELECT first_id
                         FROM look
-                       WHERE has_fresh) AS fresh_lanes,
+                       ORDER BY lane) AS first_ids,
                ARRAY (SELECT lane
                         FROM look
                        WHERE has_due) AS due_lanes,
+               CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
-               -- xmax and the transactions that have begun since: see Snapshot
-               pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid,
-               CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id
+               -- xmax and the transactions that have begun since: see Work
+               pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot,
                outbox_id_seq AS sequence
         """,
         marks,
     )
-    snapshot = Snapshot(row["xmin"], row["next_xid"])
-    return Work(row["fresh_lanes"], row["due_lanes"], snapshot, row["last_id"])
+    return Work(**row)
 
 
 async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]:
@@ -94,8 +144,8 @@ async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]
     return [row["lane"] for row in rows]
 
 
-async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
-    """Lock those of *lanes* that are free, until the transaction ends.
+async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> list[int]:
+    """Lock those of *lanes* that are free, until the transaction ends. Returns them.
 
     This is a statement of its own, so that the next one sees everything the previous holders settled.
 
@@ -106,54 +156,27 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> Locked:
         SELECT ARRAY (SELECT lane
                         FROM unnest($2::smallint[]) AS lane
                        WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
-               current_setting('transaction_read_only')::boolean AS is_read_only,
-               pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
-               -- xmax and the transactions that have begun since: see Snapshot
-               pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
-          FROM pg_current_snapshot() AS snapshot
+               current_setting('transaction_read_only')::boolean AS is_read_only
         """,
         LOCKS,
         lanes,
     )
     if row["is_read_only"]:
         raise PostgresUnavailable.counted()
-    return Locked(row["lanes"], Snapshot(row["xmin"], row["next_xid"]))
+    locked: list[int] = row["lanes"]
+    return locked
 
 
-@asynccontextmanager
-async def lanes_kept(
-    connection: Connection, *, ping_seconds: float = _PING_SECONDS
-) -> AsyncIterator[asyncio.Event]:
-    """Keep the locks of an open transaction while the block does something else, such as publishing.
-
-    Yields an event that is set once the connection is lost, and with it the locks: the block should end then.
-    Raises PostgresUnavailable at the end if they were lost.
-    """
-    lost, done = asyncio.Event(), asyncio.Event()
+@contextmanager
+def loss_noticed(connection: Connection) -> Iterator[asyncio.Event]:
+    """Yield an event that is set once the connection is lost, and with it the locks: publishing must end."""
+    lost = asyncio.Event()
 
     def note_loss(_: object) -> None:
         lost.set()
 
     connection.add_termination_listener(note_loss)
-    pinging = asyncio.create_task(_ping(connection, lost, done, ping_seconds))
     try:
         yield lost
     finally:
-        done.set()
-        await pinging  # Not cancelled: cancelling its query would abort the transaction.
         connection.remove_termination_listener(note_loss)
-    if lost.is_set():
-        raise PostgresUnavailable
-
-
-async def _ping(connection: Connection, lost: asyncio.Event, done: asyncio.Event, seconds: float) -> None:
-    """Query Postgres until *done*, because it ends a transaction that is silent for SILENCE_SECONDS."""
-    while not lost.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await done.wait()
-                return
-        try:
-            await connection.execute("SELECT 1", timeout=seconds)
-        except outages.OUTAGE_ERRORS:
-            lost.set()

@@ -3,7 +3,6 @@
 import asyncio
 
 import asyncpg
-import structlog
 
 from service.outbox import lanes
 from service.postgres import outages
@@ -12,7 +11,7 @@ from service.postgres.pool import Connection
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_log = structlog.get_logger()
+_CHECK_SECONDS = 30.0  # from one self-test to the next: meanwhile the relay polls
 
 
 class NotifyNotReceived(Exception):
@@ -22,9 +21,12 @@ class NotifyNotReceived(Exception):
 class Listener:
     """A direct connection that LISTENs. It tests itself, because a half-open connection raises no error."""
 
-    def __init__(self, settings: WorkerSettings, woken: asyncio.Event) -> None:
+    def __init__(
+        self, settings: WorkerSettings, woken: asyncio.Event, *, check_seconds: float = _CHECK_SECONDS
+    ) -> None:
         self._settings = settings
         self._woken = woken
+        self._check_seconds = check_seconds
         self._received = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -51,7 +53,7 @@ class Listener:
             while not stop.is_set():
                 await self._test(connection, seconds)
                 pauses.reset()
-                await wait_at_most(self._settings.relay_listen_check_seconds, lost, stop)
+                await wait_at_most(self._check_seconds, lost, stop)
                 if lost.is_set():
                     raise PostgresUnavailable
         finally:

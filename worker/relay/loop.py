@@ -1,16 +1,21 @@
-"""Outbox → RabbitMQ: run() is the loop, relay_lanes() one pass over some lanes."""
+"""Outbox → RabbitMQ: run() is the loop, relay_due() one pass over all lanes with work."""
 
 import asyncio
+import math
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import uuid_of
+from service.outbox.events import EVENT_TYPES
 from service.outbox.lanes import LANES
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -22,9 +27,8 @@ from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BrokerUnavailable, TopologyDiffers, open_role
-from worker.relay import backlog, outbox
-from worker.relay.lanes import Work, find_passed, find_work, lanes_kept, lock_lanes
-from worker.relay.low_water import LaneMarks
+from worker.relay import outbox
+from worker.relay.lanes import LaneMarks, Work, find_passed, find_work, lock_lanes, loss_noticed
 from worker.relay.outbox import LaneLost, OutboxRow
 from worker.relay.publisher import Outcome, Publisher
 from worker.relay.refusals import Retries
@@ -37,10 +41,24 @@ _LANES_AT_ONCE = LANES // 2
 # After a relay has moved something, it looks again after each of these pauses before it waits for a NOTIFY.
 # A busy writer sends one only every 20 ms, which spares its commits. A look costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-_LOOK_BACK_SECONDS = 60.0
 _LONGEST_LOOK_SECONDS = 30.0
+# After the longest publish, before Postgres takes the relay for dead and frees its lanes.
+_SPARE_SECONDS = 2.0
 
 _log = structlog.get_logger()
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a relay does at once, and how often it tries again. Durations are in seconds."""
+
+    batch_size: int = 1_000  # of a window, whose events are in memory
+    held_batch_size: int = 20  # held events of each kind beside them
+    retry_seconds: float = 1.0  # the first wait of a refused event, and from one retry to the next
+    longest_retry_seconds: float = 300.0
+    look_back_seconds: float = 60.0
+
+
+_PACE = Pace()
 
 
 class Relay:
@@ -51,23 +69,19 @@ class Relay:
     """
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        pool: Pool,
-        woken: asyncio.Event,
-        *,
-        look_back_seconds: float = _LOOK_BACK_SECONDS,
+        self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event, *, pace: Pace = _PACE
     ) -> None:
         self.marks = LaneMarks()
         self._settings = settings
         self._pool = pool
         self._woken = woken
+        self._pace = pace
         self._connected = False
         self._obstacle = ""
         self._alarm = Alarm()
-        self._retries = Retries(pause_seconds=settings.relay_retry_seconds)
-        self._look_back_seconds = look_back_seconds
-        self._look_back_at = time.monotonic() + look_back_seconds
+        self._retries = Retries(pause_seconds=pace.retry_seconds)
+        self._look_back_at = time.monotonic() + pace.look_back_seconds
+        self._statement_seconds = max(settings.database_timeout_seconds, 5.0)
         self._look_seconds = self._statement_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
@@ -115,25 +129,29 @@ class Relay:
                     metrics.wakeups.labels("notify" if self._woken.is_set() else "poll").inc()
 
     async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
-        """Make one pass over every lane with work. Returns the number of events moved."""
-        if recovering := self._retries.recovering:
-            await self._make_refused_due(recovering)
+        """Make one pass over every lane with work.
+
+        Returns the number of events that left their lane, confirmed or held. Raises BrokerUnavailable, after
+        settling what was confirmed.
+        """
+        if self._retries.recovering:
+            await self._make_refused_due()
         work = await self._find_work()
-        lanes = list({*work.fresh_lanes, *work.due_lanes})
+        lanes = work.lanes
         random.shuffle(lanes)  # so that relays that start together do not compete for the same lanes
         moved = 0
         for first in range(0, len(lanes), _LANES_AT_ONCE):
             if not stop.is_set():
                 some = lanes[first : first + _LANES_AT_ONCE]
-                moved += await self.relay_lanes(publisher, some, due_lanes=work.due_lanes)
+                moved += await self._relay_lanes(publisher, some, work.due_lanes)
         return moved
 
-    async def _make_refused_due(self, kinds: Sequence[bool]) -> None:
+    async def _make_refused_due(self) -> None:
         """Make some refused events due at each pass, until none is left: their queue takes events again."""
         async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
-            limit = self._settings.relay_held_batch_size
-            if await outbox.make_refused_due(connection, kinds, limit=limit) == 0:
-                self._retries.note_recovered()
+            limit = self._pace.held_batch_size
+            if await outbox.make_refused_due(connection, self._retries.recovering, limit=limit) == 0:
+                self._retries.recovering.clear()
 
     async def _find_work(self) -> Work:
         """Look for work from the marks on.
@@ -148,12 +166,12 @@ class Relay:
         async with loans.connection(self._pool, seconds=seconds) as connection:
             work = await find_work(connection, self.marks.low_water)
         self._look_seconds = self._statement_seconds
-        self.marks.note_work(work)
+        self.marks.note(work)
         return work
 
     async def _look_back(self) -> None:
-        """As a precaution, look for events below the marks. Lanes that have any are read from their start."""
-        self._look_back_at = time.monotonic() + self._look_back_seconds
+        """As a precaution, look for events below the marks. If there are any, read all from the start."""
+        self._look_back_at = time.monotonic() + self._pace.look_back_seconds
         try:
             async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
                 passed = await find_passed(connection, self.marks.low_water)
@@ -163,34 +181,34 @@ class Relay:
         if passed:
             _log.error("events_passed_over", lanes=passed)
             metrics.lanes_passed_over.inc(len(passed))
-            self.marks.forget(passed)
+            self.marks.forget_all()
 
-    async def relay_lanes(
-        self, publisher: Publisher, lanes: Sequence[int], *, due_lanes: Sequence[int] | None = None
-    ) -> int:
+    async def _relay_lanes(self, publisher: Publisher, lanes: Sequence[int], due_lanes: Sequence[int]) -> int:
         """Publish the oldest events of some lanes, and held events that are due; delete those confirmed.
 
-        *due_lanes* are the lanes with held events that are due. Without it, all are looked at for them.
-
-        Returns the number of events that left their lane, confirmed or held. After a crash between confirm
-        and commit the same events are published again: delivery is at least once, in order within a request.
-        Raises BrokerUnavailable, after settling what was confirmed.
+        After a crash between confirm and commit the same events are published again: delivery is at least
+        once, in order within a request.
         """
-        seconds = self._settings.broker_timeout_seconds + 2 * self._statement_seconds
-        # Waiting for the disk is not needed: if Postgres crashes and forgets a commit, the same events are
-        # published again, in order.
-        async with loans.transaction(self._pool, seconds=seconds, waits_for_disk=False) as connection:
-            fresh, due = await self._take(connection, lanes, lanes if due_lanes is None else due_lanes)
+        publishing = self._settings.broker_timeout_seconds
+        async with loans.transaction(
+            self._pool,
+            seconds=publishing + 2 * self._statement_seconds,
+            silence_seconds=publishing + _SPARE_SECONDS,
+            # If Postgres crashes and forgets a commit, the same events are published again, in order.
+            waits_for_disk=False,
+        ) as connection:
+            fresh, due = await self._take(connection, lanes, due_lanes)
             if not fresh and not due:
                 return 0
             window = [*_first_of_each_request(fresh), *due]
-            async with lanes_kept(connection) as lost:
+            with loss_noticed(connection) as lost:
                 outcome = await publisher.publish(window, abandoned=lost)
-            self._retries.note(fresh, due, outcome)
+            if due or outcome.refused:
+                self._retries.note(window, outcome)
             moved = await self._settle(connection, fresh, due, outcome)
-        backlog.count_settled([row for row in window if row.id in outcome.confirmed])
+        _count([row for row in window if row.id in outcome.confirmed])
         if moved:
-            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.failed))
+            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.refused))
         if outcome.outage is not None:
             raise BrokerUnavailable from outcome.outage
         return moved
@@ -200,26 +218,20 @@ class Relay:
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
         """Lock those of *lanes* that are free. Returns their oldest events, and held events to publish."""
         locked = await lock_lanes(connection, lanes)
-        if not locked.lanes:
+        if not locked:
             return [], []
         low_water = self.marks.low_water
         fresh = await outbox.read(
             connection,
-            locked.lanes,
-            low_water=[low_water[lane] for lane in locked.lanes],
-            limit=-(-self._settings.relay_batch_size // len(locked.lanes)),
+            locked,
+            low_water=[low_water[lane] for lane in locked],
+            limit=math.ceil(self._pace.batch_size / len(locked)),
         )
-        first_ids = {row.lane: row.id for row in reversed(fresh)}
-        for lane, first_id in first_ids.items():
-            self.marks.note_first(locked.snapshot, lane, first_id)
-        return fresh, await self._take_due(connection, sorted({*locked.lanes} & {*due_lanes}))
-
-    async def _take_due(self, connection: Connection, lanes: Sequence[int]) -> list[OutboxRow]:
-        """Return the held events of locked lanes that are to be published now."""
-        if not lanes:
-            return []
-        limit = -(-self._settings.relay_held_batch_size // len(lanes))
-        return self._retries.choose(await outbox.read_due(connection, lanes, limit=limit))
+        due_lanes = sorted({*locked} & {*due_lanes})
+        if not due_lanes:
+            return fresh, []
+        limit = math.ceil(self._pace.held_batch_size / len(due_lanes))
+        return fresh, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
 
     async def _settle(
         self,
@@ -228,40 +240,29 @@ class Relay:
         due: Sequence[OutboxRow],
         outcome: Outcome,
     ) -> int:
-        """Delete events that were confirmed; hold those that failed, and those that must wait behind them."""
+        """Delete events that were confirmed; hold those that were refused, and those behind them."""
         delivered = [row for row in fresh if row.id in outcome.confirmed]
         redelivered = [row for row in due if row.id in outcome.confirmed]
-        to_hold = [row for row in fresh if row.must_wait or row.id in outcome.failed]
-        await outbox.delete(connection, delivered)
-        await outbox.hold(connection, to_hold)  # Before delete_held, which makes those due that waited.
-        await outbox.delete_held(connection, redelivered)
-        if outcome.failed:
-            await self._charge(connection, [*fresh, *due], outcome)
-        for row in fresh:
+        to_hold = [row for row in fresh if row.must_wait or row.id in outcome.refused]
+        refused = [row for row in (*fresh, *due) if row.id in outcome.refused]
+        await outbox.delete(connection, "outbox", delivered)
+        await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
+        await outbox.delete(connection, "outbox_held", redelivered)
+        await outbox.postpone(
+            connection,
+            refused,
+            outcome.refused,
+            base_seconds=self._pace.retry_seconds,
+            longest_seconds=self._pace.longest_retry_seconds,
+        )
+        for row in to_hold:
             if row.must_wait:
                 _log.info("event_held", **_story(row))
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
+        for row in refused:
+            _log.warning("event_not_published", reason=outcome.refused[row.id], **_story(row))
         return len(delivered) + len(redelivered) + len(to_hold)
-
-    async def _charge(self, connection: Connection, rows: Sequence[OutboxRow], outcome: Outcome) -> None:
-        """Postpone events that were refused, and park those that cannot be encoded."""
-        refused = [row for row in rows if row.id in outcome.refused]
-        unencodable = [row for row in rows if row.id in outcome.unencodable]
-        await outbox.postpone(
-            connection,
-            refused,
-            [outcome.refused[row.id] for row in refused],
-            base_seconds=self._settings.relay_retry_seconds,
-            longest_seconds=self._settings.relay_longest_retry_seconds,
-        )
-        await outbox.park(connection, unencodable, [outcome.unencodable[row.id] for row in unencodable])
-        for row in (*refused, *unencodable):
-            _log.warning("event_not_published", reason=outcome.failed[row.id], **_story(row))
-
-    @property
-    def _statement_seconds(self) -> float:
-        return max(self._settings.database_timeout_seconds, 5.0)
 
 
 def _story(row: OutboxRow) -> dict[str, Any]:
@@ -272,3 +273,12 @@ def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
     """Leave out every event that must wait until an earlier one of its request is confirmed."""
     first = {row.request_id: row for row in reversed(rows) if not row.must_wait}
     return [row for row in rows if first.get(row.request_id) is row]
+
+
+def _count(settled: Sequence[OutboxRow]) -> None:
+    """Count events that were confirmed and have left the outbox. Unknown types are counted as "other"."""
+    now = datetime.now(UTC)
+    for event_type, number in Counter(row.type for row in settled).items():
+        metrics.events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)
+    for row in settled:
+        metrics.delivery_seconds.observe(max(0.0, (now - row.created_at).total_seconds()))

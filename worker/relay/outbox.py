@@ -1,7 +1,9 @@
 """The events in the tables outbox and outbox_held, as the relay reads and settles them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -14,6 +16,13 @@ from service.postgres.pool import Connection
 
 class LaneLost(Exception):
     """Events were missing when they were to be settled: another process has had the lane."""
+
+
+class Kind(Enum):
+    """The kinds of events that are retried apart from each other."""
+
+    CREATED = "request.created"  # causes the customer's e-mail
+    OTHER = "other types"
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +40,9 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     must_wait: bool  # for an earlier event of its request, which is in outbox_held
 
     @property
-    def is_created(self) -> bool:
-        """Whether it is the event that causes the customer's e-mail."""
-        return self.type == RequestCreated.type
+    def kind(self) -> Kind:
+        """The kind of the event."""
+        return Kind.CREATED if self.type == RequestCreated.type else Kind.OTHER
 
     @property
     def event_id(self) -> str:
@@ -82,7 +91,6 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
                                FROM outbox_held AS candidate
                               WHERE candidate.lane = lane.lane
                                 AND (candidate.type = 'request.created') = kind.is_created
-                                AND parked_at IS NULL
                                 AND next_attempt_at <= now()
                                 AND NOT EXISTS (SELECT
                                                   FROM outbox_held AS earlier
@@ -98,34 +106,19 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
     return [OutboxRow(**row) for row in rows]
 
 
-async def delete(connection: Connection, events: Sequence[OutboxRow]) -> None:
+async def delete(
+    connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
+) -> None:
     """Settle events that the broker has confirmed. Raises LaneLost unless every one was there."""
     if not events:
         return
     deleted = await connection.execute(
-        """
-        DELETE FROM outbox
+        f"""
+        DELETE FROM {table}
          USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
-         WHERE outbox.lane = confirmed.lane
-           AND outbox.id = confirmed.id
-        """,
-        *_keys(events),
-    )
-    if deleted != f"DELETE {len(events)}":
-        raise LaneLost
-
-
-async def delete_held(connection: Connection, events: Sequence[OutboxRow]) -> None:
-    """Settle held events that the broker has confirmed. Raises LaneLost unless every one was there."""
-    if not events:
-        return
-    deleted = await connection.execute(
-        """
-        DELETE FROM outbox_held
-         USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
-         WHERE outbox_held.lane = confirmed.lane
-           AND outbox_held.id = confirmed.id
-        """,
+         WHERE {table}.lane = confirmed.lane
+           AND {table}.id = confirmed.id
+        """,  # noqa: S608 - constants only
         *_keys(events),
     )
     if deleted != f"DELETE {len(events)}":
@@ -162,12 +155,15 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 async def postpone(
     connection: Connection,
     events: Sequence[OutboxRow],
-    errors: Sequence[str],
+    errors: Mapping[int, str],
     *,
     base_seconds: float,
     longest_seconds: float,
 ) -> None:
-    """Charge held events one attempt. They are due again after a delay that doubles with each."""
+    """Charge held events one attempt, with its error by the row's id.
+
+    They are due again after a delay that doubles with each.
+    """
     if not events:
         return
     await connection.execute(
@@ -182,14 +178,14 @@ async def postpone(
            AND outbox_held.id = failure.id
         """,
         *_keys(events),
-        errors,
+        [errors[event.id] for event in events],
         base_seconds,
         longest_seconds,
     )
 
 
-async def make_refused_due(connection: Connection, kinds: Sequence[bool], *, limit: int) -> int:
-    """Make refused events of these kinds due: request.created (true), the others (false). Returns how many.
+async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, limit: int) -> int:
+    """Make events of these kinds due that the broker refused. Returns how many.
 
     At most *limit* of a kind in each lane, whether it is locked or not; rows that a relay is settling are
     skipped.
@@ -204,9 +200,9 @@ async def make_refused_due(connection: Connection, kinds: Sequence[bool], *, lim
                                    FROM outbox_held
                                   WHERE lane = number::smallint
                                     AND (type = 'request.created') = is_created
-                                    AND parked_at IS NULL
                                     AND next_attempt_at > now()
                                     AND next_attempt_at < 'infinity'
+                                    AND last_error NOT LIKE 'unencodable:%'
                                   ORDER BY next_attempt_at
                                   LIMIT $3
                                     FOR UPDATE SKIP LOCKED) AS refused
@@ -218,29 +214,10 @@ async def make_refused_due(connection: Connection, kinds: Sequence[bool], *, lim
            AND outbox_held.id = late.id
         """,
         LANES,
-        kinds,
+        [kind is Kind.CREATED for kind in kinds],
         limit,
     )
     return int(woken.removeprefix("UPDATE "))
-
-
-async def park(connection: Connection, events: Sequence[OutboxRow], errors: Sequence[str]) -> None:
-    """Charge held events one attempt, and put them aside until an operator retries them."""
-    if not events:
-        return
-    await connection.execute(
-        """
-        UPDATE outbox_held
-           SET attempts = attempts + 1,
-               last_error = failure.error,
-               parked_at = clock_timestamp()
-          FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
-         WHERE outbox_held.lane = failure.lane
-           AND outbox_held.id = failure.id
-        """,
-        *_keys(events),
-        errors,
-    )
 
 
 def _keys(events: Sequence[OutboxRow]) -> tuple[list[int], list[int]]:

@@ -18,7 +18,7 @@ from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
-from worker.relay.confirm_window import CAN_WRITE_AT_ONCE, UNENCODABLE, ConfirmWindow
+from worker.relay.confirm_window import UNENCODABLE, ConfirmWindow
 from worker.relay.outbox import OutboxRow
 from worker.waiting import wait_at_most
 
@@ -29,35 +29,24 @@ class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a window, by row id. A row in none of these was not confirmed and counts as not sent."""
 
     confirmed: frozenset[int] = frozenset()
-    refused: Mapping[int, str] = {}  # returned or nacked, with the reason: the fault lies with a queue
-    unencodable: Mapping[int, str] = {}  # with the reason: the fault lies with the event
+    refused: Mapping[int, str] = {}  # with the reason
+    unencodable: frozenset[int] = frozenset()  # those of the refused that were not sent: no queue is at fault
     outage: Exception | None = None  # The channel must not be used again.
-
-    @property
-    def failed(self) -> dict[int, str]:
-        """The rows that were refused or unencodable, with the reason."""
-        return {**self.refused, **self.unencodable}
 
 
 class Publisher:
     """Publishes windows of events to the exchange, one window at a time."""
 
-    def __init__(
-        self, channel: aiormq.Channel, *, timeout_seconds: float, can_write_at_once: bool = CAN_WRITE_AT_ONCE
-    ) -> None:
+    def __init__(self, channel: aiormq.Channel, *, timeout_seconds: float) -> None:
         self._channel = channel
         self._timeout_seconds = timeout_seconds
-        # When traced, each publish is a span of its own, with its own time.
-        self._writes_at_once = can_write_at_once and not tracing.is_on()
 
     @classmethod
-    async def on(
-        cls, channel: AbstractChannel, *, timeout_seconds: float, can_write_at_once: bool = CAN_WRITE_AT_ONCE
-    ) -> "Publisher":
+    async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
         """Return a publisher on a channel that raises on returned messages."""
         # aio-pika's own publish costs half as much again: it waits for the socket after every message.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(underlay, timeout_seconds=timeout_seconds, can_write_at_once=can_write_at_once)
+        return cls(underlay, timeout_seconds=timeout_seconds)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
         """Publish an empty message that no queue gets: the broker reports an alarm only to publishers.
@@ -82,9 +71,7 @@ class Publisher:
         finally:
             probing.cancel()
 
-    async def publish(
-        self, window: Sequence[OutboxRow], *, abandoned: asyncio.Event | None = None
-    ) -> Outcome:
+    async def publish(self, window: Sequence[OutboxRow], *, abandoned: asyncio.Event) -> Outcome:
         """Publish all of *window* side by side and wait for the confirms, up to the timeout or *abandoned*.
 
         No two rows may be of one request: if the first were refused, the second would overtake it.
@@ -97,20 +84,19 @@ class Publisher:
                 await self._start(publishing, window)
             except BROKER_ERRORS as error:
                 return Outcome(outage=error)
-            reason = await publishing.wait(
-                seconds=self._timeout_seconds, abandoned=abandoned or asyncio.Event()
-            )
+            reason = await publishing.wait(seconds=self._timeout_seconds, abandoned=abandoned)
         return _outcome(publishing.confirms, reason)
 
     async def _start(self, publishing: ConfirmWindow, window: Sequence[OutboxRow]) -> None:
-        if self._writes_at_once:
-            async with asyncio.timeout(self._timeout_seconds):
-                await publishing.write(window)
+        if tracing.is_on():
+            for row in window:
+                publishing.start(row.id, self._publish_traced(row))
             return
-        for row in window:
-            publishing.start(row.id, self._publish_one(row))
+        async with asyncio.timeout(self._timeout_seconds):
+            await publishing.write(window)
 
-    async def _publish_one(self, row: OutboxRow) -> None:
+    async def _publish_traced(self, row: OutboxRow) -> None:
+        """Publish an event as a span of its own, with its own time."""
         destination = f"{topology.REQUESTS}:{row.type}"
         with tracing.span(
             f"publish {destination}",
@@ -156,7 +142,7 @@ def properties_of(row: OutboxRow, traceparent: str | None) -> spec.Basic.Propert
 def _outcome(confirms: Mapping[int, asyncio.Future[Any]], reason: Exception | None) -> Outcome:
     confirmed = set()
     refused: dict[int, str] = {}
-    unencodable: dict[int, str] = {}
+    unencodable = set()
     outage: Exception | None = None
     for row_id, confirm in confirms.items():
         if confirm.cancelled():
@@ -173,7 +159,8 @@ def _outcome(confirms: Mapping[int, asyncio.Future[Any]], reason: Exception | No
                 refused[row_id] = "refused by the broker"
             case error if isinstance(error, UNENCODABLE):  # before it took a delivery tag
                 metrics.events_failed.labels("unencodable").inc()
-                unencodable[row_id] = f"unencodable: {error}"
+                refused[row_id] = f"unencodable: {error}"
+                unencodable.add(row_id)
             case Exception() as error:
                 outage = error
-    return Outcome(frozenset(confirmed), refused, unencodable, outage)
+    return Outcome(frozenset(confirmed), refused, frozenset(unencodable), outage)

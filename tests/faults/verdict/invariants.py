@@ -217,17 +217,15 @@ def emails_reach_their_recipient(record: Record) -> Iterable[str]:
 
 
 def outbox_drained(record: Record) -> Iterable[str]:
-    """The outbox is empty. Of the held events only poison rows (parked) and their followers are left."""
+    """The outbox is empty. Of the held events only poison rows and their followers are left."""
     if record.outbox_left:
         yield f"{record.outbox_left} events are left in the outbox"
-    held = {row.event: row.parked for row in record.held}
-    for event in record.poison_rows:
-        if not held.get(event):
-            yield f"poison row {event[:60]}: {'not parked' if event in held else 'gone'}"
-    for event in record.poison_followers - held.keys():
+    for event in record.poison_rows - record.held:
+        yield f"poison row {event[:60]} is gone"
+    for event in record.poison_followers - record.held:
         yield f"{event} was not held behind its poison row"
-    for event in held.keys() - record.poison_rows - record.poison_followers:
-        yield f"{event} is still held{' and parked' if held[event] else ''}"
+    for event in record.held - record.poison_rows - record.poison_followers:
+        yield f"{event} is still held"
 
 
 def dead_letters_are_poison(record: Record) -> Iterable[str]:

@@ -93,13 +93,6 @@ class Recovery(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Held(msgspec.Struct, frozen=True):
-    """A row of outbox_held at the end."""
-
-    event: str  # request id and type
-    parked: bool
-
-
 class Record(msgspec.Struct, kw_only=True):
     """Everything that was observed during one run."""
 
@@ -117,7 +110,7 @@ class Record(msgspec.Struct, kw_only=True):
     read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
     outbox_left: int = 0
-    held: Sequence[Held] = ()
+    held: set[str] = msgspec.field(default_factory=set)  # request id and type of each
     poison_rows: set[str] = msgspec.field(default_factory=set)  # request id and type of each
     poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each

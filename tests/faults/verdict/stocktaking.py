@@ -6,7 +6,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
-from tests.faults.verdict.records import Held, Record, Stored
+from tests.faults.verdict.records import Record, Stored
 from tests.faults.world import own_queues
 from tests.faults.world.mail import REFUSED_RECIPIENT
 from tests.faults.world.workers import Worker
@@ -56,12 +56,11 @@ async def _unfinished(connection: Connection) -> dict[str, int]:
         SELECT (SELECT count(*) FROM outbox) AS outbox,
                (SELECT count(*)
                   FROM outbox_held AS held
-                 WHERE parked_at IS NULL
-                   AND NOT EXISTS (SELECT
+                 WHERE NOT EXISTS (SELECT
                                      FROM outbox_held AS earlier
                                     WHERE earlier.request_id = held.request_id
-                                      AND earlier.id < held.id
-                                      AND earlier.parked_at IS NOT NULL)) AS held,
+                                      AND earlier.id <= held.id
+                                      AND earlier.last_error LIKE 'unencodable:%')) AS held,
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
         """
@@ -94,10 +93,8 @@ async def take_stock(world: World) -> None:
         for row in rows
     ]
     record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
-    held = await connection.fetch("SELECT request_id, type, parked_at FROM outbox_held")
-    record.held = [
-        Held(f"{uuid_of(row['request_id'])} {row['type']}", row["parked_at"] is not None) for row in held
-    ]
+    held = await connection.fetch("SELECT request_id, type FROM outbox_held")
+    record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     await connection.close()
     async with queues.open_channel(world.servers.broker.url) as channel:
         record.dead_letters = [

@@ -237,7 +237,7 @@ async def test_lane_held_by_a_relay_is_waited_for(
     worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
 ) -> None:
     async with database.transaction():
-        assert (await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes
+        assert await lock_lanes(database, [lanes.lane_of(stored_request.id)])
         erasing = asyncio.create_task(erase(worker_settings, stored_request))
         await eventually(lambda: has_waiting_statement(database))
         assert not erasing.done()
@@ -259,7 +259,7 @@ async def test_lane_is_free_again_soon_after_an_operator_vanished(
 
     async def lane_is_free() -> bool:
         async with database.transaction():
-            return bool((await lock_lanes(database, [lanes.lane_of(stored_request.id)])).lanes)
+            return bool(await lock_lanes(database, [lanes.lane_of(stored_request.id)]))
 
     was_free = await lane_is_free()
     await eventually(lane_is_free)

@@ -198,18 +198,17 @@ async def test_email_pending_for_too_long_is_found(
     assert await found(database, email_seconds=7200.0) == []
 
 
-async def test_parked_events_are_found_at_once_and_held_ones_when_they_are_old(
+async def test_held_events_are_found_when_they_are_old(
     database: Connection, stored_request: CalculationRequest
 ) -> None:
     await announce_next(database, stored_request.id)
     await hold_events(database, stored_request.id)
-    await database.execute("UPDATE outbox_held SET parked_at = now() WHERE sequence = 1")
     await database.execute("UPDATE calculation_request SET sequence = 1")
     young = counts(await found(database))
     await make_old(database)
 
-    assert young == {"event_parked": 1}
-    assert counts(await found(database)) == {"event_parked": 1, "event_overdue": 1}
+    assert young == {}
+    assert counts(await found(database)) == {"event_overdue": 2}
 
 
 async def test_event_without_its_request_is_found(

@@ -36,11 +36,10 @@ async def test_notify_wakes_the_relay(worker_settings: WorkerSettings, database:
 async def test_killed_connection_is_replaced_at_once_and_the_pool_is_not_affected(
     worker_settings: WorkerSettings, database: Connection, pool: Pool
 ) -> None:
-    settings = settings_with(worker_settings, relay_listen_check_seconds=600.0)
     woken = asyncio.Event()
     pool_process = await process_of(pool)
 
-    async with running(Listener(settings, woken).run):
+    async with running(Listener(worker_settings, woken, check_seconds=600.0).run):
         await eventually(woken.is_set)
         (killed,) = await database.fetchval(LISTENERS)
         await database.execute("SELECT pg_terminate_backend($1)", killed)
@@ -72,11 +71,10 @@ async def test_connection_that_has_gone_silent_is_replaced(
         worker_settings,
         database_url=postgres_link.url,
         database_timeout_seconds=0.5,
-        relay_listen_check_seconds=0.1,
     )
     woken = asyncio.Event()
 
-    async with running(Listener(settings, woken).run):
+    async with running(Listener(settings, woken, check_seconds=0.1).run):
         await eventually(woken.is_set)
         (silent,) = await database.fetchval(LISTENERS)
         postgres_link.hold()
@@ -92,10 +90,9 @@ async def test_connection_to_a_read_only_server_is_replaced(
 ) -> None:
     name = await database.fetchval("SELECT current_database()")
     await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    settings = settings_with(worker_settings, relay_listen_check_seconds=0.1)
     woken = asyncio.Event()
 
-    async with running(Listener(settings, woken).run):
+    async with running(Listener(worker_settings, woken, check_seconds=0.1).run):
         (demoted,) = await eventually(partial(other_listeners, database, 0))
         await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
         await eventually(partial(other_listeners, database, demoted))

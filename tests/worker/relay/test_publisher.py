@@ -38,27 +38,11 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
     )
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "one by one"])
-def at_once(request: pytest.FixtureRequest) -> bool:
-    """Both ways of publishing: every test runs with each."""
-    chosen: bool = request.param
-    return chosen
-
-
 @pytest.fixture
-async def publisher(worker_settings: WorkerSettings, *, at_once: bool) -> AsyncIterator[Publisher]:
-    """A publisher on a channel of its own."""
-    async with open_publisher(worker_settings, can_write_at_once=at_once) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def held_publisher(
-    worker_settings: WorkerSettings, broker_link: TcpProxy, *, at_once: bool
-) -> AsyncIterator[Publisher]:
+async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
     """A publisher with a long timeout, whose connection to the broker the test can hold."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
-    async with open_publisher(settings, can_write_at_once=at_once) as opened:
+    async with open_publisher(settings) as opened:
         yield opened
         broker_link.resume()
 
@@ -66,7 +50,7 @@ async def held_publisher(
 async def test_empty_window_needs_no_publish(publisher: Publisher) -> None:
     outcome = await publisher.publish([], abandoned=NEVER)
 
-    assert (outcome.confirmed, outcome.failed, outcome.outage) == (frozenset(), {}, None)
+    assert (outcome.confirmed, outcome.refused, outcome.outage) == (frozenset(), {}, None)
 
 
 async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: AbstractQueue) -> None:
@@ -74,7 +58,7 @@ async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: A
 
     outcome = await publisher.publish(window, abandoned=NEVER)
 
-    assert (len(outcome.confirmed), outcome.failed, outcome.outage) == (100, {}, None)
+    assert (len(outcome.confirmed), outcome.refused, outcome.outage) == (100, {}, None)
     assert await take_ids(tap) == [event.event_id for event in window]
 
 
@@ -86,7 +70,7 @@ async def test_returned_event_fails_and_the_others_are_confirmed(
     outcome = await publisher.publish([row(1), row(2, event_type="request.created"), row(3)], abandoned=NEVER)
 
     assert outcome.confirmed == {1, 3}
-    assert outcome.failed == {2: "returned: no queue is bound for it"}
+    assert outcome.refused == {2: "returned: no queue is bound for it"}
     assert outcome.outage is None
 
 
@@ -100,7 +84,7 @@ async def test_refused_event_fails_and_the_others_are_confirmed(
     outcome = await publisher.publish([row(2), row(3, event_type="request.email_sent")], abandoned=NEVER)
 
     assert outcome.confirmed == {3}
-    assert outcome.failed == {2: "refused by the broker"}
+    assert outcome.refused == {2: "refused by the broker"}
     assert outcome.outage is None
     assert len(await take_ids(tap)) == 3
 
@@ -117,7 +101,7 @@ async def test_publisher_can_be_used_after_refused_and_returned_events(
     outcome = await publisher.publish([row(4), row(5, event_type="request.created")], abandoned=NEVER)
 
     assert outcome.confirmed == {5}
-    assert outcome.failed == {4: "refused by the broker"}
+    assert outcome.refused == {4: "refused by the broker"}
     assert outcome.outage is None
 
 
@@ -129,33 +113,25 @@ async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
     outcome = await publisher.publish(window, abandoned=NEVER)
 
     assert outcome.confirmed == {1, 3, 5}
-    assert set(outcome.failed) == {2, 4}
-    assert outcome.failed[2] in {
-        "unencodable: longer than 255 bytes",
-        "unencodable: Routing key too long (max 255 bytes)",
-    }
+    assert set(outcome.refused) == {2, 4}
+    assert outcome.unencodable == {2, 4}
+    assert outcome.refused[2] == "unencodable: longer than 255 bytes"
     assert outcome.outage is None
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
 
-async def test_every_event_of_a_window_that_cannot_be_encoded_fails(publisher: Publisher) -> None:
-    outcome = await publisher.publish([row(1, event_type="x" * 300), row(2, event_type="y" * 300)])
-
-    assert (outcome.confirmed, set(outcome.failed), outcome.outage) == (frozenset(), {1, 2}, None)
-
-
 async def test_no_confirm_in_time_is_an_outage(
-    worker_settings: WorkerSettings, broker_link: TcpProxy, *, at_once: bool
+    worker_settings: WorkerSettings, broker_link: TcpProxy
 ) -> None:
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     async with open_channel(settings, name="test") as channel:
-        publisher = await Publisher.on(channel, timeout_seconds=0.2, can_write_at_once=at_once)
+        publisher = await Publisher.on(channel, timeout_seconds=0.2)
         broker_link.hold()
 
         outcome = await publisher.publish([row(1), row(2)], abandoned=NEVER)
 
         broker_link.resume()
-    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
     assert isinstance(outcome.outage, BrokerUnavailable)
 
 
@@ -168,7 +144,7 @@ async def test_connection_lost_before_the_confirm_is_an_outage(
     await broker_link.cut()
     outcome = await publishing
 
-    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
     assert outcome.outage is not None
 
 
@@ -187,7 +163,7 @@ async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_ar
     outcome = await publishing
 
     assert outcome.confirmed == {1}
-    assert outcome.failed == {}
+    assert outcome.refused == {}
     assert isinstance(outcome.outage, ChannelNotFoundEntity)
 
 
@@ -199,7 +175,7 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(
 
     outcome = await publisher.publish([row(2)], abandoned=NEVER)
 
-    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
+    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
     assert outcome.outage is not None
 
 

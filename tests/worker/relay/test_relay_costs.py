@@ -15,12 +15,13 @@ from tests.harness.waiting import eventually
 from worker.relay import outbox
 from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
+from worker.relay.outbox import Kind
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 _LANE = 3
 _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four after growing pauses
-_MOST_STATEMENTS = 6  # begin with its settings, lock, read, read held events, delete, commit
+_MOST_STATEMENTS = 6  # look, begin with its settings, lock, read, delete, commit
 
 
 async def fill_lane(database: Connection, events: int) -> None:
@@ -46,11 +47,11 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
         async with open_pool(settings) as pool:
             relay = Relay(settings, pool, asyncio.Event())
             await fill_lane(database, 1)
-            await relay.relay_lanes(publisher, [_LANE])  # prepares its statements
+            await relay.relay_due(publisher, asyncio.Event())  # prepares its statements
             await fill_lane(database, events)
             statements.clear()
 
-            assert await relay.relay_lanes(publisher, [_LANE]) == events
+            assert await relay.relay_due(publisher, asyncio.Event()) == events
 
     assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
     assert statements.round_trips == len(statements.executed)
@@ -86,7 +87,7 @@ async def test_delivered_event_leaves_one_dead_tuple(
     await fill_lane(database, events)
 
     async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
-        await Relay(worker_settings, pool, asyncio.Event()).relay_lanes(publisher, [_LANE])
+        await Relay(worker_settings, pool, asyncio.Event()).relay_due(publisher, asyncio.Event())
 
     async def written() -> tuple[int, int] | None:
         await database.execute("SELECT pg_stat_clear_snapshot()")
@@ -109,7 +110,7 @@ async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database: C
         before = await _read_so_far(database)
         work = await find_work(database, [0] * LANES)
         due = await outbox.read_due(database, range(LANES), limit=2)
-        made_due = await outbox.make_refused_due(database, [True, False], limit=2)
+        made_due = await outbox.make_refused_due(database, list(Kind), limit=2)
         read = await _read_so_far(database) - before
 
     assert (work.due_lanes, [row.id for row in due], made_due) == ([_LANE], [0], 0)
@@ -133,16 +134,15 @@ async def _read_so_far(database: Connection) -> int:
 
 
 async def _hold_many(database: Connection, events: int) -> None:
-    """Hold one due event, and in every lane a request with a parked event and many waiting behind it."""
+    """Hold one due event, and in every lane a request with a refused event and many waiting behind it."""
     await database.execute(
         """
         INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
-                                 attempts, next_attempt_at, parked_at)
-        SELECT $2, 0, gen_random_uuid(), 'request.calculated', 1, '{}'::bytea, now(), 1, now(),
-               NULL::timestamptz
+                                 attempts, next_attempt_at, last_error)
+        SELECT $2, 0, gen_random_uuid(), 'request.calculated', 1, '{}'::bytea, now(), 1, now(), 'refused'
          UNION ALL
-        SELECT id % $3, id, md5((id % $3)::text)::uuid, 'request.calculated', id, '{}', now(), 0, now(),
-               CASE WHEN id <= $3 THEN now() END
+        SELECT id % $3, id, md5((id % $3)::text)::uuid, 'request.calculated', id, '{}', now(), 0,
+               now() + interval '1 h', CASE WHEN id <= $3 THEN 'unencodable: too long' END
           FROM generate_series(1, $1::integer) AS id
         """,
         events,

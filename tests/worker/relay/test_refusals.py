@@ -1,0 +1,292 @@
+"""Refused events are held, and retried until they are delivered, without delaying the others."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel, AbstractQueue
+from structlog.testing import capture_logs
+
+from service.postgres.pool import Connection
+from tests.worker.conftest import (
+    TRACEPARENT,
+    announce_next,
+    bind_tap,
+    hold_events,
+    store,
+    take_all,
+    take_ids,
+    with_pace,
+)
+from tests.worker.relay.test_loop import id_of, into_one_lane, waiting_events
+from worker.rabbitmq import topology
+from worker.relay import outbox
+from worker.relay.outbox import Kind
+
+RelayOnce = Callable[[], Awaitable[int]]
+
+AT_ONCE = with_pace(retry_seconds=0.0001, longest_retry_seconds=0.0001)
+NEVER_AGAIN = with_pace(retry_seconds=3600.0, longest_retry_seconds=3600.0)
+
+
+class RefusingQueue(msgspec.Struct):
+    """A queue of another team that refuses request.created, and a tap that takes it."""
+
+    full: AbstractQueue
+    tap: AbstractQueue
+
+    async def mend(self) -> None:
+        """End the refusals."""
+        await self.full.delete(if_empty=False)
+
+
+@pytest.fixture
+async def refusing(channel: AbstractChannel, tap: AbstractQueue) -> RefusingQueue:
+    """A queue that refuses request.created, while notifications and the tap take it."""
+    return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
+
+
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
+    """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
+    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await channel.default_exchange.publish(Message(b""), full.name)
+    return full
+
+
+async def store_as(database: Connection, event_type: str) -> None:
+    """Store a request whose event is of another type."""
+    request = await store(database)
+    await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
+
+
+async def make_due(database: Connection) -> None:
+    """Make every refused event due."""
+    await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
+
+
+async def relay_all(relay_once: RelayOnce) -> None:
+    """Make passes until one moves nothing."""
+    while await relay_once():
+        pass
+
+
+async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_attempt(
+    relay_once: RelayOnce, database: Connection, channel: AbstractChannel
+) -> None:
+    await channel.queue_delete(topology.NOTIFICATIONS.name)
+    request = await store(database)
+
+    await relay_once()
+
+    [held] = await database.fetch("SELECT *, next_attempt_at > now() AS waits FROM outbox_held")
+    assert (held["request_id"], held["attempts"], held["waits"]) == (request.id, 1, True)
+    assert held["last_error"] == "returned: no queue is bound for it"
+    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
+
+
+async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database: Connection) -> None:
+    [held] = await hold_events(database, (await store(database)).id)
+    pauses = []
+
+    for _ in range(4):
+        await outbox.postpone(database, [held], {held.id: "why"}, base_seconds=100, longest_seconds=300)
+        pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
+        pauses.append(round(await database.fetchval(pause)))
+
+    assert pauses == [100, 200, 300, 300]
+
+
+@AT_ONCE
+async def test_refused_event_and_those_behind_it_are_logged_with_the_uuid_and_the_trace_of_their_request(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    request = await store(database, traceparent=TRACEPARENT)
+
+    with capture_logs() as logs:
+        await relay_once()
+        await announce_next(database, request.id, traceparent=TRACEPARENT)
+        await relay_once()
+        await refusing.mend()
+        await relay_once()
+
+    story = [line for line in logs if "event_id" in line]
+    assert [(line["event"], line["event_id"]) for line in story] == [
+        ("event_not_published", id_of(request)),
+        ("event_held", id_of(request, "request.email_sent", 2)),
+        ("event_not_published", id_of(request)),
+        ("held_event_published", id_of(request)),
+    ]
+    assert {line["uuid"] for line in story} == {request.uuid}
+    assert {line["trace_id"] for line in story} == {TRACEPARENT.split("-")[1]}
+
+
+@AT_ONCE
+async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due_once_it_is_delivered(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    request = await store(database)
+    for _ in range(3):
+        await announce_next(database, request.id)
+        await relay_once()
+    waits = "SELECT count(*) FROM outbox_held WHERE attempts = 0 AND next_attempt_at = 'infinity'"
+    assert await database.fetchval(waits) == 3
+
+    await refusing.mend()
+    moved = [await relay_once() for _ in range(4)]
+
+    assert moved == [1, 1, 1, 1]
+    assert list(dict.fromkeys(await take_ids(refusing.tap))) == [
+        id_of(request),
+        *(id_of(request, "request.email_sent", sequence) for sequence in (2, 3, 4)),
+    ]
+
+
+@AT_ONCE
+async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_wait_for_ever(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    request = await store(database)
+    await relay_once()
+    await refusing.mend()
+    await announce_next(database, request.id)
+
+    moved = [await relay_once() for _ in range(3)]
+
+    assert moved == [2, 1, 0]
+    assert await waiting_events(database) == 0
+
+
+@NEVER_AGAIN
+async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_new_ones_at_once(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    """Each attempt puts one more copy into every queue that takes the event."""
+    requests = [await store(database) for _ in range(5)]
+    await relay_all(relay_once)
+    copies_at_first = await take_ids(refusing.tap)
+
+    await make_due(database)
+    new = await store(database)
+    for _ in range(5):
+        await relay_once()
+    copies = await take_ids(refusing.tap)
+
+    assert sorted(map(str, copies_at_first)) == sorted(id_of(request) for request in requests)
+    assert copies.count(id_of(new)) == 1
+    assert len(copies) == 2
+
+
+@AT_ONCE
+async def test_refused_events_are_retried_in_turn(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    requests = [await store(database) for _ in range(3)]
+    await into_one_lane(database)
+
+    for _ in range(1 + 3 * 2):
+        await relay_once()
+
+    copies = await take_ids(refusing.tap)
+    assert copies[:3] == [id_of(request) for request in requests]
+    assert copies[3:] == [id_of(request) for request in requests] * 2
+
+
+@NEVER_AGAIN
+async def test_first_confirmed_retry_lifts_the_limit_and_makes_all_refused_events_due(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    """Otherwise a queue that has recovered would get the last of them minutes later."""
+    for _ in range(30):
+        await store(database)
+    await into_one_lane(database)
+    await relay_once()
+    await refusing.mend()
+    await database.execute(
+        "UPDATE outbox_held SET next_attempt_at = now() WHERE id = (SELECT max(id) FROM outbox_held)"
+    )
+
+    moved = [await relay_once() for _ in range(4)]
+
+    assert moved == [1, 20, 9, 0]
+
+
+@with_pace(retry_seconds=3600.0, held_batch_size=2)
+async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
+    relay_once: RelayOnce, database: Connection, channel: AbstractChannel, refusing: RefusingQueue
+) -> None:
+    """It was not refused itself. In one lane, the refused events would otherwise fill every batch."""
+    await bind_full_queue(channel, "request.email_sent")
+    for request in [await store(database) for _ in range(10)]:
+        await announce_next(database, request.id)
+    await database.execute("UPDATE outbox SET type = 'request.calculated' WHERE sequence = 2")
+    for _ in range(5):
+        await store_as(database, "request.email_sent")
+    await into_one_lane(database)
+    await relay_once()
+    await refusing.mend()
+    await make_due(database)
+
+    await relay_all(relay_once)
+
+    held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
+    assert [row["type"] for row in held] == ["request.email_sent"]
+
+
+@NEVER_AGAIN
+async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
+    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
+) -> None:
+    """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
+    await store(database)
+    await relay_once()
+    await refusing.mend()
+    await store(database)
+
+    for _ in range(3):
+        await relay_once()
+
+    assert await database.fetchval("SELECT attempts FROM outbox_held WHERE next_attempt_at > now()") == 1
+
+
+@AT_ONCE
+async def test_queue_that_refuses_other_types_does_not_delay_request_created(
+    relay_once: RelayOnce, database: Connection, channel: AbstractChannel, tap: AbstractQueue
+) -> None:
+    await bind_full_queue(channel, "request.email_sent")
+    for _ in range(40):
+        await store_as(database, "request.email_sent")
+    await into_one_lane(database)
+    await relay_once()
+    full = await bind_full_queue(channel, "request.created")
+    created = [await store(database) for _ in range(10)]
+    await into_one_lane(database)
+    await relay_once()
+    await full.delete(if_empty=False)
+    await take_all(tap)
+
+    for _ in range(4):
+        await relay_once()
+
+    assert {id_of(request) for request in created} < set(await take_ids(tap))
+    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
+
+
+@NEVER_AGAIN
+async def test_event_that_cannot_be_encoded_is_retried_like_a_refused_one_and_limits_no_retries(
+    relay_once: RelayOnce, database: Connection, tap: AbstractQueue
+) -> None:
+    """It says nothing about a queue, nor does a confirmed retry of another event about it."""
+    for _ in range(2):
+        await store_as(database, "x" * 300)
+    good = await store(database)
+    await into_one_lane(database)
+
+    await relay_once()
+    await make_due(database)
+    await relay_once()
+
+    held = await database.fetch("SELECT attempts, next_attempt_at > now(), last_error FROM outbox_held")
+    assert held == [(2, True, "unencodable: longer than 255 bytes")] * 2
+    assert await outbox.make_refused_due(database, list(Kind), limit=20) == 0
+    assert await take_ids(tap) == [id_of(good)]
