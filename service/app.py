@@ -4,25 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-import msgspec
 from litestar import Litestar, get
 from litestar.types import ASGIApp
 from prometheus_client import REGISTRY
 
-from service.api import errors, questionnaire
-from service.api.admission import Admission
-from service.api.handlers import (
-    LARGEST_BODY,
-    ApiRequest,
-    Resources,
-    create_request,
-    list_events,
-    list_requests,
-    questionnaire_structure,
-    retrieve_request,
-    show_methods,
-)
+from service.api import errors, handlers, questionnaire
+from service.api.json_body import LARGEST_BODY
 from service.api.outer_layer import OuterLayer
+from service.api.resources import ApiRequest, Resources
 from service.authentication.api_keys import ApiKeyUses
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
@@ -53,12 +42,12 @@ def create_api(settings: ServiceSettings) -> Litestar:
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            show_methods,  # First, or Litestar answers OPTIONS itself.
-            create_request,
-            list_requests,
-            retrieve_request,
-            list_events,
-            questionnaire_structure,
+            handlers.show_methods,  # First, or Litestar answers OPTIONS itself.
+            handlers.create_request,
+            handlers.list_requests,
+            handlers.retrieve_request,
+            handlers.list_events,
+            questionnaire.questionnaire_structure,
             answer_probe,
             *page.handlers,
         ],
@@ -96,7 +85,6 @@ async def _lifespan(
 async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) -> AsyncIterator[Resources]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
-    questions = questionnaire.load()
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
@@ -107,10 +95,8 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
         await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
         yield Resources(
             settings=settings,
-            admission=Admission(Authenticator(settings, signing_keys, pool, api_key_uses), pool),
+            authenticator=Authenticator(settings, signing_keys, pool, api_key_uses),
             pool=pool,
             storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,
-            questionnaire=msgspec.Raw(msgspec.json.encode(questions)),
-            questionnaire_etag=questionnaire.entity_tag(questions),
         )

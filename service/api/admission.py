@@ -1,4 +1,4 @@
-"""Which requests reach a handler: sheds load first, then authenticates the caller."""
+"""Which requests reach a handler: load is shed first, then the caller is authenticated."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
@@ -8,10 +8,10 @@ import msgspec
 from litestar import Request
 
 from service.api.errors import ApiError
+from service.api.resources import Resources
 from service.authentication.api_keys import looks_like_api_key
 from service.authentication.authenticator import Authenticator, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
-from service.postgres.pool import Pool
 from service.server.asgi import Scope, header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
@@ -21,29 +21,6 @@ class SecretHolder(msgspec.Struct, frozen=True):
     """A caller whose token has the form of a request's secret. Only the request shows whether it is right."""
 
     secret: str
-
-
-class Admission(msgspec.Struct, frozen=True):
-    """Decides on a request before its body is read."""
-
-    authenticator: Authenticator
-    pool: Pool
-
-    def shed_load(self) -> None:
-        """Raise PostgresUnavailable while Postgres is down or too many requests wait for it.
-
-        This comes before 401: to verify the token and read the body of a request, only to answer 503, costs
-        nearly as much as to serve it.
-        """
-        self.pool.check_not_full()
-        self.pool.check_reachable()
-
-    async def admit_api_key_or_token(self, scope: Scope) -> None:
-        """Admit a caller of the questionnaire, with an API key or any access token.
-
-        Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
-        """
-        await self.authenticator.verify_api_key_or_token(_token(scope))
 
 
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
@@ -81,11 +58,25 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
         raise WrongSecret
 
 
+async def admit_api_key_or_token(scope: Scope) -> None:
+    """Admit a caller of the questionnaire, with an API key or any access token.
+
+    Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
+    """
+    resources: Resources = scope["litestar_app"].state.resources
+    await resources.authenticator.verify_api_key_or_token(_token(scope))
+
+
 def _authenticator(request: AnyRequest) -> Authenticator:
-    """Return the authenticator, unless the request is refused before its caller is known: see `shed_load`."""
-    admission: Admission = request.app.state.resources.admission
-    admission.shed_load()
-    return admission.authenticator
+    """Return the authenticator. Raises PostgresUnavailable while Postgres is down or its queue is full.
+
+    This comes before 401: to verify the token and read the body of a request, only to answer 503, costs
+    nearly as much as to serve it.
+    """
+    resources: Resources = request.app.state.resources
+    resources.pool.check_not_full()
+    resources.pool.check_reachable()
+    return resources.authenticator
 
 
 def _token(scope: Scope) -> str:

@@ -1,11 +1,21 @@
-"""The questionnaire: the questions of the calculation, read from a file."""
+"""The questionnaire: the questions of the calculation, read from a file, and their endpoint."""
 
 import hashlib
-from collections.abc import Mapping
+import re
+from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
+from litestar import HttpMethod, asgi
+
+from service.api import admission
+from service.api.envelope import Answer
+from service.api.errors import method_not_allowed
+from service.server.asgi import Receive, Scope, Send, header_values
+
+_METHODS = "GET, OPTIONS"
+_OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -37,49 +47,56 @@ class QuestionnaireStructure(msgspec.Struct, frozen=True):
     questionnaire: tuple[Question, ...]
 
 
-class _WrittenQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question in the file, where *options* names a set that questions can share."""
-
-    ref: str
-    response_type: ResponseType
-    question: str
-    info: str
-    options: str | None = None
-    conditions: dict[str, str] | None = None
-
-
-class _WrittenQuestionnaire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    options: dict[str, OptionSet]
-    questions: tuple[_WrittenQuestion, ...]
-
-
 def load() -> QuestionnaireStructure:
-    """Read the questionnaire in the file beside this module."""
-    return parse(resources.files("service.api").joinpath("questionnaire.toml").read_text(encoding="utf-8"))
+    """Read the questionnaire in the file beside this module, where questions share sets of options."""
+    file = resources.files("service.api").joinpath("questionnaire.toml")
+    written = msgspec.toml.decode(file.read_bytes())
+    questions = [
+        {
+            "conditions": None,
+            **question,
+            "info": question["info"].strip(),  # The closing quotes are on a line of their own.
+            "responseOptions": written["options"][question["responseOptions"]]
+            if "responseOptions" in question
+            else None,
+        }
+        for question in written["questions"]
+    ]
+    return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
 
 
-def parse(toml: str) -> QuestionnaireStructure:
-    """Read a questionnaire. Raises ValueError for a wrong type, name or field.
-
-    That the questions can be asked from first to last is checked by a test, not at every start.
-    """
-    written = msgspec.toml.decode(toml, type=_WrittenQuestionnaire)
-    return QuestionnaireStructure(tuple(_question(each, written.options) for each in written.questions))
-
-
-def _question(written: _WrittenQuestion, option_sets: Mapping[str, OptionSet]) -> Question:
-    if written.options is not None and written.options not in option_sets:
-        raise ValueError(f"question {written.ref!r}: there are no options {written.options!r}")
-    return Question(
-        ref=written.ref,
-        question=written.question,
-        info=written.info.strip(),  # The closing quotes are on a line of their own.
-        response_type=written.response_type,
-        response_options=None if written.options is None else option_sets[written.options],
-        conditions=written.conditions,
-    )
-
-
-def entity_tag(questionnaire: QuestionnaireStructure) -> str:
+def entity_tag(encoded: bytes) -> str:
     """Return a weak ETag of the questions: the timestamp in the envelope differs each time."""
-    return f'W/"{hashlib.sha256(msgspec.json.encode(questionnaire)).hexdigest()[:32]}"'
+    return f'W/"{hashlib.sha256(encoded).hexdigest()[:32]}"'
+
+
+_QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
+_ETAG = entity_tag(bytes(_QUESTIONS))
+
+
+# Not `get`: Litestar's request, hooks and answer took a tenth of the time of a questionnaire.
+@asgi("/v1/questionnaire/structure", copy_scope=False)
+async def questionnaire_structure(scope: Scope, receive: Receive, send: Send) -> None:
+    """Return the questions from which a form is built, or 304 when the caller has them."""
+    answer = await _questionnaire(scope)
+    await answer(scope, receive, send)
+
+
+async def _questionnaire(scope: Scope) -> Answer:
+    if scope["method"] == HttpMethod.OPTIONS:
+        return Answer(HTTPStatus.NO_CONTENT, [(b"allow", _METHODS.encode())], b"")
+    if scope["method"] != HttpMethod.GET:
+        raise method_not_allowed(_METHODS)
+    await admission.admit_api_key_or_token(scope)
+    # Callers keep the questions, and ask each time whether they are current. No `Vary`: the questions are the
+    # same for every caller, and no shared cache may keep them.
+    headers = [(b"etag", _ETAG.encode()), (b"cache-control", b"private, no-cache")]
+    if _is_current(header_values(scope, b"if-none-match")):
+        return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
+    return Answer.ok(_QUESTIONS, *headers)
+
+
+def _is_current(if_none_match: list[str]) -> bool:
+    """Compare weakly, as If-None-Match does (RFC 9110, sections 8.8.3.2 and 13.1.2)."""
+    tag = _ETAG.removeprefix("W/")
+    return any(field.strip() == "*" or tag in _OPAQUE_TAG.findall(field) for field in if_none_match)

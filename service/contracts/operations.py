@@ -10,7 +10,7 @@ from litestar.exceptions import ClientException
 from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
 from msgspec.structs import replace
 
-from service.api import handlers, idempotency_key, list_query, questionnaire
+from service.api import handlers, idempotency_key, json_body, list_query, questionnaire
 from service.api.admission import bearer_token
 from service.api.errors import ApiError, InvalidSubmission
 from service.api.list_query import CalculationRequestPage
@@ -123,11 +123,11 @@ OPERATIONS = (
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),
-            "too_slow": handlers.body_overdue(),
-            "too_large": handlers.body_too_large(LARGE_REQUEST),
-            "no_content_type": _refusal(handlers.check_declared, None, None),
-            "not_json": _refusal(handlers.check_declared, "text/plain", None),
-            "compressed": _refusal(handlers.check_declared, "application/json", "gzip"),
+            "too_slow": json_body.body_overdue(),
+            "too_large": json_body.body_too_large(LARGE_REQUEST),
+            "no_content_type": _refusal(json_body.check_declared, None, None),
+            "not_json": _refusal(json_body.check_declared, "text/plain", None),
+            "compressed": _refusal(json_body.check_declared, "application/json", "gzip"),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
@@ -189,7 +189,7 @@ OPERATIONS = (
         },
     ),
     Operation(
-        handler=handlers.questionnaire_structure,
+        handler=questionnaire.questionnaire_structure,
         tag="questionnaire",
         security=[{"api_key": []}, {"access_token": []}],
         parameters=("If-None-Match",),

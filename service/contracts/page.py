@@ -13,7 +13,7 @@ from litestar import MediaType, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
-from service.api.handlers import ApiRequest
+from service.api.resources import ApiRequest
 from service.authentication.authenticator import READ, WRITE
 from service.contracts import asyncapi, openapi
 from service.contracts.operations import SMALLEST_REQUEST

@@ -25,7 +25,7 @@ import msgspec
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.servers import lookup as servers
-from service.api.handlers import LARGEST_BODY
+from service.api.json_body import LARGEST_BODY
 from service.identifiers import new_request_id, uuid_of
 from service.settings import ServiceSettings
 from tests.harness import databases

@@ -14,7 +14,7 @@ import pytest
 from service.api import request_body
 from service.api.envelope import ErrorEnvelope
 from service.api.errors import ApiError, InvalidSubmission, answer
-from service.api.handlers import LARGEST_BODY
+from service.api.json_body import LARGEST_BODY
 from service.contracts import openapi
 from tests.end_to_end.callers import client_of
 from tests.fuzz.conftest import LONG

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.api.handlers import LARGEST_BODY
+from service.api.json_body import LARGEST_BODY
 from service.authentication import api_keys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection

@@ -12,7 +12,7 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from service.api import handlers
+from service.api import handlers, questionnaire
 from service.authentication import api_keys
 from service.contracts import openapi, operations
 from service.postgres.pool import Connection
@@ -86,7 +86,8 @@ def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u() -> N
 
 
 def test_every_endpoint_is_documented() -> None:
-    endpoints = [value for value in vars(handlers).values() if isinstance(value, BaseRouteHandler)]
+    values = [*vars(handlers).values(), *vars(questionnaire).values()]
+    endpoints = [value for value in values if isinstance(value, BaseRouteHandler)]
 
     assert {each.handler for each in operations.OPERATIONS} == set(endpoints) - {handlers.show_methods}
 

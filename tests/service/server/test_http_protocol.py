@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.api.handlers import LARGEST_BODY
+from service.api.json_body import LARGEST_BODY
 from service.app import create_app
 from service.postgres.pool import Connection
 from service.server import http_protocol, http_server

@@ -1,0 +1,66 @@
+"""The body of an HTTP request as bytes: how it must be declared, its size, and the time that it may take."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from litestar import MediaType
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+
+from service.api.errors import ApiError
+from service.api.resources import ApiRequest
+from service.server import http_protocol
+
+LARGEST_BODY = 256 * 1024  # bytes
+
+
+async def read(request: ApiRequest[Any]) -> bytes:
+    """Return the body of a request, which must be declared as JSON. Raises ApiError."""
+    check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    try:
+        async with asyncio.timeout(http_protocol.BODY_SECONDS):
+            return await request.body()
+    except TimeoutError:
+        raise body_overdue() from None
+    except RequestEntityTooLarge:
+        raise body_too_large(request.content_length) from None
+
+
+def check_declared(content_type: str | None, encoding: str | None) -> None:
+    """Raise ApiError unless a body is declared as JSON, and as not compressed."""
+    if not content_type:
+        raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
+    if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
+        raise _unsupported(
+            "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
+        )
+    if encoding is not None and encoding.lower() != "identity":
+        raise _unsupported(
+            "The Content-Encoding header says that the body is compressed: send it uncompressed, without it."
+        )
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+
+
+def body_overdue() -> ApiError:
+    """Return the refusal of a body that takes too long. It may still arrive, so the connection is closed."""
+    return ApiError(
+        HTTPStatus.REQUEST_TIMEOUT,
+        "request_timeout",
+        "The body did not arrive in time: send the request again.",
+        (b"connection", b"close"),
+    )
+
+
+def body_too_large(size: int | None) -> ApiError:
+    """Return the refusal of a body, whose size is known if the caller announced it."""
+    most = f"{LARGEST_BODY // 1024} KiB"
+    return ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body_too_large",
+        f"The body is larger than {most}: send less."
+        if size is None
+        else f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted.",
+    )

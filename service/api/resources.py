@@ -1,0 +1,62 @@
+"""What the handlers work with, and how they get at it."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import State
+
+from service.authentication.authenticator import Authenticator
+from service.calculation_requests.model import (
+    CalculationRequest,
+    CalculationRequestView,
+    RetrievedCalculationRequest,
+)
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.calculation_requests.storing import Storage
+from service.postgres import loans
+from service.postgres.pool import Connection, Pool
+from service.settings import ServiceSettings
+
+User = TypeVar("User")
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What the handlers work with; the lifespan opens it."""
+
+    settings: ServiceSettings
+    authenticator: Authenticator
+    pool: Pool
+    storage: Storage
+    secret_keys: SecretKeyRing
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
+        return loans.connection(self.pool, seconds=self.settings.database_timeout_seconds)
+
+    def view(self, stored: CalculationRequest) -> CalculationRequestView:
+        """Return what the API shows of a request. Raises SecretKeyMissing."""
+        return stored.view(self.secret_keys, self.settings.app_url)
+
+    def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
+        """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
+        shown: list[RetrievedCalculationRequest] = []
+        for stored in found:
+            try:
+                shown.append(self.view(stored))
+            except SecretKeyMissing as error:
+                self.secret_keys.report_missing(error)
+                shown.append(stored.view_without_secret())
+        return shown
+
+
+class ApiRequest(Request[User, Any, State], Generic[User]):
+    """An HTTP request to the API, with its caller, whom the `before_request` admitted, as `user`."""
+
+    @property
+    def resources(self) -> Resources:
+        """The resources that the lifespan has opened."""
+        resources: Resources = self.app.state.resources
+        return resources
