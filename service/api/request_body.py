@@ -47,46 +47,29 @@ def _check_email(value: str) -> Failure | None:
     return None
 
 
-_TOO_DEEP: Failure = ("too_deep", "")
-
-
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
     with suppress(RecursionError):  # A value too deep to encode is refused as too deep.
         size = len(msgspec.json.encode(value))  # First: a large value takes long to check.
         if size > META_DATA_BYTES:
             return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON, got {size}."
-    failure = _check_json(value, depth=1)
-    if failure is _TOO_DEEP:
-        return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting, got {_levels(value)}."
+    failure, levels = None, 0
+    level: list[Any] = [value]
+    while level:
+        levels += 1
+        parts = [part for each in level for part in ([*each, *each.values()] if type(each) is dict else each)]
+        failure = failure or next(filter(None, map(_check_in_meta_data, parts)), None)
+        level = [part for part in parts if type(part) is dict or type(part) is list]
+    if levels > META_DATA_DEPTH:
+        return "too_deep", f"Expected at most {META_DATA_DEPTH} levels of nesting, got {levels}."
     return failure
 
 
-def _check_json(value: Any, *, depth: int) -> Failure | None:  # noqa: ANN401 - any JSON value
-    """Check strings, numbers and depth of a JSON value; the recursion ends at META_DATA_DEPTH."""
-    match value:
-        case str():
-            return _check_text(value)
-        case dict() | list() if depth > META_DATA_DEPTH:
-            return _TOO_DEEP
-        case dict():
-            parts = [*value.keys(), *value.values()]
-            return next(filter(None, (_check_json(part, depth=depth + 1) for part in parts)), None)
-        case list():
-            return next(filter(None, (_check_json(part, depth=depth + 1) for part in value)), None)
-        case int() | float() if not _INT64[0] <= value <= _INT64[-1]:
-            return "out_of_range", "Numbers must be within the range of 64-bit integers."
+def _check_in_meta_data(value: Any) -> Failure | None:  # noqa: ANN401 - any JSON value
+    if isinstance(value, str):
+        return _check_text(value)
+    if isinstance(value, int | float) and not _INT64[0] <= value <= _INT64[-1]:
+        return "out_of_range", "Numbers must be within the range of 64-bit integers."
     return None
-
-
-def _levels(value: Any) -> int:  # noqa: ANN401 - any JSON value
-    """Return how many objects and arrays contain one another."""
-    levels = 0
-    level = [value]
-    while level:
-        levels += 1
-        parts = [part for each in level for part in (each.values() if type(each) is dict else each)]
-        level = [part for part in parts if type(part) is dict or type(part) is list]
-    return levels
 
 
 # Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means

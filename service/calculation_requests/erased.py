@@ -8,18 +8,6 @@ from service.calculation_requests.model import RequestErased
 from service.postgres.pool import Connection
 
 
-async def check_own(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> None:
-    """Raise RequestErased if this was a request of this conveyancer."""
-    was_erased = """
-        SELECT EXISTS (SELECT
-                         FROM erased_request
-                        WHERE id = $1
-                          AND conveyancer_id = $2)
-    """
-    if await connection.fetchval(was_erased, request_id, conveyancer_id):
-        raise RequestErased
-
-
 async def check(connection: Connection, request_id: UUID) -> None:
     """Raise RequestErased if this was a request of any conveyancer."""
     if await among(connection, [request_id]):

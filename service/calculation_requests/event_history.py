@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from service.calculation_requests import conveyancers, erased
+from service.calculation_requests import erased, reading
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -100,8 +100,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     """
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
-        await conveyancers.check_registered(connection, conveyancer_id)
-        await erased.check_own(connection, request_id, conveyancer_id=conveyancer_id)
+        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises why there is none.
         raise RequestNotFound
     return found[0]
 
@@ -111,7 +110,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> EventHist
 
     Raises RequestErased and RequestNotFound.
     """
-    for history in _histories(await connection.fetch(_READ_INTERNALLY, request_id)):
+    for history in await read(connection, [request_id]):
         return history
     await erased.check(connection, request_id)
     raise RequestNotFound
@@ -164,29 +163,22 @@ _WITH_EMAILS = """
        AND email.settled_at IS NOT NULL
 """.strip()
 
-_FIND = f"""
+_SELECT = f"""
     SELECT {_COLUMNS}
       FROM calculation_request {_WITH_EMAILS}
+""".rstrip()  # noqa: S608 - constants only
+
+_FIND = f"""{_SELECT}
      WHERE request.id = $1
        AND request.conveyancer_id = $2
        AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
-"""  # noqa: S608 - constants only
-# Not limited to one conveyancer, as `reading.read_internally`.
-_READ_INTERNALLY = f"""
-    SELECT {_COLUMNS}
-      FROM calculation_request {_WITH_EMAILS}
-     WHERE request.id = $1
-"""  # noqa: S608 - constants only
-_READ = f"""
-    SELECT {_COLUMNS}
-      FROM calculation_request {_WITH_EMAILS}
+"""
+_READ = f"""{_SELECT}
      WHERE request.id = ANY($1)
      ORDER BY request.id
-"""  # noqa: S608 - constants only
+"""
 # Not a join with the page: for a page of unknown size the planner may read all requests and e-mails.
-_READ_PAGE = f"""
-    SELECT {_COLUMNS}
-      FROM calculation_request {_WITH_EMAILS}
+_READ_PAGE = f"""{_SELECT}
      WHERE request.id = ANY(ARRAY(SELECT id
                                     FROM calculation_request
                                    WHERE id > $1

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers, erased, request_secrets
+from service.calculation_requests import conveyancers, erased
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     AnnouncedRequest,
@@ -95,25 +95,17 @@ async def find_by_secret(
     logged.
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
-    if row is None:
-        _derive_in_vain(request_id, keys)
-        raise WrongSecret
-    stored = CalculationRequest(*row)
+    # It takes as long without a request or its key: the time must not show which uuids exist.
+    salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
     try:
-        expected = stored.secret(keys)
+        expected = keys.secret(request_id, salt=salt, key_id=key_id)
     except SecretKeyMissing as error:
         keys.report_missing(error)
-        _derive_in_vain(request_id, keys)
-        raise WrongSecret from None
+        row, expected = None, keys.secret(request_id, salt=salt, key_id=keys.current_id)
     # Encoded, because several texts decode to the same bytes.
-    if not hmac.compare_digest(expected.encode(), secret.encode()):
+    if not hmac.compare_digest(expected.encode(), secret.encode()) or row is None:
         raise WrongSecret
-    return stored
-
-
-def _derive_in_vain(request_id: UUID, keys: SecretKeyRing) -> None:
-    """Take as long as a wrong secret does: the time must not show which uuids exist."""
-    keys.secret(request_id, salt=bytes(request_secrets.SALT_BYTES), key_id=keys.current_id)
+    return CalculationRequest(*row)
 
 
 _FIND_BY_SECRET = with_columns(
@@ -138,7 +130,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
 
 
 # One of the two statements behind an access token that are not limited to one conveyancer. The other is that
-# of `event_history.read_internally`.
+# of `event_history.read`.
 _READ_INTERNALLY = with_columns(
     """
     SELECT {request_columns}
@@ -149,7 +141,7 @@ _READ_INTERNALLY = with_columns(
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: at most *limit*, older than *before*, and those with *external_id* if given."""
+    """Which requests to list: at most *limit* up to 100, older than *before*, with *external_id* if given."""
 
     external_id: str | None
     limit: int
@@ -164,37 +156,21 @@ async def read_page(
     A cursor is a position, not a promise: it is always read within the conveyancer's own requests. Raises
     UnknownConveyancer.
     """
-    found = await list_newest(
-        connection,
-        conveyancer_id=conveyancer_id,
-        external_id=listing.external_id,
-        before=listing.before,
-        limit=listing.limit + 1,
-    )
-    if not found:
-        await conveyancers.check_registered(connection, conveyancer_id)
-    page = found[: listing.limit]
-    return page, page[-1].uuid if len(found) > listing.limit else None
-
-
-async def list_newest(
-    connection: Connection, *, conveyancer_id: str, external_id: str | None, before: UUID, limit: int
-) -> list[CalculationRequest]:
-    """Return this conveyancer's newest requests older than *before*: those with *external_id*, if given.
-
-    Never more than 101, whatever *limit* is: the planner must see a constant.
-    """
-    if external_id is None:
-        rows = await connection.fetch(_LIST_NEWEST, conveyancer_id, before, limit)
+    if listing.external_id is None:
+        arguments = [_LIST_NEWEST, conveyancer_id]
     else:
-        rows = await connection.fetch(_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, external_id, before, limit)
-    return [CalculationRequest(*row) for row in rows]
+        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
+    rows = await connection.fetch(*arguments, listing.before, listing.limit + 1)
+    if not rows:
+        await conveyancers.check_registered(connection, conveyancer_id)
+    page = [CalculationRequest(*row) for row in rows[: listing.limit]]
+    return page, page[-1].uuid if len(rows) > listing.limit else None
 
 
 # Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops that
 # column from the order and may read the primary key backwards: Postgres 18, with a generic plan, read 395,000
-# rows of other conveyancers for a page of 21 (8,699 blocks instead of 4). The constant limit makes a generic
-# plan expect a small page.
+# rows of other conveyancers for a page of 21 (8,699 blocks instead of 4). The constant limit, one more than
+# the largest page has, makes a generic plan expect a small page.
 _LIST_NEWEST = with_columns(
     """
     SELECT *

@@ -18,7 +18,7 @@ from service.telemetry import metrics
 SALT_BYTES = 16
 _KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
-_MOST_REPORTED = 100  # keys that are remembered as reported
+_REPORT_SECONDS = 60.0  # between two reports of a missing key
 
 _log = structlog.get_logger()
 
@@ -41,7 +41,6 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     current_id: str
     keys: dict[str, bytes]
-    report_seconds: float = 60.0  # between two reports of a missing key
     reported: dict[str, float] = {}  # the missing keys, and when each may be reported again
 
     @classmethod
@@ -76,9 +75,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         now = time.monotonic()
         if now < self.reported.get(missing.key_id, now):
             return
-        if len(self.reported) >= _MOST_REPORTED:
-            self.reported.clear()
-        self.reported[missing.key_id] = now + self.report_seconds
+        self.reported[missing.key_id] = now + _REPORT_SECONDS
         metrics.secret_keys_missing.inc()
         _log.error("secret_key_missing", key_id=missing.key_id, uuid=missing.uuid)
 

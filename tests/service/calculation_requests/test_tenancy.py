@@ -142,7 +142,8 @@ async def test_every_statement_of_a_conveyancers_calls_names_it(
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
     async with api_client(settings, issuer.token(FREE_CONVEYANCER)) as stranger:
         waived = A_REQUEST | {"calculation_fee_exempt": True}
-        await stranger.post("/v1/request", json=waived, headers={"Idempotency-Key": "k"})
+        for _ in range(2):
+            await stranger.post("/v1/request", json=waived, headers={"Idempotency-Key": "k"})
         await stranger.get("/v1/request")
         for call in CALLS.values():
             for named in (others, nothing()):
