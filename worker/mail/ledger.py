@@ -166,33 +166,27 @@ async def record(connection: Connection, process_id: UUID, outcomes: Sequence[Em
     ends = [each for each in outcomes if isinstance(each, EmailEnd)]
     requests = await reading.lock_free(connection, {end.request_id for end in ends}) if ends else {}
     free = [each.key for each in outcomes if isinstance(each, PutOff) or each.request_id in requests]
-    claims = await _lock_pending(connection, free)
+    rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY event_id FOR UPDATE SKIP LOCKED", free)
+    claims: dict[str, UUID | None] = dict(rows)
     await emails.record_ends(connection, [end for end in ends if end.key in claims], requests)
-    put_off = [each for each in outcomes if isinstance(each, PutOff) and claims.get(each.key) == process_id]
-    await _put_off(connection, put_off)
-    return await _find_pending(connection, {each.key for each in outcomes} - claims.keys())
+    if len(ends) < len(outcomes):
+        put_off = [each for each in outcomes if isinstance(each, PutOff)]
+        await _put_off(connection, [each for each in put_off if claims.get(each.key) == process_id])
+    if others := {each.key for each in outcomes} - claims.keys():
+        return set(dict(await connection.fetch(_FIND_PENDING, others)))
+    return set()
 
 
-async def _lock_pending(connection: Connection, keys: Sequence[str]) -> dict[str, UUID | None]:
-    """Lock those of these e-mails that are pending and free. Returns the processes that have claimed them."""
-    rows = await connection.fetch(
-        """
-        SELECT event_id, claimed_by
-          FROM email
-         WHERE event_id = ANY($1)
-           AND state = 'pending'
-         ORDER BY event_id
-           FOR UPDATE SKIP LOCKED
-        """,
-        keys,
-    )
-    return dict(rows)
+_FIND_PENDING = """
+    SELECT event_id, claimed_by
+      FROM email
+     WHERE event_id = ANY($1)
+       AND state = 'pending'
+"""
 
 
 async def _put_off(connection: Connection, put_off: Sequence[PutOff]) -> None:
     """Give the claims on locked e-mails up. Those with a reply are charged an attempt."""
-    if not put_off:
-        return
     await connection.execute(
         """
         UPDATE email
@@ -207,15 +201,6 @@ async def _put_off(connection: Connection, put_off: Sequence[PutOff]) -> None:
         [each.seconds for each in put_off],
         [each.reply for each in put_off],
     )
-
-
-async def _find_pending(connection: Connection, keys: set[str]) -> set[str]:
-    if not keys:
-        return set()
-    rows = await connection.fetch(
-        "SELECT event_id FROM email WHERE event_id = ANY($1) AND state = 'pending'", keys
-    )
-    return {row["event_id"] for row in rows}
 
 
 async def _read_gauges(connection: Connection) -> None:

@@ -45,7 +45,8 @@ def _head(fields: Mapping[str, str]) -> bytes:
 
 def words(field: str, text: str) -> str:
     """Return a text without line breaks as the value of a header field: folded, and encoded if not ASCII."""
-    if _fits(field, text):
+    # Asking Header whether it would return the text as it is takes longer than all the rest of an e-mail.
+    if text.isascii() and text.isprintable() and len(f"{field}: {text}") <= _FOLDED_LINE:
         return text
     return Header(text, header_name=field).encode(linesep="\r\n")
 
@@ -57,8 +58,3 @@ def mailbox(field: str, name: str, address: str) -> str:
     value = Header(name, header_name=field)
     value.append(f"<{address}>")
     return value.encode(linesep="\r\n")
-
-
-def _fits(field: str, value: str) -> bool:
-    """Whether Header would return a value as it is. Asking it takes longer than all the rest of an e-mail."""
-    return value.isascii() and value.isprintable() and len(field) + len(": ") + len(value) <= _FOLDED_LINE

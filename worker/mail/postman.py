@@ -129,12 +129,10 @@ class Postman:
         outage, self._outage = self._outage, None
         try:
             started = await self.start_due()
-        except PostgresUnavailable as error:
-            await self._pauses.log_and_wait(error, stop)
-            return
         except Exception as error:  # noqa: BLE001 - raising would cancel the recording of accepted e-mails
-            background_failures.labels("emails").inc()
-            _log.error("emails_not_claimed", **logs.describe(error))
+            if not isinstance(error, PostgresUnavailable):
+                background_failures.labels("emails").inc()
+                _log.error("emails_not_claimed", **logs.describe(error))
             await self._pauses.log_and_wait(error, stop)
             return
         if outage is not None:
@@ -151,7 +149,7 @@ class Postman:
         room = self._allowance.at_most(most - len(self._under_way))
         if room == 0:
             return 0
-        claimed_until = self._claimed_until()
+        claimed_until = time.monotonic() + self._settings.email_claim_seconds  # at the earliest
         async with loans.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
@@ -171,10 +169,6 @@ class Postman:
         del self._under_way[event_id]
         self._finished.set()
 
-    def _claimed_until(self) -> float:
-        """Return the earliest end of a claim made now: its time begins once Postgres has the statement."""
-        return time.monotonic() + self._settings.email_claim_seconds
-
     async def _send(self, email: Email, sending: _Sending) -> None:
         """Make one attempt at an e-mail, and record its outcome."""
         story = logs.about(email.request.uuid, email.traceparent)
@@ -189,7 +183,12 @@ class Postman:
     async def _attempt(self, email: Email, sending: _Sending) -> EmailEnd | PutOff:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
-            outcome = await self._hand_over(email, sending)
+            composed = self._compose(email)
+            if composed is None:
+                return email.ended(_NOT_COMPOSABLE, "not_composable")
+            with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
+                async with self._connections:
+                    reply = await self._mailer.send(*composed, before_content=sending.begin_content)
         except MailServerUnavailable as outage:
             self._outage = outage
             return PutOff(email.event_id, "given_back")
@@ -202,6 +201,7 @@ class Postman:
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
             return outcomes.internal_error(email, self._settings)
+        outcome = outcomes.of_reply(reply, email, self._settings)
         if outcome.label == "sent":
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
@@ -210,20 +210,8 @@ class Postman:
             self._allowance.pause(THROTTLED_SECONDS)
         return outcome
 
-    async def _hand_over(self, email: Email, sending: _Sending) -> EmailEnd | PutOff:
-        composed = self._compose(email)
-        if composed is None:
-            return email.ended(_NOT_COMPOSABLE, "not_composable")
-        recipient, content = composed
-        with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
-            async with self._connections:
-                reply = await self._mailer.send(
-                    self._sender.address, recipient, content, before_content=sending.begin_content
-                )
-        return outcomes.of_reply(reply, email, self._settings)
-
-    def _compose(self, email: Email) -> tuple[str, bytes] | None:
-        """Return the recipient and the content, or None if the request is at fault."""
+    def _compose(self, email: Email) -> tuple[str, str, bytes] | None:
+        """Return sender, recipient and content, or None if the request is at fault."""
         compose = partial(
             message.compose,
             firm=email.firm,
@@ -233,7 +221,7 @@ class Postman:
             sender=self._sender,
         )
         try:
-            return message.recipient_of(email.request), compose(email.request)
+            return self._sender.address, message.recipient_of(email.request), compose(email.request)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with its words
             # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
             compose(message.with_plain_words(email.request))
@@ -267,9 +255,8 @@ class Postman:
 
     async def _renew(self, connection: Connection) -> None:
         under_way = dict(self._under_way)
-        claimed_until = self._claimed_until()
-        renewed = await ledger.renew(
-            connection, self._process_id, list(under_way), seconds=self._settings.email_claim_seconds
-        )
+        seconds = self._settings.email_claim_seconds
+        claimed_until = time.monotonic() + seconds
+        renewed = await ledger.renew(connection, self._process_id, list(under_way), seconds=seconds)
         for event_id, sending in under_way.items():
             sending.claimed_until = claimed_until if event_id in renewed else -math.inf

@@ -64,7 +64,10 @@ class Mailer:
             try:
                 reply = await session.send(sender, recipient, content, before_content=before_content)
             finally:
-                self._keep_or_close(session)
+                if session.is_usable:
+                    self._idle.append(session)
+                else:
+                    session.close()
             if not reply.concerns_session:
                 return reply
         if reply.to == "MAIL":
@@ -84,12 +87,6 @@ class Mailer:
                 return session
             session.close()
         return None
-
-    def _keep_or_close(self, session: Session) -> None:
-        if session.is_usable:
-            self._idle.append(session)
-        else:
-            session.close()
 
     async def _open(self) -> Session:
         """Return a session over a new connection. Raises MailServerUnavailable."""
