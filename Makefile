@@ -18,7 +18,7 @@ help:     ## list these targets
 run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000)
 	@$(IN_VENV) deploy.local run
 
-demo:     .venv/installed  ## send one request through the whole chain and show the time of each step
+demo:     .venv/installed  ## send one request through the whole chain and show each step
 	@$(IN_VENV) deploy.local demo
 
 test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")

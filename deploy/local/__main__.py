@@ -3,10 +3,12 @@
 import argparse
 import importlib
 import logging
+import signal
 import sys
+from contextlib import suppress
 
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.terminal import Terminal
+from deploy.local.machine.waiting import interrupt
 
 
 def main() -> int:
@@ -16,13 +18,14 @@ def main() -> int:
     name = parser.parse_args().command
     # Libraries would log what their exceptions say anyway.
     logging.getLogger().addHandler(logging.NullHandler())
-    terminal = Terminal()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
     # Imported by name: `clean` has to work where nothing is installed.
     command = importlib.import_module(f"deploy.local.{name}")
     try:
-        status: int = command.main(terminal)
+        command.main(_report)
     except Interrupted:
-        terminal.report("Stopped before it was ready.")
+        _report("Stopped before it was ready.")
         return 0 if name == "run" else 1
     except LocalStackError as error:
         sys.stderr.write(f"{error}\n")
@@ -30,7 +33,13 @@ def main() -> int:
     except PermissionError as error:
         sys.stderr.write(f"{error.filename}: not permitted. Was it made by another user?\n")
         return 1
-    return status
+    return 0
+
+
+def _report(line: str) -> None:
+    """Print a line now. A closed terminal is ignored."""
+    with suppress(OSError):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

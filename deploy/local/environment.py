@@ -9,7 +9,6 @@ from pathlib import Path
 
 from deploy.local import keys
 
-CONVEYANCER = "demo-conveyancer"
 _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
 _MAIL_FROM = "no-reply@calculation-requests.test"
@@ -55,11 +54,6 @@ def of_api(variables: Mapping[str, str], port: int) -> dict[str, str]:
 def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the whole environment of the worker process."""
     return {**os.environ, **variables, **_of_processes(), "HEALTH_PORT": str(port)}
-
-
-def of_operator(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of an operator's command."""
-    return {**os.environ, **variables}
 
 
 def _of_processes() -> dict[str, str]:

@@ -5,5 +5,5 @@ class LocalStackError(Exception):
     """The text says in one line what is wrong and what to do. The end of a log may follow."""
 
 
-class Interrupted(LocalStackError):
+class Interrupted(Exception):
     """The user asked for the end while something was still starting."""

@@ -1,31 +1,32 @@
 """`make run`: the whole service on this machine until Ctrl-C."""
 
+import os
 import time
 
 from deploy.local import environment, example
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import LOCAL, Claimed, Place, claimed
+from deploy.local.machine.folders import LOCAL, Claimed, Place, Report, claimed
 from deploy.local.machine.ports import free_port
+from deploy.local.machine.waiting import is_interrupted
 from deploy.local.stack import running_stack
-from deploy.local.terminal import Terminal, port_from
 
 _LOOK_SECONDS = 0.5
+_LEFTOVER_SECONDS = 10.0  # The children of a run that was killed end on their own, and free its lock.
 
 
-def main(terminal: Terminal) -> int:
+def main(report: Report) -> None:
     """Start everything, print how to use it, and keep it running until Ctrl-C."""
-    place = Place(folder=LOCAL, keep=True, report=terminal.report, stopping=terminal.stopping)
+    place = Place(folder=LOCAL, keep=True, report=report)
     try:
-        with claimed(LOCAL / "run.lock"):
-            _run(place, terminal)
+        with claimed(LOCAL / "run.lock", seconds=_LEFTOVER_SECONDS):
+            _run(place)
     except Claimed:
         raise LocalStackError(
             "`make run` is already running in this checkout: use it (. .local/env), or stop it first."
         ) from None
-    return 0
 
 
-def _run(place: Place, terminal: Terminal) -> None:
+def _run(place: Place) -> None:
     ports = environment.Ports(
         api=port_from("PORT", default=8000),
         worker=port_from("HEALTH_PORT", default=free_port()),
@@ -33,14 +34,21 @@ def _run(place: Place, terminal: Terminal) -> None:
     )
     began = time.monotonic()
     with running_stack(place, ports) as stack:
-        seconds = time.monotonic() - began
-        terminal.report(f"\nUp after {seconds:.1f} seconds. Try it in another terminal:\n")
-        terminal.report(example.commands(".local/env", ".local/mail"))
-        terminal.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
-        terminal.report("Logs are in .local/logs, e-mails in .local/mail. Ctrl-C stops everything.\n")
-        terminal.report("ready")
-        while not terminal.stopping():
+        place.report(f"\nUp after {time.monotonic() - began:.1f} seconds. Try it in another terminal:\n")
+        place.report(example.commands(".local/env", ".local/mail"))
+        place.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
+        place.report("Logs are in .local/logs, e-mails in .local/mail. Ctrl-C stops everything.\n")
+        place.report("ready")
+        while not is_interrupted():
             stack.look_after(place)
             time.sleep(_LOOK_SECONDS)
-        terminal.report("Stopping …")
-    terminal.report("Stopped. The data is kept in .local.")
+        place.report("Stopping …")
+    place.report("Stopped. The data is kept in .local.")
+
+
+def port_from(variable: str, *, default: int) -> int:
+    """Return the port in an environment variable. Raises LocalStackError if it is not a port."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+        raise LocalStackError(f"{variable} must be a number from 1 to 65535.")
+    return int(text)

@@ -15,7 +15,7 @@ import msgspec
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import end_leftovers, run_command
+from deploy.local.machine.processes import run_command
 from service.postgres.pool import Connection
 from tests.harness import databases, queues
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
@@ -266,11 +266,5 @@ async def stand(
 @contextmanager
 def _folder(name: str, report: Report) -> Iterator[Path]:
     place = Place(folder=LOCAL, keep=False, report=report)
-    with working_folder(place, name, end=_end_all) as folder:
+    with working_folder(place, name) as folder:
         yield folder
-
-
-def _end_all(folder: Path) -> None:
-    """End what a dead run left behind: its processes, then its servers."""
-    for each in (folder, *(child for child in folder.glob("*") if child.is_dir())):
-        end_leftovers(each)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local.machine import waiting
 from deploy.local.machine.folders import Place
 
 
@@ -35,3 +36,9 @@ def without_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in ("DATABASE_URL", "AMQP_URL", "TEST_POSTGRES_IMAGE", "TEST_RABBITMQ_IMAGE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the user have asked for the end."""
+    monkeypatch.setattr(waiting, "_end_asked_for", True)

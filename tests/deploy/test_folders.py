@@ -46,7 +46,7 @@ def test_second_run_in_a_kept_folder_fails_and_says_why(place: Place) -> None:
     kept = replace(place, keep=True)
     with (
         working_folder(kept, "server"),
-        pytest.raises(LocalStackError, match="Stop the other `make run` first"),
+        pytest.raises(LocalStackError, match=r"server is in use by process \d+"),
         working_folder(kept, "server"),
     ):
         pass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import Interrupted, LocalStackError
+from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from tests.deploy.conftest import Reports
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs D
 
 # On every Debian; the sources of these tests have another version.
 INSTALLED = "base-passwd"
+DOWNLOADING = "Downloading Debian's package greeting, which may take minutes …"
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ def test_missing_program_runs_from_its_package(sources: Sources, folder: Path, r
     command = packages.command("say-greeting", package="greeting", report=reports, folder=folder)
 
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "greeting\n"
-    assert reports.lines[0] == "Downloading Debian's package greeting …"
-    assert reports.lines[1].startswith("  Need to get ")
+    assert reports.lines == [DOWNLOADING]
 
 
 def test_package_is_downloaded_once(sources: Sources, folder: Path, reports: Reports) -> None:
@@ -142,7 +142,7 @@ def test_two_at_once_download_once(sources: Sources, folder: Path, reports: Repo
 
     assert one.result() == other.result()
     assert programs_in(one.result()) == {"say-greeting"}
-    assert reports.lines.count("Downloading Debian's package greeting …") == 1
+    assert reports.lines.count(DOWNLOADING) == 1
 
 
 def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
@@ -150,8 +150,8 @@ def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
 ) -> None:
     sources.add("greeting")
     sources.use(silent_server)
-    with pytest.raises(Interrupted):
-        packages.unpacked("greeting", report=reports, folder=folder, stopping=lambda: True)
+    with pytest.raises(LocalStackError):
+        packages.unpacked("greeting", report=reports, folder=folder, seconds=0.2)
     half = folder / "greeting.unfinished" / "usr" / "bin" / "half-written"
     half.parent.mkdir(parents=True)
     half.touch()
@@ -167,11 +167,10 @@ def test_download_has_a_time_limit(
     sources.use(silent_server)
     began = time.monotonic()
 
-    with pytest.raises(LocalStackError, match="`apt-get update` takes more than 1 seconds"):
+    with pytest.raises(LocalStackError, match="`apt-get update` did not end within 1 seconds"):
         packages.unpacked("greeting", report=reports, folder=folder, seconds=1)
 
     assert time.monotonic() - began < 30
-    assert not list(folder.glob("*.pid"))
 
 
 def test_without_apt_the_error_says_so(

@@ -15,7 +15,7 @@ from deploy.local import environment, example, stack
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.machine.ports import free_port
-from deploy.local.terminal import port_from
+from deploy.local.run import port_from
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.harness.issuer import Issuer

@@ -203,8 +203,9 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
+@pytest.mark.usefixtures("interrupted")
 def test_interrupted_start_leaves_nothing_behind(place: Place) -> None:
-    with pytest.raises(Interrupted), postgres_process(replace(place, stopping=lambda: True)):
+    with pytest.raises(Interrupted), postgres_process(place):
         pass
 
     assert list(place.folder.iterdir()) == []

@@ -33,10 +33,7 @@ _INHERITED = ("PATH", "HOME", "LANG")
 
 
 class Process:
-    """A process that can be killed, frozen and started again. One log has the output of all its lives.
-
-    If this process dies before it, `end_leftovers` of the log's folder ends it.
-    """
+    """A process that can be killed, frozen and started again. One log has the output of all its lives."""
 
     def __init__(
         self,
@@ -60,7 +57,6 @@ class Process:
             environment=environment,
             folder=checkout,
             log=self.log,
-            pid_file=folder / f"{name}-{port}.pid",
         )
         self._running: processes.Process | None = None
 

@@ -4,26 +4,21 @@
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import LOCAL, Place, Report, claimed_in_turn
-from deploy.local.machine.processes import Process, Program, end_leftovers, run_command, running
-from deploy.local.machine.waiting import Stopping, never, wait_until
+from deploy.local.machine.folders import LOCAL, Report, claimed
+from deploy.local.machine.processes import run_command
 
 PACKAGES = LOCAL / "packages"
 _DOWNLOAD_SECONDS = 600.0
 _UNPACK_SECONDS = 120.0
 # No dependencies among them: apt would first want to repair those of other packages that are not met.
 _STATUS_FIELDS = ("Package", "Status", "Architecture", "Multi-Arch", "Version", "Provides")
-# Get:1 http://debian.example bookworm/main amd64 wrk amd64 4.1.0-3+b2 [43.3 kB]
-_DOWNLOADED = re.compile(r"Get:\d+ \S+ \S+ \S+ (?P<name>\S+) \S+ \S+ (?P<size>\[.+\])")
 
 
 def command(program: str, *, package: str, report: Report, folder: Path = PACKAGES) -> list[str]:
@@ -53,7 +48,6 @@ def unpacked(
     *,
     even_if_installed: str | None = None,
     report: Report,
-    stopping: Stopping = never,
     folder: Path = PACKAGES,
     seconds: float = _DOWNLOAD_SECONDS,
 ) -> Path:
@@ -67,13 +61,11 @@ def unpacked(
         return target
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise LocalStackError(f"{package} is missing, and can be downloaded only with Debian's apt.")
-    place = Place(folder=folder, keep=True, report=report, stopping=stopping)
-    with claimed_in_turn(folder / "apt.lock", seconds=2 * seconds, stopping=stopping):
+    with claimed(folder / "apt.lock", seconds=2 * seconds):
         if not target.exists():
-            end_leftovers(folder)
-            report(f"Downloading Debian's package {package} …")
+            report(f"Downloading Debian's package {package}, which may take minutes …")
             installed = _installed(except_for=(package, even_if_installed or package))
-            _unpack(_download(package, installed, place, seconds), target, stopping)
+            _unpack(_download(package, installed, folder, seconds), target)
     return target
 
 
@@ -94,9 +86,9 @@ def _installed(*, except_for: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _download(package: str, installed: str, place: Place, seconds: float) -> Sequence[Path]:
+def _download(package: str, installed: str, folder: Path, seconds: float) -> Sequence[Path]:
     """Return the archives of *package* and its dependencies, from the sources that apt has here."""
-    state, archives = place.folder / "apt" / "state", place.folder / "apt" / "cache" / "archives"
+    state, archives = folder / "apt" / "state", folder / "apt" / "cache" / "archives"
     shutil.rmtree(archives, ignore_errors=True)
     for made in (state / "lists" / "partial", archives / "partial"):
         made.mkdir(parents=True, exist_ok=True)
@@ -113,66 +105,33 @@ def _download(package: str, installed: str, place: Place, seconds: float) -> Seq
         "Acquire::https::Timeout": "20",
     }
     apt_get = ("apt-get", "-q", "-y", *(f"-o{name}={value}" for name, value in options.items()))
-    update = _run("update", (*apt_get, "update"), place, seconds)
+    unreachable = None
+    try:
+        _run("apt-get update", (*apt_get, "update"), folder, seconds)
+    except LocalStackError as error:
+        unreachable = error  # It matters only if the package is in a source that failed.
     downloading = ("install", "--download-only", "--no-install-recommends", package)
-    install = _run("install", (*apt_get, *downloading), place, seconds)
-    downloaded = list(archives.glob("*.deb"))
-    if install.exit_status != 0 or not downloaded:
-        # A source that fails matters only if the package is in it.
-        cause = install if update.exit_status == 0 else update
-        raise LocalStackError(cause.describe(f"Debian's package {package} cannot be downloaded."))
-    return downloaded
+    try:
+        _run("apt-get install", (*apt_get, *downloading), folder, seconds)
+    except LocalStackError as error:
+        cause = unreachable or error
+        raise LocalStackError(f"Debian's package {package} cannot be downloaded. {cause}") from None
+    return list(archives.glob("*.deb"))
 
 
-def _run(name: str, words: Sequence[str], place: Place, seconds: float) -> Process:
-    """Run a command of apt to its end, and report its progress."""
-    program = Program(
-        name=f"apt-get {name}",
-        command=words,
-        environment={**os.environ, "LC_ALL": "C"},
-        folder=place.folder,
-        log=place.folder / f"{name}.log",
-        pid_file=place.folder / "apt.pid",
-        stop_seconds=5.0,
-    )
-    with running(program) as process, program.log.open() as progress:
-
-        def ended() -> bool:
-            over = process.exit_status is not None
-            _report_progress(progress, place.report)
-            return over
-
-        if not wait_until(ended, seconds=seconds, stopping=place.stopping, pause_seconds=0.1):
-            raise LocalStackError(
-                process.describe(f"`apt-get {name}` takes more than {seconds:.0f} seconds.")
-            )
-    return process
-
-
-def _report_progress(log: IO[str], report: Report) -> None:
-    """Report what `apt-get install` writes about its downloads: how much in all, then a line a package."""
-    for line in log:
-        if line.startswith("Need to get"):
-            report(f"  {line.strip()}")
-        elif package := _DOWNLOADED.match(line):
-            report(f"  {package['name']} {package['size']}")
-
-
-def _unpack(archives: Sequence[Path], target: Path, stopping: Stopping) -> None:
+def _unpack(archives: Sequence[Path], target: Path) -> None:
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     for archive in archives:
-        run_command(
-            f"dpkg -x {archive.name}",
-            ["dpkg", "-x", archive, unfinished],
-            environment=os.environ,
-            folder=archive.parent,
-            seconds=_UNPACK_SECONDS,
-            stopping=stopping,
-        )
+        _run(f"dpkg -x {archive.name}", ("dpkg", "-x", archive, unfinished), archive.parent, _UNPACK_SECONDS)
         archive.unlink()
     # Renamed when complete: an interrupted run leaves nothing that looks like the package.
     unfinished.rename(target)
+
+
+def _run(name: str, words: Sequence[str | Path], folder: Path, seconds: float) -> None:
+    environment = {**os.environ, "LC_ALL": "C"}
+    run_command(name, words, environment=environment, folder=folder, seconds=seconds)
 
 
 if __name__ == "__main__":

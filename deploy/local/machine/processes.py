@@ -1,19 +1,21 @@
-"""Child processes: started, watched, stopped, and ended by the next run if this process dies."""
+"""Child processes: started, watched and stopped. They end when this process does, however it ends."""
 
 import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.waiting import Stopping, never, wait_until
+from deploy.local.machine.folders import held_locks
+from deploy.local.machine.waiting import wait_until
 
 _KILL_SECONDS = 10.0
-_PROC = Path("/proc")
+# Waits for a line from this process. If its standard input ends without one, this process has died.
+_GUARD = 'read -r line || { kill -s "$1" -- "-$2"; sleep "$3"; kill -s KILL -- "-$2"; }'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,33 +27,44 @@ class Program:
     environment: Mapping[str, str]
     folder: Path
     log: Path
-    pid_file: Path
     stop_signal: signal.Signals = signal.SIGTERM
     stop_seconds: float = 20.0
 
 
 class Process:
-    """A running program. Its own session keeps Ctrl-C from it: it is stopped in order instead."""
+    """A running program. Its own session keeps Ctrl-C from it: it is stopped in order instead.
+
+    It inherits the claims on folders: they are free once nothing of a run that died is left.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         program.log.parent.mkdir(parents=True, exist_ok=True)
         program.log.write_bytes(b"")
-        self._process = self._start()
+        self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self.program.log.open("ab") as log:
-            process = subprocess.Popen(
-                self.program.command,
-                env=self.program.environment,
-                cwd=self.program.folder,
+    def _start(self) -> None:
+        program = self.program
+        with program.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                program.command,
+                env=program.environment,
+                cwd=program.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=held_locks(),
             )
-        _remember(self.program.pid_file, process.pid, self.program.stop_signal)
-        return process
+        signal_name = program.stop_signal.name.removeprefix("SIG")
+        arguments = ("sh", signal_name, str(self.pid), f"{program.stop_seconds:.0f}")
+        self._guard = subprocess.Popen(
+            ["sh", "-c", _GUARD, *arguments],  # noqa: S607 - the sh of this machine
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -64,7 +77,8 @@ class Process:
 
     def restart(self) -> None:
         """Start the program again after its death. The log is continued."""
-        self._process = self._start()
+        self.stop()
+        self._start()
 
     @property
     def exit_status(self) -> int | None:
@@ -86,11 +100,12 @@ class Process:
         return f"{trouble} The end of {self.program.log}:\n{self.last_lines(8)}"
 
     def last_lines(self, count: int = 40) -> str:
-        """Return the end of the log."""
-        return last_lines(self.program.log, count)
+        """Return the end of the log, indented."""
+        with self.program.log.open(errors="replace") as lines:
+            return _indented(deque(lines, maxlen=count))
 
     def stop(self) -> None:
-        """Stop it, or kill it if that takes too long."""
+        """Stop it, or kill it if that takes too long. Stopping it again changes nothing."""
         if self._process.poll() is None:
             self._process.send_signal(self.program.stop_signal)
             try:
@@ -98,7 +113,8 @@ class Process:
             except subprocess.TimeoutExpired:
                 _kill_group(self._process.pid)
                 self._process.wait(_KILL_SECONDS)
-        self.program.pid_file.unlink(missing_ok=True)
+        if self._guard.returncode is None:
+            self._guard.communicate(b"\n")
 
 
 @contextmanager
@@ -111,6 +127,16 @@ def running(program: Program) -> Iterator[Process]:
         process.stop()
 
 
+def wait_for(process: Process, condition: Callable[[], bool], *, seconds: float) -> None:
+    """Wait until *condition* is true. Raises LocalStackError if the process dies, or it takes too long."""
+    in_time = wait_until(
+        lambda: condition() or process.trouble() is not None, seconds=seconds, pause_seconds=0.05
+    )
+    trouble = process.trouble()
+    if trouble or not in_time:
+        raise LocalStackError(process.describe(trouble or f"The {process.program.name} does not answer."))
+
+
 def run_command(
     name: str,
     command: Sequence[str | Path],
@@ -118,7 +144,6 @@ def run_command(
     environment: Mapping[str, str],
     folder: Path,
     seconds: float,
-    stopping: Stopping = never,
 ) -> str:
     """Run a command to its end and return its output. Raises LocalStackError if it fails."""
     process = subprocess.Popen(
@@ -132,7 +157,7 @@ def run_command(
         text=True,
     )
     try:
-        finished = wait_until(lambda: process.poll() is not None, seconds=seconds, stopping=stopping)
+        finished = wait_until(lambda: process.poll() is not None, seconds=seconds)
     finally:
         if process.poll() is None:
             _kill_group(process.pid)
@@ -144,90 +169,8 @@ def run_command(
     return output.strip()
 
 
-def last_lines(log: Path, count: int = 8) -> str:
-    """Return the end of a log, indented."""
-    try:
-        with log.open(errors="replace") as lines:
-            return _indented(deque(lines, maxlen=count))
-    except FileNotFoundError:
-        return "    (no log)"
-
-
 def _indented(lines: Sequence[str] | deque[str]) -> str:
     return "\n".join(f"    {line.rstrip()}" for line in lines if line.strip())
-
-
-def end_leftovers(folder: Path) -> None:
-    """End the processes that a dead run left behind, by the pid files in *folder*, and remove these files.
-
-    The caller must hold the claim on the folder: then no living process is in charge of them.
-    """
-    for pid_file in sorted(folder.glob("*.pid")):
-        lines = pid_file.read_text().splitlines()
-        # Any other .pid file is the server's own.
-        if len(lines) == 3 and all(number.isdecimal() for number in (lines[0], lines[2])):
-            _end_leftover(int(lines[0]), lines[1], int(lines[2]))
-            pid_file.unlink(missing_ok=True)
-
-
-def identity(pid: int) -> str | None:
-    """Return what distinguishes a process from others with the same id, or None if it has ended."""
-    if not (_PROC / "self" / "stat").exists():
-        return _started_at(pid)
-    try:
-        state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # A zombie has ended. Without a process that reaps orphans it stays listed forever.
-    if state in "ZX":
-        return None
-    boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
-    return f"{boot} {fields[18]}"
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of a process, or nothing if it has ended."""
-    if (_PROC / "self").exists():
-        with suppress(OSError):
-            return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return ""
-    return _ps(pid, "command")
-
-
-def _started_at(pid: int) -> str | None:
-    """Return the start time of a process on systems without /proc."""
-    return _ps(pid, "lstart") or None
-
-
-def _ps(pid: int, column: str) -> str:
-    listing = subprocess.run(
-        ["/bin/ps", "-o", f"{column}=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=10,
-    )
-    return listing.stdout.strip()
-
-
-def _remember(pid_file: Path, pid: int, stop_signal: signal.Signals) -> None:
-    pid_file.write_text(f"{pid}\n{identity(pid)}\n{int(stop_signal)}\n")
-
-
-def _end_leftover(pid: int, known: str, stop_signal: int) -> None:
-    if identity(pid) != known:
-        return
-    try:
-        os.kill(pid, stop_signal)
-    except ProcessLookupError:
-        return
-    except PermissionError:
-        raise LocalStackError(
-            f"Process {pid}, left behind by an earlier run, belongs to another user: ask them to end it."
-        ) from None
-    if not wait_until(lambda: identity(pid) != known, seconds=_KILL_SECONDS):
-        _kill_group(pid)
-        wait_until(lambda: identity(pid) != known, seconds=_KILL_SECONDS)
 
 
 def _kill_group(pid: int) -> None:

@@ -5,23 +5,25 @@ from collections.abc import Callable
 
 from deploy.local.errors import Interrupted
 
-# Returns whether the end was asked for. Not an Event: a signal handler may set a plain flag, but must not
-# take the lock inside an Event, which the thread it interrupts may hold.
-Stopping = Callable[[], bool]
+_end_asked_for = False
 
 
-def never() -> bool:
-    """Return False: the end is never asked for."""
-    return False
+def interrupt(*_: object) -> None:
+    """End every wait. Only a flag is set: a signal may arrive while a process is being started."""
+    global _end_asked_for  # noqa: PLW0603 - signals are sent to the whole process
+    _end_asked_for = True
 
 
-def wait_until(
-    condition: Callable[[], bool], *, seconds: float, stopping: Stopping = never, pause_seconds: float = 0.02
-) -> bool:
-    """Return whether *condition* came true in time. Raises Interrupted if *stopping* did first."""
+def is_interrupted() -> bool:
+    """Return whether the user has asked for the end."""
+    return _end_asked_for
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float, pause_seconds: float = 0.02) -> bool:
+    """Return whether *condition* came true in time. Raises Interrupted."""
     deadline = time.monotonic() + seconds
     while not condition():
-        if stopping():
+        if is_interrupted():
             raise Interrupted
         if time.monotonic() >= deadline:
             return False

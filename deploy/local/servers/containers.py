@@ -4,7 +4,6 @@ import hashlib
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,13 +21,12 @@ from testcontainers.core.exceptions import ContainerStartException
 from deploy.local.errors import Interrupted
 from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 from deploy.local.machine.ports import remembered_port
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.waiting import is_interrupted, wait_until
 from deploy.local.servers.server import NotHere, Server, answers, check_postgres, check_rabbitmq
 
 _DEFAULT_ENGINE = "unix:///var/run/docker.sock"
 _FIRST_ANSWER_SECONDS = 3
 _ENGINE_SECONDS = 60  # without a byte from the engine, also during a pull
-_PULL_SECONDS = 600.0
 _START_SECONDS = 120.0
 _STOP_SECONDS = 20
 _CHECKOUT_LABEL = "calculation-requests.checkout"
@@ -93,7 +91,7 @@ def container(image: Image, place: Place) -> Iterator[Server]:
             prepared = _prepare(engine, image, folder, port, place)
             try:
                 url = image.url(port, _password(folder))
-                _start(prepared, image, url, place)
+                _start(prepared, image, url)
                 place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
                 yield Server(url, lambda: _trouble(prepared, image), lambda: _last_lines(prepared, 40))
             finally:
@@ -140,28 +138,21 @@ def _have_image(engine: Any, image: Image, place: Place) -> None:  # noqa: ANN40
         engine.images.get(name)
     except ImageNotFound:
         place.report(f"Pulling the image {name} …")
+        _pull(engine, image, name)
     except _ENGINE_ERRORS as error:
         raise _not_here(image, _first_line(error)) from None
-    else:
-        return
+
+
+def _pull(engine: Any, image: Image, name: str) -> None:  # noqa: ANN401
+    repository, tag = parse_repository_tag(name)
     try:
-        _pull(engine, name, place)
+        for step in engine.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+            if is_interrupted():
+                raise Interrupted
+            if "error" in step:
+                raise DockerException(step["error"])
     except _ENGINE_ERRORS as error:
         raise _not_here(image, f"{name} cannot be pulled ({_first_line(error)})") from None
-
-
-def _pull(engine: Any, name: str, place: Place) -> None:  # noqa: ANN401
-    repository, tag = parse_repository_tag(name)
-    deadline = time.monotonic() + _PULL_SECONDS
-    for step in engine.api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        if place.stopping():
-            raise Interrupted
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {_PULL_SECONDS:.0f} seconds")
-        if "error" in step:
-            raise DockerException(step["error"])
-        if step.get("status") == "Pull complete":
-            place.report(f"  layer {step.get('id', '')}")
 
 
 def _prepare(engine: Any, image: Image, folder: Path, port: int, place: Place) -> DockerContainer:  # noqa: ANN401
@@ -188,7 +179,7 @@ def _prepare(engine: Any, image: Image, folder: Path, port: int, place: Place) -
     return prepared
 
 
-def _start(prepared: DockerContainer, image: Image, url: str, place: Place) -> None:
+def _start(prepared: DockerContainer, image: Image, url: str) -> None:
     """Start the container and wait until the server in it answers. Raises NotHere."""
 
     def answered_or_died() -> bool:
@@ -196,9 +187,7 @@ def _start(prepared: DockerContainer, image: Image, url: str, place: Place) -> N
 
     try:
         prepared.start()
-        in_time = wait_until(
-            answered_or_died, seconds=_START_SECONDS, stopping=place.stopping, pause_seconds=0.1
-        )
+        in_time = wait_until(answered_or_died, seconds=_START_SECONDS, pause_seconds=0.1)
         trouble = _trouble(prepared, image) or (None if in_time else "It does not answer.")
         if trouble:
             raise _not_here(image, f"{trouble} Its last line: {_last_lines(prepared, 1) or 'nothing'}")

@@ -6,16 +6,13 @@ child process. An image that the environment names is used, or it is an error.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, Report
-from deploy.local.machine.waiting import Stopping, never
 from deploy.local.servers.containers import container, postgres_image, rabbitmq_image
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
@@ -24,65 +21,26 @@ from deploy.local.servers.server import NoAnswer, NotHere, Server, check_postgre
 Way = Callable[[Place], AbstractContextManager[Server]]
 
 
-@dataclass(frozen=True)
-class Servers:
-    """Postgres and RabbitMQ, both answering."""
-
-    postgres: Server
-    rabbitmq: Server
-
-
 @contextmanager
-def postgres(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Server]:
+def postgres(folder: Path, *, keep: bool, report: Report) -> Iterator[Server]:
     """Yield a Postgres that answers. *keep*: the next run finds its data."""
-    with _postgres(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
-        yield server
-
-
-@contextmanager
-def rabbitmq(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Server]:
-    """Yield a RabbitMQ that answers. *keep*: the next run finds its data."""
-    with _rabbitmq(Place(folder=folder, keep=keep, report=report, stopping=stopping)) as server:
-        yield server
-
-
-@contextmanager
-def both(folder: Path, *, keep: bool, report: Report, stopping: Stopping = never) -> Iterator[Servers]:
-    """Yield Postgres and RabbitMQ, started and stopped concurrently."""
-    given_up = False
-
-    def stopping_now() -> bool:
-        return given_up or stopping()
-
-    place = Place(folder=folder, keep=keep, report=report, stopping=stopping_now)
-    contexts = (ExitStack(), ExitStack())
-    with ThreadPoolExecutor(2) as threads:
-        starts = [
-            threads.submit(context.enter_context, server)
-            for context, server in zip(contexts, (_postgres(place), _rabbitmq(place)), strict=True)
-        ]
-        try:
-            yield Servers(*(start.result() for start in starts))
-        finally:
-            # If one cannot start, or the caller has failed, the start of the other is given up.
-            given_up = True
-            wait(starts)
-            for closed in [threads.submit(context.close) for context in contexts]:
-                closed.result()
-
-
-def _postgres(place: Place) -> AbstractContextManager[Server]:
-    image = postgres_image(keep=place.keep)
+    image = postgres_image(keep=keep)
     given = partial(_given, "DATABASE_URL", check_postgres, image.server)
     process = _unless_image_named("TEST_POSTGRES_IMAGE", postgres_process)
-    return first_available((given, partial(container, image), process), place)
+    place = Place(folder=folder, keep=keep, report=report)
+    with first_available((given, partial(container, image), process), place) as server:
+        yield server
 
 
-def _rabbitmq(place: Place) -> AbstractContextManager[Server]:
+@contextmanager
+def rabbitmq(folder: Path, *, keep: bool, report: Report) -> Iterator[Server]:
+    """Yield a RabbitMQ that answers. *keep*: the next run finds its data."""
     image = rabbitmq_image()
     given = partial(_given, "AMQP_URL", check_rabbitmq, image.server)
     process = _unless_image_named("TEST_RABBITMQ_IMAGE", rabbitmq_node)
-    return first_available((given, partial(container, image), process), place)
+    place = Place(folder=folder, keep=keep, report=report)
+    with first_available((given, partial(container, image), process), place) as server:
+        yield server
 
 
 def _unless_image_named(variable: str, process: Way) -> Way:
@@ -99,19 +57,18 @@ def _unless_image_named(variable: str, process: Way) -> Way:
 @contextmanager
 def first_available(ways: Sequence[Way], place: Place) -> Iterator[Server]:
     """Yield the server of the first of *ways* that is available, and report why those before are not."""
-    with ExitStack() as context:
-        yield _enter_first(ways, context, place)
-
-
-def _enter_first(ways: Sequence[Way], context: ExitStack, place: Place) -> Server:
     *others, last = ways
-    for way in others:
-        try:
-            return context.enter_context(way(place))
-        except NotHere as reason:
-            if str(reason):
-                place.report(str(reason))
-    return context.enter_context(last(place))
+    with ExitStack() as context:
+        for way in others:
+            try:
+                server = context.enter_context(way(place))
+            except NotHere as reason:
+                if str(reason):
+                    place.report(str(reason))
+            else:
+                yield server
+                return
+        yield context.enter_context(last(place))
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from pathlib import Path
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, working_folder
 from deploy.local.machine.ports import remembered_port
-from deploy.local.machine.processes import Process, Program, command_line, run_command, running
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.processes import Program, run_command, running, wait_for
 from deploy.local.servers.server import Server, answers, check_postgres
 
 _VERSION = 18
@@ -28,12 +27,13 @@ def postgres_process(place: Place) -> Iterator[Server]:
     programs = postgres_programs()
     with working_folder(place, f"postgres-{_VERSION}") as folder:
         data = folder / "data"
-        _end_server_of(data)
         _initialise(folder, data, programs, place)
+        # Nothing of an earlier run is left, but a process may have the id of its server: Postgres would wait.
+        (data / "postmaster.pid").unlink(missing_ok=True)
         port = remembered_port(folder / "port")
         with running(_program(folder, data, port, programs, place)) as process:
             url = f"postgresql://postgres:{_password(folder)}@127.0.0.1:{port}/postgres"
-            _wait_for(process, url, place)
+            wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
             yield Server(url, process.trouble, process.last_lines, process)
 
@@ -76,7 +76,6 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
         environment=_environment(),
         folder=folder,
         seconds=_START_SECONDS,
-        stopping=place.stopping,
     )
     unfinished.rename(data)
 
@@ -90,40 +89,8 @@ def _program(folder: Path, data: Path, port: int, programs: Path, place: Place) 
         environment=_environment(),
         folder=folder,
         log=place.log("postgres", folder),
-        pid_file=folder / "postgres.pid",
         stop_signal=signal.SIGINT if place.keep else signal.SIGQUIT,
     )
-
-
-def _wait_for(process: Process, url: str, place: Place) -> None:
-    def answered_or_died() -> bool:
-        return answers(check_postgres, url) or process.trouble() is not None
-
-    in_time = wait_until(answered_or_died, seconds=_START_SECONDS, stopping=place.stopping)
-    trouble = process.trouble()
-    if trouble or not in_time:
-        raise LocalStackError(process.describe(trouble or "Postgres does not answer."))
-
-
-def _end_server_of(data: Path) -> None:
-    """End the server that a dead run left behind on *data*, and remove its pid file.
-
-    The caller holds the claim on the folder, so no living process is in charge of that server. Postgres
-    refuses to start as long as any process has the id in an old pid file.
-    """
-    pid_file = data / "postmaster.pid"
-    if not pid_file.exists():
-        return
-    pid = int(pid_file.read_text().split("\n", 1)[0])
-    if _serves(pid, data):
-        os.kill(pid, signal.SIGINT)
-        if not wait_until(lambda: not _serves(pid, data), seconds=20):
-            raise LocalStackError(f"Postgres (process {pid}) still runs on {data}: stop it first.")
-    pid_file.unlink(missing_ok=True)
-
-
-def _serves(pid: int, data: Path) -> bool:
-    return f"postgres -D {data} " in command_line(pid)
 
 
 def _as_owner_of(data: Path) -> list[str]:

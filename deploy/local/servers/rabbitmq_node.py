@@ -4,17 +4,16 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.local.errors import Interrupted, LocalStackError
+from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.folders import Place, working_folder
 from deploy.local.machine.ports import accepts, free_port, remembered_port
-from deploy.local.machine.processes import Process, Program, running
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.server import Server
 
 _START_SECONDS = 90.0
@@ -45,9 +44,9 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
         environment = {**_environment(folder, port=port, epmd_port=epmd_port), **programs.environment}
         # Otherwise the node would start Erlang's name server itself, and leave it behind.
         with running(_epmd(programs.epmd, folder, epmd_port, environment, place)) as epmd:
-            _wait_for(epmd, lambda: accepts(epmd_port), place)
+            wait_for(epmd, lambda: accepts(epmd_port), seconds=_START_SECONDS)
             with running(_node(programs.server, folder, environment, place)) as node:
-                _wait_for(node, lambda: _speaks_amqp(port), place)
+                wait_for(node, lambda: _speaks_amqp(port), seconds=_START_SECONDS)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
                 yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node.last_lines, node)
 
@@ -66,11 +65,8 @@ def unpacked_programs(place: Place, packages_folder: Path = packages.PACKAGES) -
             # An installed Erlang finds only its own modules.
             even_if_installed="erlang-",
             report=place.report,
-            stopping=place.stopping,
             folder=packages_folder,
         )
-    except Interrupted:
-        raise
     except LocalStackError as reason:
         raise LocalStackError(
             f"No RabbitMQ: set AMQP_URL, start Docker, or install rabbitmq-server. {reason}"
@@ -101,8 +97,6 @@ def _epmd(program: Path, folder: Path, port: int, environment: Mapping[str, str]
         environment=environment,
         folder=folder,
         log=place.log("epmd", folder),
-        # Sorts last: of what a dead run left behind, the node is ended first.
-        pid_file=folder / "z-epmd.pid",
     )
 
 
@@ -113,7 +107,6 @@ def _node(server: Path, folder: Path, environment: Mapping[str, str], place: Pla
         environment=environment,
         folder=folder,
         log=place.log("rabbitmq", folder),
-        pid_file=folder / "node.pid",
         stop_signal=signal.SIGTERM if place.keep else signal.SIGKILL,
     )
 
@@ -148,18 +141,6 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         # Makes the start script exec the server instead of waiting for it.
         "RUNNING_UNDER_SYSTEMD": "true",
     }
-
-
-def _wait_for(process: Process, condition: Callable[[], bool], place: Place) -> None:
-    in_time = wait_until(
-        lambda: condition() or process.trouble() is not None,
-        seconds=_START_SECONDS,
-        stopping=place.stopping,
-        pause_seconds=0.05,
-    )
-    trouble = process.trouble()
-    if trouble or not in_time:
-        raise LocalStackError(process.describe(trouble or f"The {process.program.name} does not answer."))
 
 
 def _speaks_amqp(port: int) -> bool:

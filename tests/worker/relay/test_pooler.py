@@ -70,7 +70,6 @@ def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
         environment=os.environ,
         folder=Path("/"),
         log=tmp_path / "pgbouncer.log",
-        pid_file=tmp_path / "pgbouncer.pid",
         stop_seconds=5.0,
     )
     with running(program) as process:
