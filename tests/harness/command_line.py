@@ -37,10 +37,7 @@ def call(*command: str, environment: Mapping[str, str]) -> Ended:
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
-        try:
-            status = _PROGRAMS[program](words)
-        except SystemExit as end:  # from argparse
-            status = int(end.code or 0)
+        status = _PROGRAMS[program](words)
     return Ended(status, output.getvalue(), errors.getvalue())
 
 
