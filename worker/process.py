@@ -1,9 +1,7 @@
 """A worker as a list of its parts, which run until SIGTERM."""
 
 import asyncio
-import os
 import socket
-import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 
@@ -31,8 +29,6 @@ from worker.settings import WorkerSettings
 from worker.waiting import Pauses
 
 ROLES = ("relay", "notifications", "calculations")
-
-_CUT_OFF = 1  # the exit status
 
 _log = structlog.get_logger()
 
@@ -100,7 +96,6 @@ async def _run_parts(
             await stop.wait()
         finally:  # or a part has failed
             _log.info("worker_stopping")
-            _cut_off_after(settings.shutdown_seconds)
 
 
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
@@ -121,18 +116,3 @@ async def _wait_for_schema(check: Check, stop: asyncio.Event) -> None:
             await pauses.log_and_wait(error, stop)
         else:
             return
-
-
-def _cut_off_after(seconds: float) -> None:
-    """End the process after *seconds*, whatever it is waiting for. As in any crash, nothing is lost.
-
-    A thread does it, because the event loop itself may hang.
-    """
-
-    def cut_off() -> None:
-        _log.warning("worker_cut_off", after_seconds=seconds)
-        os._exit(_CUT_OFF)
-
-    timer = threading.Timer(seconds, cut_off)
-    timer.daemon = True
-    timer.start()

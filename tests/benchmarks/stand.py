@@ -22,7 +22,6 @@ from tests.harness.examples import CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
 from tests.harness.processes import Process, bare_environment
 from tests.harness.servers import Servers, private_servers
-from worker.rabbitmq import topology
 
 LOCAL = CHECKOUT / ".local" / "benchmarks"
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
@@ -259,7 +258,7 @@ async def stand(
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
         if tree is None:
             async with queues.open_channel(servers.broker.url) as channel:
-                await topology.declare(channel)
+                await queues.declare_topology(channel)
         yield Stand(folder, servers, sizes, tree or Tree())
 
 

@@ -8,6 +8,7 @@ from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
 
 from tests.deploy.manifests import Manifest, of_kind
+from tests.harness.queues import declare_topology
 from worker.rabbitmq import topology
 
 QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
@@ -42,7 +43,7 @@ async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declare
     await remove_topology(channel)
     await declare_as_the_operator_does(channel)
 
-    await topology.declare(channel)
+    await declare_topology(channel)
 
 
 async def test_broker_would_notice_a_difference(channel: AbstractChannel) -> None:

@@ -15,7 +15,7 @@ from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from tests.deploy.promtool import run_test
 from tests.deploy.test_alerts import ALERTS, GROUPS, RUNBOOK, matchers, of_target
-from tests.harness.queues import open_channel
+from tests.harness.queues import declare_topology, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -40,7 +40,7 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker: Serve
     port = free_port()
     await asyncio.to_thread(run_as_operator, EXPORT.replace("PORT", str(port)), broker)
     async with open_channel(broker.url) as channel:
-        await topology.declare(channel)
+        await declare_topology(channel)
     of_a_node = await eventually(lambda: exported_by(port))
 
     await asyncio.to_thread(run_test, GROUPS, look_at(of_a_node, nodes=2, fires=True), tmp_path)

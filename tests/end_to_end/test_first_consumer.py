@@ -21,7 +21,7 @@ from tests.end_to_end.callers import create
 from tests.end_to_end.events import Subscriber
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
-from tests.harness.queues import count, open_channel
+from tests.harness.queues import count, declare_topology, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -154,7 +154,7 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
         str(URL(broker.url).with_user(user).with_password("a-password")) for user in ("calculator", "reader")
     )
     async with open_channel(broker.url) as channel:
-        await topology.declare(channel)
+        await declare_topology(channel)
         await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
         async with started(first_consumer(url, tmp_path), ready=False):
             await eventually(lambda: consumes(broker.url))

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -16,10 +15,8 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started, worker_process
-from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.processes import Process, api_process, started
 from tests.harness.waiting import eventually
-from worker.settings import WorkerSettings
 
 _GRACE_SECONDS = 15.0  # less than the 20 of SHUTDOWN_SECONDS, after which a process is cut off
 
@@ -96,47 +93,3 @@ async def test_worker_that_is_stopped_under_load_loses_and_repeats_nothing(
     assert sorted(mail.recipients[0] for mail in mail_server.accepted) == sorted(
         record["customer_email"] for record in records
     )
-
-
-async def test_worker_ends_in_time_though_the_broker_and_postgres_fall_silent_while_it_publishes(
-    *,
-    api: Process,
-    worker_settings: WorkerSettings,
-    caller: httpx.AsyncClient,
-    database: Connection,
-    tmp_path: Path,
-) -> None:
-    async with AsyncExitStack() as stack:
-        to_broker = await stack.enter_async_context(TcpProxy(worker_settings.amqp_url))
-        to_postgres = await stack.enter_async_context(TcpProxy(worker_settings.database_url))
-        settings = replace(
-            worker_settings, amqp_url=to_broker.url, database_url=to_postgres.url, shutdown_seconds=1.0
-        )
-        worker = worker_process(settings, tmp_path)
-        await stack.enter_async_context(started(api, worker))
-        to_broker.hold()
-        await create_many(caller, 1)
-        await eventually(lambda: is_publishing(database))
-        to_postgres.hold()
-        began_at = time.monotonic()
-        status = await worker.stop()
-        seconds = time.monotonic() - began_at
-
-    assert status == 1
-    assert 1.0 <= seconds < _GRACE_SECONDS
-    assert "worker_cut_off" in worker.output
-
-
-async def is_publishing(database: Connection) -> bool:
-    """Whether a relay holds a lane for longer than an empty lane takes."""
-    held: bool = await database.fetchval(
-        """
-        SELECT count(*) > 0
-          FROM pg_locks
-          JOIN pg_stat_activity USING (pid)
-         WHERE locktype = 'advisory'
-           AND datname = current_database()
-           AND xact_start < now() - interval '0.2 seconds'
-        """
-    )
-    return held

@@ -1,4 +1,4 @@
-"""A channel to the broker, and the lengths of its queues."""
+"""A channel to the broker, its topology, and the lengths of its queues."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,6 +9,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from yarl import URL
 
+from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 
 CONNECT_SECONDS: Final = 2.0  # A broker that is starting may accept a connection and then not answer.
@@ -25,6 +26,12 @@ async def open_channel(url: str) -> AsyncIterator[AbstractChannel]:
         with suppress(*BROKER_ERRORS):
             async with asyncio.timeout(1.0):
                 await connection.close()
+
+
+async def declare_topology(channel: AbstractChannel) -> None:
+    """Create what is missing. The broker closes *channel* at the first part that has other properties."""
+    for declare_part in topology.PARTS.values():
+        await declare_part(channel)
 
 
 async def count(channel: AbstractChannel, queue: str) -> int:

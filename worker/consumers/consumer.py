@@ -168,8 +168,7 @@ class Consumer(Generic[Content]):
             outcome = "handled"
             _log.info("message_handled")
         except self._refusals as refusal:
-            seconds = self._settings.broker_timeout_seconds
-            await dead_letter(in_hand.dead_letters, message, self._queue, refusal, seconds=seconds)
+            await dead_letter(in_hand.dead_letters, message, self._queue, refusal)
             outcome = "dead_lettered"
         except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
             _log.error("message_failed", **logs.describe(error))

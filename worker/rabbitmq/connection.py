@@ -47,8 +47,7 @@ async def open_role(
     """
     keeping: asyncio.Task[None] | None = None
     try:
-        async with _connect(settings, name) as connection:
-            channel = await _open(connection, settings)
+        async with _connect(settings, name) as (connection, channel):
             async with _in_time(settings.broker_timeout_seconds):
                 differences = await _declare(connection, name)
             for needed in needs:
@@ -70,8 +69,8 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
     The connection does not reconnect: on any error a caller leaves the block and opens another. Raises
     BrokerUnavailable when it cannot be opened.
     """
-    async with _connect(settings, name) as connection:
-        yield await _open(connection, settings)
+    async with _connect(settings, name) as (_, channel):
+        yield channel
 
 
 @asynccontextmanager
@@ -91,12 +90,17 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
 
 
 @asynccontextmanager
-async def _connect(settings: WorkerSettings, name: str) -> AsyncIterator[AbstractConnection]:
-    metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
+async def _connect(
+    settings: WorkerSettings, name: str
+) -> AsyncIterator[tuple[AbstractConnection, AbstractChannel]]:
+    connected = metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
+    seconds = settings.broker_timeout_seconds
     url = URL(settings.amqp_url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)  # RabbitMQ shows it
-    async with open_connection(url, seconds=settings.broker_timeout_seconds) as connection:
-        with metrics.showing(metrics.broker_connected.labels(name), 1):
-            yield connection
+    async with open_connection(url, seconds=seconds) as connection:
+        with metrics.showing(connected, 1):
+            async with _in_time(seconds):
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            yield connection, channel
 
 
 @asynccontextmanager
@@ -107,11 +111,6 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
             yield
     except BROKER_ERRORS as error:
         raise BrokerUnavailable from error
-
-
-async def _open(connection: AbstractConnection, settings: WorkerSettings) -> AbstractChannel:
-    async with _in_time(settings.broker_timeout_seconds):
-        return await connection.channel(publisher_confirms=True, on_return_raises=True)
 
 
 async def _declare(connection: AbstractConnection, role: str) -> dict[str, str]:

@@ -82,18 +82,12 @@ async def ensure(connection: AbstractConnection) -> Topology:
     Each part is declared on a channel of its own, so that one difference does not stop the others.
     """
     found = Topology({}, {})
-    for name, declare_part in _PARTS.items():
+    for name, declare_part in PARTS.items():
         try:
             found.dead_letters[name] = await _declare(connection, declare_part)
         except ChannelClosed as error:
             found.differences[name] = str(error)
     return found
-
-
-async def declare(channel: AbstractChannel) -> None:
-    """Create what is missing. The broker closes *channel* at the first part that has other properties."""
-    for declare_part in _PARTS.values():
-        await declare_part(channel)
 
 
 async def _declare(connection: AbstractConnection, declare_part: "_DeclarePart") -> int:
@@ -127,7 +121,7 @@ async def _declare_queue(channel: AbstractChannel, *, queue: Queue, passive: boo
 
 
 _DeclarePart: TypeAlias = Callable[..., Awaitable[int]]
-_PARTS: Final[dict[str, _DeclarePart]] = {
+PARTS: Final[dict[str, _DeclarePart]] = {
     **{name: partial(_declare_exchange, name=name) for name in EXCHANGES},
     **{queue.name: partial(_declare_queue, queue=queue) for queue in QUEUES},
 }

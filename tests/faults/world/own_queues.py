@@ -9,7 +9,7 @@ from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from tests.faults.verdict.records import CALCULATED, CREATED, EMAIL_FAILED, EMAIL_SENT
-from tests.harness.queues import CONNECT_SECONDS, open_channel
+from tests.harness.queues import CONNECT_SECONDS, declare_topology, open_channel
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS
 
@@ -26,7 +26,7 @@ Receive = Callable[[AbstractChannel, AbstractIncomingMessage], Awaitable[None]]
 
 async def declare(channel: AbstractChannel) -> None:
     """Declare the product's topology, and the harness's queues."""
-    await topology.declare(channel)
+    await declare_topology(channel)
     switch = await channel.declare_exchange(SWITCH, ExchangeType.FANOUT, durable=True)
     auditor = await channel.declare_queue(AUDITOR, durable=True, arguments=_QUORUM)
     team = await channel.declare_queue(TEAM, durable=True, arguments=_QUORUM)

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
@@ -14,7 +13,7 @@ from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import passes, publish, settings_with, take
 from tests.worker.consumers.conftest import MakeConsumer, Refused, Work, dead_letter, has_no_messages
 from worker.consumers.consumer import Consumer
-from worker.consumers.dead_lettering import publish_copy
+from worker.consumers.dead_lettering import dead_letter as bury
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -76,7 +75,7 @@ async def test_dead_letters_do_not_delay_other_messages(
 async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
-    consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=60.0)
+    consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2)
 
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))
@@ -94,32 +93,22 @@ async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
 
 
 async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
-    worker_settings: WorkerSettings,
+    worker_settings: WorkerSettings, channel: AbstractChannel
 ) -> None:
+    await publish(channel, NOTIFICATIONS, b"bad", message_id="m-1")
+    message = await (await channel.get_queue(NOTIFICATIONS.name)).get()
     async with ScriptedBroker() as scripted:
-        settings = settings_with(worker_settings, amqp_url=scripted.url)
+        settings = settings_with(worker_settings, amqp_url=scripted.url, broker_timeout_seconds=0.5)
         async with open_channel(settings, name="test") as dead_letters:
             scripted.raise_alarm()
-            publishing = asyncio.create_task(
-                publish_copy(dead_letters, Message(b"", message_id="m-1"), NOTIFICATIONS, seconds=0.5)
-            )
-            await asyncio.wait([publishing], timeout=0.8)  # longer than the time for the confirm
-            was_waiting = not publishing.done()
+            burying = asyncio.create_task(bury(dead_letters, message, NOTIFICATIONS, Refused()))
+            await asyncio.wait([burying], timeout=0.8)  # longer than for other answers
+            was_waiting = not burying.done()
             scripted.clear_alarm()
-            await publishing
+            await burying
 
     assert was_waiting
     assert scripted.taken == ["m-1"]
-
-
-async def test_dead_letter_that_the_broker_does_not_confirm_fails_in_time(
-    worker_settings: WorkerSettings, broker_link: TcpProxy
-) -> None:
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    async with open_channel(settings, name="test") as dead_letters:
-        broker_link.hold()
-        with pytest.raises(TimeoutError):
-            await publish_copy(dead_letters, Message(b""), NOTIFICATIONS, seconds=0.1)
 
 
 async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_without_it(

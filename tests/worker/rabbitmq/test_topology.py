@@ -12,7 +12,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres.pool import Pool
 from service.server.probes import NotReady
 from tests.harness.in_process import running
-from tests.harness.queues import count
+from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, passes, publish, take
@@ -32,7 +32,7 @@ async def test_declaring_again_keeps_the_messages_in_the_queues(
 ) -> None:
     await publish(channel, queue, b"kept")
 
-    await topology.declare(channel)
+    await declare_topology(channel)
 
     living = await channel.get_queue(queue.name)
     message = await eventually(lambda: take(living))

@@ -9,7 +9,7 @@ from aio_pika.abc import AbstractChannel, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.identifiers import new_request_id
-from tests.harness.queues import count
+from tests.harness.queues import count, declare_topology
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import ANY_EVENT, bind_tap, open_publisher, settings_with, take_ids
@@ -96,7 +96,7 @@ async def test_publisher_can_be_used_after_refused_and_returned_events(
     await bind_tap(channel, "request.calculated", arguments=full)
     await channel.queue_delete(topology.NOTIFICATIONS.name)
     await publisher.publish([row(1), row(2), row(3, event_type="request.created")], abandoned=NEVER)
-    await topology.declare(channel)
+    await declare_topology(channel)
 
     outcome = await publisher.publish([row(4), row(5, event_type="request.created")], abandoned=NEVER)
 
