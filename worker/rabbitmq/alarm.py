@@ -33,13 +33,21 @@ class Alarm:
         """Follow the alarm on the connection of *channel* until cancelled."""
         connection = (await channel.get_underlay_channel()).connection
         while True:
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await connection.ready()
-            except TimeoutError:
+            if await is_blocked(channel):
                 self.is_raised = True
                 _log.warning("broker_blocked")
                 await connection.ready()
                 self.is_raised = False
                 _log.info("broker_unblocked")
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def is_blocked(channel: AbstractChannel) -> bool:
+    """Whether the broker blocks the connection of *channel*."""
+    connection = (await channel.get_underlay_channel()).connection
+    try:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            await connection.ready()
+    except TimeoutError:
+        return True
+    return False
