@@ -53,6 +53,12 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
     status: int = 0
 
+    @classmethod
+    def listing(cls, found: Sequence[msgspec.Struct]) -> "Answer":
+        """Return the answer of a command that lists things of one kind: a column for each field."""
+        headings = found[0].__struct_fields__ if found else ("none",)
+        return cls(found, table(headings, map(msgspec.structs.astuple, found)))
+
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
     """Run one command and return its exit status: 2 on bad usage; 1, and one line on stderr, on failure."""

@@ -5,7 +5,7 @@ import click
 from service.authentication import api_keys
 from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.command_line import Answer, answering, line, on_record, postgres, table
+from service.command_line import Answer, answering, line, on_record, postgres
 from service.operations import operator_actions
 from service.operations.operator_actions import Operator
 from service.postgres import loans
@@ -27,10 +27,8 @@ async def add(conveyancer_id: str, name: str, *, charges_calculation_fee: bool) 
         is_disabled = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
-    still = ", and still disabled" if is_disabled else ""
-    return Answer(
-        {"id": conveyancer_id, "disabled": is_disabled}, f"conveyancer {conveyancer_id} registered{still}"
-    )
+    said = f"conveyancer {conveyancer_id} registered{', and still disabled' if is_disabled else ''}"
+    return Answer({"id": conveyancer_id, "disabled": is_disabled}, said)
 
 
 @conveyancer.command("list")
@@ -38,12 +36,7 @@ async def add(conveyancer_id: str, name: str, *, charges_calculation_fee: bool) 
 async def list_conveyancers() -> Answer:
     """Show every conveyancer, whether it charges a fee, and since when it is disabled."""
     async with postgres() as connection:
-        found = await conveyancers.list_all(connection)
-    rows = [
-        (each.id, each.name, "yes" if each.charges_calculation_fee else "no", each.disabled_at)
-        for each in found
-    ]
-    return Answer(found, table(("id", "name", "charges fee", "disabled since"), rows))
+        return Answer.listing(await conveyancers.list_all(connection))
 
 
 @conveyancer.command()
@@ -79,7 +72,9 @@ async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) ->
                 disabled,
             )
             action = "conveyancer disable" if disabled else "conveyancer enable"
-            await operator_actions.record_of_conveyancer(connection, action, conveyancer_id, by)
+            await operator_actions.record(
+                connection, action, [(None, None)], by, conveyancer_id=conveyancer_id
+            )
     return Answer({"id": conveyancer_id, "disabled": disabled}, f"conveyancer {conveyancer_id} {done}")
 
 
@@ -101,11 +96,7 @@ async def create(conveyancer_id: str) -> Answer:
 async def list_keys() -> Answer:
     """Show the prefix and conveyancer of every API key, and when it was created, last used and revoked."""
     async with postgres() as connection:
-        found = await api_keys.list_all(connection)
-    rows = [
-        (key.prefix, key.conveyancer_id, key.created_at, key.last_used_at, key.revoked_at) for key in found
-    ]
-    return Answer(found, table(("prefix", "conveyancer", "created", "last used", "revoked"), rows))
+        return Answer.listing(await api_keys.list_all(connection))
 
 
 @api_key.command()

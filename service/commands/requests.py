@@ -1,6 +1,7 @@
 """`request find|correct|new-secret|erase`: the requests of customers who call, and of every firm."""
 
 import hashlib
+from datetime import datetime
 from uuid import UUID
 
 import asyncpg
@@ -10,7 +11,7 @@ import msgspec
 from service.calculation_requests import email_addresses, erased, reading, request_secrets, storing
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, answering, on_record, postgres, table, uuid
+from service.command_line import Answer, answering, on_record, postgres, uuid
 from service.identifiers import uuid_of
 from service.operations import emails, erasing, operator_actions
 from service.operations.operator_actions import Operator
@@ -25,6 +26,16 @@ _MOST_FOUND = 50
 request = click.Group("request", help="Find requests, change the address or the link of one, erase one.")
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A request, without personal data."""
+
+    uuid: str
+    conveyancer: str
+    created_at: datetime
+    external_id: str | None
+    calculation_id: str | None
+
+
 @request.command()
 @click.option("--external-id", help="The firm's own identifier.")
 @click.option("--customer-email", metavar="ADDRESS", help="The customer's address, in any case.")
@@ -37,9 +48,8 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
     async with postgres() as connection:
         rows = await connection.fetch(_FIND, external_id, address, case_ref, _MOST_FOUND)
-    found = [{**row, "id": uuid_of(row["id"])} for row in rows]
-    headings = ("uuid", "conveyancer", "stored", "external_id", "calculation")
-    return Answer(found, table(headings, [tuple(each.values()) for each in found]) if found else "none")
+    found = [Found(uuid_of(request_id), *rest) for request_id, *rest in rows]
+    return Answer.listing(found)
 
 
 # Postgres gets the hash of the address: it may log the parameters of a slow statement, and this one may read

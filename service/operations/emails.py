@@ -38,33 +38,13 @@ class EmailEnd(msgspec.Struct, frozen=True):
         return "sent" if self.reason is None else "failed"
 
 
-async def settle(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
-    """Record the ends of e-mails and announce them, in the caller's transaction. Returns their keys.
-
-    Those that had ended before are left alone. The claims are not checked: a mail server's reply holds even
-    if another process has taken the e-mail over.
-    """
-    requests = await reading.lock_all(connection, {end.request_id for end in ends})
-    rows = await connection.fetch(
-        """
-        SELECT event_id
-          FROM email
-         WHERE event_id = ANY($1)
-           AND state = 'pending'
-         ORDER BY event_id
-           FOR UPDATE
-        """,
-        [end.key for end in ends],
-    )
-    pending = {row["event_id"] for row in rows}
-    await record_ends(connection, [end for end in ends if end.key in pending], requests)
-    return pending
-
-
 async def record_ends(
     connection: Connection, settled: Sequence[EmailEnd], requests: Mapping[UUID, AnnouncedRequest]
 ) -> None:
-    """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked."""
+    """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked.
+
+    The claims are not checked: a mail server's reply holds even if another process has taken the e-mail over.
+    """
     if not settled:
         return
     sequences = {request_id: request.sequence for request_id, request in requests.items()}
@@ -131,22 +111,24 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
     Returns their keys, by request. An e-mail that a worker has claimed may be sent all the same: the
     worker may have read its row already.
     """
-    await _add_first(connection, list(await reading.lock_all(connection, request_ids)))
+    requests = await reading.lock_all(connection, request_ids)
+    await _add_first(connection, list(requests))
     rows = await connection.fetch(
         """
         SELECT event_id, request_id, traceparent
           FROM email
          WHERE request_id = ANY($1)
            AND state = 'pending'
+         ORDER BY event_id
+           FOR UPDATE
         """,
-        request_ids,
+        list(requests),
     )
     ends = [
-        EmailEnd(row["event_id"], row["request_id"], None, "cancelled", traceparent=row["traceparent"])
-        for row in rows
+        EmailEnd(key, request_id, None, "cancelled", 0, traceparent) for key, request_id, traceparent in rows
     ]
-    settled = await settle(connection, ends)
-    return {end.request_id: end.key for end in ends if end.key in settled}
+    await record_ends(connection, ends, requests)
+    return {end.request_id: end.key for end in ends}
 
 
 def first_key(request_id: UUID) -> str:

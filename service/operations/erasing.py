@@ -24,7 +24,9 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """
     found = list(await reading.lock_all(connection, request_ids))
     if found:
-        await _end_emails(connection, found)
+        await emails.cancel(connection, found)
+        # The mail server's replies may quote addresses.
+        await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
         for outbox in _OUTBOXES:
             await _strip_events(connection, outbox, found)
         await connection.execute(_REPLACE_ROWS, found)
@@ -43,20 +45,6 @@ _REPLACE_ROWS = """
            calculation_sequence, calculated_at, sha256(convert_to(idempotency_key, 'UTF8'))
       FROM request
 """
-
-
-async def _end_emails(connection: Connection, request_ids: Sequence[UUID]) -> None:
-    """Cancel the e-mails of locked requests, and delete the replies to them: these may quote addresses."""
-    await emails.cancel(connection, request_ids)
-    await connection.execute(
-        """
-        UPDATE email
-           SET server_reply = NULL
-         WHERE request_id = ANY($1)
-           AND server_reply IS NOT NULL
-        """,
-        request_ids,
-    )
 
 
 async def _strip_events(connection: Connection, outbox: str, request_ids: Sequence[UUID]) -> None:

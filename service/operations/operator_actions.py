@@ -27,35 +27,26 @@ class OperatorAction(msgspec.Struct, frozen=True):
 
 
 async def record(
-    connection: Connection, action: str, changed: Iterable[tuple[UUID | None, str | None]], by: Operator
+    connection: Connection,
+    action: str,
+    changed: Iterable[tuple[UUID | None, str | None]],
+    by: Operator,
+    *,
+    conveyancer_id: str | None = None,
 ) -> None:
     """Record what was changed: requests, and of each the event or e-mail. None: very many requests.
 
-    In the caller's transaction, if there is one.
+    Or the conveyancer. In the caller's transaction, if there is one.
     """
-    rows = [(request_id, action, subject, by.name, by.reason) for request_id, subject in changed]
+    rows = [
+        (request_id, conveyancer_id, action, subject, by.name, by.reason) for request_id, subject in changed
+    ]
     await connection.executemany(
         """
-        INSERT INTO operator_action (request_id, action, subject, operator, reason)
-        VALUES ($1, $2, $3, $4, $5)
+        INSERT INTO operator_action (request_id, conveyancer_id, action, subject, operator, reason)
+        VALUES ($1, $2, $3, $4, $5, $6)
         """,
         rows,
-    )
-
-
-async def record_of_conveyancer(
-    connection: Connection, action: str, conveyancer_id: str, by: Operator
-) -> None:
-    """Record that a conveyancer was changed, in the caller's transaction."""
-    await connection.execute(
-        """
-        INSERT INTO operator_action (conveyancer_id, action, operator, reason)
-        VALUES ($1, $2, $3, $4)
-        """,
-        conveyancer_id,
-        action,
-        by.name,
-        by.reason,
     )
 
 

@@ -59,7 +59,7 @@ async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str
         (FREE_CONVEYANCER, False),
         ("new-firm", True),
     ]
-    assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "Firm", "yes", "-"]
+    assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "Firm", "True", "-"]
 
 
 @pytest.mark.parametrize(

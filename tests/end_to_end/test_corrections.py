@@ -354,7 +354,7 @@ async def test_request_is_found_by_what_the_caller_on_the_phone_knows(
     not_found = await run("service", "request", "find", words[0], "nothing", environment=environment)
 
     [request] = json.loads(found.output)
-    assert request["id"] == created["uuid"]
+    assert request["uuid"] == created["uuid"]
     assert created["uuid"] in shown.output
     assert "example.com" not in found.output.lower() + shown.output.lower()
     assert (not_found.status, not_found.output) == (0, "none\n")
