@@ -135,16 +135,6 @@ async def test_api_without_postgres_is_alive_and_answers_503(
     assert response.json()["data"] is None
 
 
-async def test_access_token_is_answered_503_without_the_issuers_keys(
-    service_settings: ServiceSettings, issuer: Issuer
-) -> None:
-    settings = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    async with api_client(settings, issuer.token()) as client:
-        response = await client.get("/v1/questionnaire/structure")
-
-    assert response.status_code == 503
-
-
 async def test_unforeseen_failure_is_logged_and_not_shown_to_the_caller(
     client: httpx.AsyncClient, database: Connection
 ) -> None:

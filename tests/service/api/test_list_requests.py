@@ -211,14 +211,6 @@ async def test_conveyancer_that_is_not_registered_is_refused(
         assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
-async def test_read_scope_is_required(shared_client: httpx.AsyncClient, issuer: Issuer) -> None:
-    for scope, status in (("request:write", 403), ("request:read", 200)):
-        token = issuer.token(scope=scope)
-        response = await shared_client.get("/v1/request", headers={"Authorization": f"Bearer {token}"})
-
-        assert response.status_code == status
-
-
 class Scan(msgspec.Struct, frozen=True):
     """How Postgres executed a statement."""
 

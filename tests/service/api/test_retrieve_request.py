@@ -1,12 +1,15 @@
-"""GET /v1/request/:uuid."""
+"""GET /v1/request/:uuid, and its events, which tests/worker/test_request_events.py compares with the queue's.
+
+test_openapi.py provokes each refusal; test_tenancy.py shows that of another firm's request.
+"""
 
 import httpx
 import msgspec
 import pytest
 
-from service.identifiers import new_request_id, uuid_of
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
 
@@ -20,21 +23,6 @@ async def test_retrieved_request_is_the_one_that_was_created(client: httpx.Async
     assert response.json()["data"] == created
     assert list(response.json()["data"]) == list(created)
     assert response.json()["errors"] is None
-
-
-async def test_unknown_uuid_is_not_found(shared_client: httpx.AsyncClient) -> None:
-    response = await shared_client.get(f"/v1/request/{uuid_of(new_request_id())}")
-
-    assert response.status_code == 404
-    assert response.json()["data"] is None
-    assert response.json()["errors"] == [
-        {
-            "code": "not_found",
-            "message": "There is no request with this uuid that this token may read.",
-            "field": None,
-            "pointer": None,
-        }
-    ]
 
 
 @pytest.mark.parametrize(
@@ -51,36 +39,12 @@ async def test_unknown_uuid_is_not_found(shared_client: httpx.AsyncClient) -> No
         "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12",
     ],
 )
-async def test_malformed_uuid_is_not_found(shared_client: httpx.AsyncClient, path: str) -> None:
-    response = await shared_client.get(f"/v1/request/{path}")
+@pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
+async def test_malformed_uuid_is_not_found(shared_client: httpx.AsyncClient, path: str, what: str) -> None:
+    response = await shared_client.get(f"/v1/request/{path}{what}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
-
-
-async def test_request_of_another_conveyancer_is_answered_like_an_unknown_one(
-    client: httpx.AsyncClient, issuer: Issuer
-) -> None:
-    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
-    as_another = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
-
-    others = await client.get(f"/v1/request/{uuid}", headers=as_another)
-    unknown = await client.get(f"/v1/request/{uuid_of(new_request_id())}", headers=as_another)
-
-    assert others.status_code == unknown.status_code == 404
-    assert {**others.json(), "meta": None} == {**unknown.json(), "meta": None}
-
-
-async def test_conveyancer_that_is_not_registered_is_refused(
-    shared_client: httpx.AsyncClient, issuer: Issuer
-) -> None:
-    response = await shared_client.get(
-        f"/v1/request/{uuid_of(new_request_id())}",
-        headers={"Authorization": f"Bearer {issuer.token('stranger')}"},
-    )
-
-    assert response.status_code == 403
-    assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
 async def test_secret_stays_the_same_under_a_new_current_key(
@@ -96,3 +60,32 @@ async def test_secret_stays_the_same_under_a_new_current_key(
 
     assert retrieved["request_url"] == created["request_url"]
     assert newer["secret"] != created["secret"]
+
+
+async def test_new_request_has_been_created_and_no_more(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+
+    response = await client.get(f"/v1/request/{uuid}/events")
+
+    assert response.status_code == 200
+    assert response.json()["errors"] is None
+    (event,) = response.json()["data"]["events"]
+    written = msgspec.json.decode(await database.fetchval("SELECT payload FROM outbox"))
+    assert event == {name: value for name, value in written.items() if name != "traceparent"}
+    assert (event["id"], event["data"]["tenant"]) == (f"{uuid}.request.created.1", CONVEYANCER)
+
+
+async def test_events_need_no_key_of_the_secret(
+    client: httpx.AsyncClient, service_settings: ServiceSettings, issuer: Issuer
+) -> None:
+    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+    without = msgspec.structs.replace(service_settings, request_secret_keys=f"new:{'C' * 43}")
+
+    async with api_client(without, issuer.token()) as keyless:
+        record = await keyless.get(f"/v1/request/{uuid}")
+        events = await keyless.get(f"/v1/request/{uuid}/events")
+
+    assert record.status_code == 503
+    assert events.status_code == 200

@@ -68,14 +68,6 @@ async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
     assert created.json()["errors"][0]["code"] == "unavailable"
 
 
-async def test_api_that_never_reached_postgres_is_not_ready(
-    distant: httpx.AsyncClient, link: TcpProxy
-) -> None:
-    await link.refuse()
-
-    assert (await distant.get("/readyz")).status_code == 503
-
-
 async def test_api_becomes_unready_when_its_login_is_rejected(
     service_settings: ServiceSettings, database: Connection, role: str
 ) -> None:
@@ -93,14 +85,6 @@ async def test_api_becomes_unready_when_its_login_is_rejected(
     assert before.status_code == 200
     assert (rejected.status_code, at_once.status_code) == (503, 503)
     assert "rejects the login" in rejected.json()["postgres"]
-
-
-async def test_api_that_finds_too_old_a_schema_is_not_ready(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
-    await database.execute("DELETE FROM schema_version")
-
-    assert (await client.get("/readyz")).status_code == 503
 
 
 @pytest.mark.parametrize("path", sorted(probes.PATHS))
