@@ -12,7 +12,7 @@ from service.api import errors, handlers, questionnaire
 from service.api.json_body import LARGEST_BODY
 from service.api.outer_layer import OuterLayer
 from service.api.resources import ApiRequest, Resources
-from service.authentication.api_keys import ApiKeyUses
+from service.authentication.api_keys import ApiKeys
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -89,13 +89,13 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        api_key_uses = ApiKeyUses(pool, timeout_seconds=seconds)
+        api_keys = ApiKeys(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
-        await stack.enter_async_context(in_background("api_key_uses", api_key_uses.run))
+        await stack.enter_async_context(in_background("api_key_uses", api_keys.run))
         yield Resources(
             settings=settings,
-            authenticator=Authenticator(settings, signing_keys, pool, api_key_uses),
+            authenticator=Authenticator(settings, signing_keys, api_keys),
             pool=pool,
             storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,

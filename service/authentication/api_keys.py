@@ -80,36 +80,34 @@ async def list_all(connection: Connection) -> list[ApiKey]:
     return [ApiKey(**row) for row in rows]
 
 
-async def find(connection: Connection, api_key: str) -> str | None:
-    """Return the prefix of an API key, or None when it is not valid."""
-    prefix: str | None = await connection.fetchval(
-        """
-        SELECT prefix
-          FROM api_key
-          JOIN active_conveyancer AS conveyancer
-            ON conveyancer.id = api_key.conveyancer_id
-         WHERE key_sha256 = $1
-           AND revoked_at IS NULL
-        """,
-        _sha256(api_key),
-    )
-    return prefix
+class ApiKeys:
+    """Accepts valid API keys, and writes at intervals which were used, so no caller waits for that.
 
-
-class ApiKeyUses:
-    """Collects the prefixes of used API keys in memory and writes them at intervals, so no caller waits.
-
-    A crash loses what was collected since the last write. Nothing depends on it.
+    A crash loses the uses since the last write. Nothing depends on them.
     """
 
     def __init__(self, pool: Pool, *, timeout_seconds: float) -> None:
         self._pool = pool
         self._timeout_seconds = timeout_seconds
-        self._used: set[str] = set()
+        self._used: set[str] = set()  # prefixes
 
-    def note(self, prefix: str) -> None:
-        """Note that the API key with this prefix was used."""
-        self._used.add(prefix)
+    async def accept(self, api_key: str) -> bool:
+        """Whether an API key is valid. Raises PostgresUnavailable."""
+        async with loans.connection(self._pool, seconds=self._timeout_seconds) as connection:
+            prefix: str | None = await connection.fetchval(
+                """
+                SELECT prefix
+                  FROM api_key
+                  JOIN active_conveyancer AS conveyancer
+                    ON conveyancer.id = api_key.conveyancer_id
+                 WHERE key_sha256 = $1
+                   AND revoked_at IS NULL
+                """,
+                _sha256(api_key),
+            )
+        if prefix is not None:
+            self._used.add(prefix)
+        return prefix is not None
 
     async def run(self) -> None:
         """Write at each interval, and once more when cancelled."""

@@ -8,11 +8,8 @@ import jwt
 import msgspec
 from cachetools import TLRUCache
 
-from service.authentication import api_keys
-from service.authentication.api_keys import ApiKeyUses
+from service.authentication.api_keys import ApiKeys, looks_like_api_key
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
-from service.postgres import loans
-from service.postgres.pool import Pool
 from service.settings import ServiceSettings
 from service.telemetry import api_metrics
 
@@ -22,6 +19,11 @@ READ_ALL = "request:read-all"  # of internal readers: any firm's requests, by uu
 
 _LARGEST_TOKEN = 8 * 1024
 _NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its signature is missing or wrong."
+_REASONS: dict[type[Exception], str] = {
+    jwt.ExpiredSignatureError: "The access token has expired: request a new one.",
+    jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",
+    jwt.InvalidIssuerError: "The access token is from another issuer than the one that the service trusts.",
+}
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
@@ -64,18 +66,11 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies the credentials of callers, and caches the access tokens that it has verified."""
 
-    def __init__(
-        self,
-        settings: ServiceSettings,
-        signing_keys: SigningKeys,
-        pool: Pool,
-        api_key_uses: ApiKeyUses,
-    ) -> None:
+    def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys, api_keys: ApiKeys) -> None:
         self._settings = settings
         self._internal_clients = {each.strip() for each in settings.auth_internal_clients.split(",")} - {""}
         self._signing_keys = signing_keys
-        self._pool = pool  # to look up API keys
-        self._api_key_uses = api_key_uses
+        self._api_keys = api_keys
         self._verified: TLRUCache[str, Caller | InternalReader] = TLRUCache(
             maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
         )
@@ -102,20 +97,15 @@ class Authenticator:
 
         Raises as `verify_access_token` does, and PostgresUnavailable: API keys are looked up in Postgres.
         """
-        if not api_keys.looks_like_api_key(token):
+        if not looks_like_api_key(token):
             await self._verify(token)
-            return
-        seconds = self._settings.database_timeout_seconds
-        async with loans.connection(self._pool, seconds=seconds) as connection:
-            prefix = await api_keys.find(connection, token)
-        if prefix is None:
+        elif not await self._api_keys.accept(token):
             raise InvalidCredentials(
                 "The API key is not valid: it was revoked or never issued, or its firm is disabled."
             )
-        self._api_key_uses.note(prefix)
 
     async def _verify_no_api_key(self, token: str) -> Caller | InternalReader:
-        if api_keys.looks_like_api_key(token):
+        if looks_like_api_key(token):
             raise InvalidCredentials("This endpoint takes no API key: send an access token.")
         return await self._verify(token)
 
@@ -149,18 +139,8 @@ class Authenticator:
                 options={"require": ["exp", "iss", "aud"]},
             )
             return self._caller(claims)
-        except jwt.ExpiredSignatureError:
-            raise InvalidCredentials("The access token has expired: request a new one.") from None
-        except jwt.InvalidAudienceError:
-            raise InvalidCredentials(
-                "The access token is for another audience: request one for this service."
-            ) from None
-        except jwt.InvalidIssuerError:
-            raise InvalidCredentials(
-                "The access token is from another issuer than the one that the service trusts."
-            ) from None
-        except (jwt.PyJWTError, ValueError, OverflowError):
-            raise InvalidCredentials(_NOT_VALID) from None
+        except (jwt.PyJWTError, ValueError, OverflowError) as error:
+            raise InvalidCredentials(_REASONS.get(type(error), _NOT_VALID)) from None
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
         scope = claims.get("scope", "")

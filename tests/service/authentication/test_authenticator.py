@@ -1,7 +1,6 @@
 """Access tokens and API keys: which are accepted, and why others are refused."""
 
 import hmac
-import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -111,6 +110,7 @@ async def test_bad_access_token_is_refused_with_the_reason(
         challenge = response.headers["WWW-Authenticate"]
         assert 'error="invalid_token"' in challenge
         assert reason in challenge
+        assert " scope=" not in challenge
     assert await shared_database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
@@ -193,44 +193,20 @@ async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_
         base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}').decode() + ".e30.AAAA",
         base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}').decode()
         + "..AAAA",
+        "nonsense",
+        "a.b.c",
+        "ey.ey.ey",
+        "é",
     ],
 )
-async def test_malformed_token_header_is_refused(shared_client: httpx.AsyncClient, token: str) -> None:
-    for response in await ask(shared_client, bearer(token)):
-        assert response.status_code == 401
-        assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
-
-
-async def test_every_reason_has_its_own_description(shared_client: httpx.AsyncClient, issuer: Issuer) -> None:
-    refusals = [
-        issuer.token(exp=1),
-        issuer.token(aud="another-service"),
-        issuer.token(iss="https://another.test"),
-        issuer.token(scope="request:write"),
-        issuer.token(headers={"typ": "JWT"}),
-        "nonsense",
-    ]
-
-    challenges = [
-        (await shared_client.get(f"/v1/request/{A_UUID}", headers=bearer(token))).headers["WWW-Authenticate"]
-        for token in refusals
-    ]
-
-    descriptions = [re.findall(r'error_description="([^"]+)"', challenge) for challenge in challenges]
-    assert len({description for (description,) in descriptions}) == len(refusals)
-    assert [' scope="request:read"' in challenge for challenge in challenges] == [
-        token == refusals[3] for token in refusals
-    ]
-
-
-@pytest.mark.parametrize("token", ["nonsense", "a.b.c", "ey.ey.ey", "é"])
 async def test_malformed_token_is_refused(shared_client: httpx.AsyncClient, token: str) -> None:
     shared_client.headers.pop("Authorization", None)
-    response = await shared_client.get(
-        STRUCTURE, headers=[(b"Authorization", b"Bearer " + token.encode("latin-1"))]
-    )
+    headers = [(b"Authorization", f"Bearer {token}".encode("latin-1"))]
+
+    response = await shared_client.get(STRUCTURE, headers=headers)
 
     assert response.status_code == 401
+    assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
 
 
 async def test_token_signed_with_another_key_is_refused(
@@ -257,9 +233,10 @@ async def test_each_endpoint_needs_its_scope(
     responses = await ask(client, bearer(issuer.token(scope=scope)))
 
     assert [response.status_code for response in responses] == statuses
-    for response in responses:
+    for response, needed in zip(responses, ("write", "read", ""), strict=True):
         if response.status_code == 403:
             assert 'error="insufficient_scope"' in response.headers["WWW-Authenticate"]
+            assert f' scope="request:{needed}"' in response.headers["WWW-Authenticate"]
             assert response.json()["errors"][0]["code"] == "insufficient_scope"
 
 
@@ -306,32 +283,16 @@ async def test_api_key_opens_the_questionnaire_and_nothing_else(
         assert "API key" in response.headers["WWW-Authenticate"]
 
 
-async def test_revoked_api_key_is_refused(client: httpx.AsyncClient, database: Connection) -> None:
-    key = await api_keys.create(database, CONVEYANCER)
-    assert await api_keys.revoke(database, key.split("_")[1])
+async def test_api_key_that_was_revoked_or_never_issued_is_refused(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    revoked = await api_keys.create(database, CONVEYANCER)
+    assert await api_keys.revoke(database, revoked.split("_")[1])
 
-    response = await client.get(STRUCTURE, headers=bearer(key))
+    for key in (revoked, "cr_0123456789ab_" + "x" * 43):
+        assert (await client.get(STRUCTURE, headers=bearer(key))).status_code == 401
 
-    assert response.status_code == 401
-    assert not await api_keys.revoke(database, key.split("_")[1])
-
-
-async def test_api_key_that_was_never_issued_is_refused(shared_client: httpx.AsyncClient) -> None:
-    response = await shared_client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))
-
-    assert response.status_code == 401
-
-
-async def test_api_key_does_not_expire(client: httpx.AsyncClient, database: Connection) -> None:
-    used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
-    await database.execute("UPDATE api_key SET created_at = now() - interval '10 years'")
-    await database.execute(
-        "UPDATE api_key SET last_used_at = now() - interval '9 years' WHERE prefix = $1", used.split("_")[1]
-    )
-
-    statuses = [(await client.get(STRUCTURE, headers=bearer(key))).status_code for key in (used, unused)]
-
-    assert statuses == [200, 200]
+    assert not await api_keys.revoke(database, revoked.split("_")[1])
 
 
 async def test_last_use_of_an_api_key_is_written_once_and_delays_no_caller(

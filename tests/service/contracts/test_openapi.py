@@ -212,66 +212,50 @@ async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.Async
     assert response.json()["data"]["questionnaire"][: len(example)] == example
 
 
-class Provocations:
-    """Causes the failures that the examples show."""
+# How to fail like the example with each name: by headers, claims of the token, or the body.
+BAD_HEADERS = {
+    "bad_host": {"Host": "a/b"},
+    "not_bearer": {"Authorization": "Basic YTpi"},
+    "wrong_secret": {"Authorization": f"Bearer {'A' * 43}"},
+    "two_tokens": {"authorization": "Bearer another"},  # httpx sends both
+    "two_keys": {"Idempotency-Key": "one", "idempotency-key": "two"},
+    "malformed_key": {"Idempotency-Key": "not one token"},
+    "key_reused": {"Idempotency-Key": "closing"},
+    "compressed": {"Content-Encoding": "gzip"},
+    "not_json": {"Content-Type": "text/plain"},
+}
+BAD_CLAIMS: dict[str, dict[str, Any]] = {
+    "expired_token": {"exp": 1},
+    "insufficient_scope": {"scope": "other"},
+    "unknown_conveyancer": {"client_id": "nobody"},
+}
+BAD_BODIES = {
+    "malformed": operations.MALFORMED_REQUEST.encode(),
+    "too_large": b" " * operations.LARGE_REQUEST,
+    "refused_fields": operations.REFUSED_REQUEST.encode(),
+}
+MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
 
-    def __init__(self, client: httpx.AsyncClient, issuer: Issuer) -> None:
-        self._client = client
-        self._issuer = issuer
 
-    async def provoke(self, path: str, method: str, name: str) -> httpx.Response:
-        """Call an operation so that it fails like the example with this name."""
-        headers = {"Authorization": self._authorization(name)}
-        if name == "bad_host":
-            headers["Host"] = "a/b"
-        if name == "two_tokens":
-            headers["authorization"] = headers["Authorization"]  # httpx sends both
-        url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
-        if method == "get":
-            query = operations.REFUSED_QUERY if name == "refused_parameters" else ""
-            return await self._send(
-                self._client.build_request("GET", f"{url}?{query}", headers=headers), name
-            )
-        match name:
-            case "two_keys":
-                headers |= {"Idempotency-Key": "one", "idempotency-key": "two"}  # httpx sends both
-            case "compressed":
-                headers["Content-Encoding"] = "gzip"
-            case "malformed_key":
-                headers["Idempotency-Key"] = "not one token"
-            case "key_reused":
-                headers["Idempotency-Key"] = "closing"
-                first = await self._client.post(url, json=operations.FULL_REQUEST, headers=headers)
-                assert first.status_code == 200
-        content = {
-            "malformed": operations.MALFORMED_REQUEST.encode(),
-            "too_large": b" " * operations.LARGE_REQUEST,
-            "refused_fields": operations.REFUSED_REQUEST.encode(),
-        }.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
-        if name != "no_content_type":
-            headers["Content-Type"] = "text/plain" if name == "not_json" else "application/json"
-        return await self._send(
-            self._client.build_request("POST", url, content=content, headers=headers), name
-        )
-
-    async def _send(self, request: httpx.Request, name: str) -> httpx.Response:
-        if name == "no_token":
-            del request.headers["Authorization"]
-        return await self._client.send(request)
-
-    def _authorization(self, name: str) -> str:
-        match name:
-            case "not_bearer":
-                return "Basic YTpi"
-            case "expired_token":
-                return f"Bearer {self._issuer.token(exp=1)}"
-            case "wrong_secret":
-                return f"Bearer {'A' * 43}"
-            case "insufficient_scope":
-                return f"Bearer {self._issuer.token(scope='other')}"
-            case "unknown_conveyancer":
-                return f"Bearer {self._issuer.token('nobody')}"
-        return f"Bearer {self._issuer.token()}"
+async def provoke(
+    client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str
+) -> httpx.Response:
+    """Call an operation so that it fails like the example with this name."""
+    url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
+    if name == "refused_parameters":
+        url += f"?{operations.REFUSED_QUERY}"
+    token = issuer.token(**BAD_CLAIMS.get(name, {}))
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers |= BAD_HEADERS.get(name, {})
+    if name == "key_reused":
+        first = await client.post(url, json=operations.FULL_REQUEST, headers=headers)
+        assert first.status_code == 200
+    body = BAD_BODIES.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
+    content = body if method == "post" else None
+    request = client.build_request(method.upper(), url, content=content, headers=headers)
+    if name in MISSING_HEADERS:
+        del request.headers[MISSING_HEADERS[name]]
+    return await client.send(request)
 
 
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
@@ -290,7 +274,7 @@ ELSEWHERE = {
 async def test_failures_are_answered_as_documented(
     client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, status: str, name: str, value: Any
 ) -> None:
-    response = await Provocations(client, issuer).provoke(path, method, name)
+    response = await provoke(client, issuer, path, method, name)
 
     documented = operation_of(path, method)["responses"][status]
     assert response.status_code == int(status)

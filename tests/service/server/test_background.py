@@ -103,12 +103,12 @@ async def test_use_of_an_api_key_is_recorded_after_a_failed_write(
 ) -> None:
     monkeypatch.setattr(api_keys, "_WRITE_SECONDS", 0.05)
     failures = value("background_failures_total", work="api_key_uses")
-    await database.execute("INSERT INTO api_key VALUES ('0123456789ab', '\\x00', $1)", CONVEYANCER)
+    key = await api_keys.create(database, CONVEYANCER)
     await database.execute("ALTER TABLE api_key ADD CONSTRAINT unused CHECK (last_used_at IS NULL)")
     async with open_pool(service_settings) as pool:
-        uses = api_keys.ApiKeyUses(pool, timeout_seconds=5.0)
-        async with in_background("api_key_uses", uses.run):
-            uses.note("0123456789ab")
+        keys = api_keys.ApiKeys(pool, timeout_seconds=5.0)
+        async with in_background("api_key_uses", keys.run):
+            assert await keys.accept(key)
             await eventually(lambda: value("background_failures_total", work="api_key_uses") > failures)
             await database.execute("ALTER TABLE api_key DROP CONSTRAINT unused")
             await eventually(
