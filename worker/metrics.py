@@ -84,11 +84,13 @@ reconciled_at = Gauge(
     "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-OUTBOX_GAUGES = (outbox_pending, outbox_failing, outbox_waiting, outbox_oldest_age)
-EMAIL_GAUGES = (emails_pending, emails_oldest_age)
+FROM_POSTGRES = (
+    *(outbox_pending, outbox_failing, outbox_waiting, outbox_oldest_age),
+    *(emails_pending, emails_oldest_age),
+)
 
 # NaN until a role reads them: a process without the role never does.
-for _gauge in (*OUTBOX_GAUGES, *EMAIL_GAUGES, reconciled_at):
+for _gauge in (*FROM_POSTGRES, reconciled_at):
     _gauge.set(UNKNOWN)
 
 # Create the series now: Prometheus sees no increase in a series that starts at 1.

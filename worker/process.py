@@ -58,7 +58,7 @@ def assemble(
         parts["notifications"] = notification_consumer.run
         parts["emails"] = Postman(settings, pool, due, relay_waker).run
         parts["secret_keys"] = lambda _: _remember_secret_keys(settings, pool)
-        readings.append(ledger.GAUGES)
+        readings.append(ledger.read_gauges)
         checks["notifications"] = notification_consumer.check
     if "calculations" in roles:
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
@@ -71,31 +71,19 @@ def assemble(
 async def run(
     settings: WorkerSettings, roles: frozenset[str], probes: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Run *roles* until *stop*. Then they have *shutdown_seconds* to finish work in progress."""
+    """Run *roles* until *stop*. Then they finish work in progress, within *shutdown_seconds*."""
     async with open_pool(settings) as pool:
-        await _run_parts(settings, roles, pool, probes, stop)
-    _log.info("worker_stopped")
-
-
-async def _run_parts(
-    settings: WorkerSettings,
-    roles: frozenset[str],
-    pool: Pool,
-    probes: socket.socket,
-    stop: asyncio.Event,
-) -> None:
-    relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
-    parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
-    async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-        running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
-        await _wait_for_schema(checks["postgres"], stop)
-        for name, part in parts.items():
-            running.create_task(keep_running(name, partial(part, stop)))
-        _log.info("worker_started", roles=sorted(roles))
-        try:
+        relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
+        parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
+        async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
+            running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
+            await _wait_for_schema(checks["postgres"], stop)
+            for name, part in parts.items():
+                running.create_task(keep_running(name, partial(part, stop)))
+            _log.info("worker_started", roles=sorted(roles))
             await stop.wait()
-        finally:  # or a part has failed
             _log.info("worker_stopping")
+    _log.info("worker_stopped")
 
 
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:

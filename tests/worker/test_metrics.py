@@ -103,17 +103,17 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
         stored_request.id,
     )
 
-    await ledger.GAUGES.read(database)
+    await ledger.read_gauges(database)
     assert value("emails_pending") == 500
     assert 3600 <= value("emails_oldest_pending_age_seconds") < 3700
 
     await database.execute("UPDATE email SET state = 'pending'")
-    await ledger.GAUGES.read(database)
+    await ledger.read_gauges(database)
     assert value("emails_pending") == COUNT_LIMIT
 
 
 async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: Pool, relay: Relay) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.GAUGES], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.read_gauges], timeout_seconds=5.0)
     await gauges.read()
     await store(database)
 
@@ -128,12 +128,12 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool:
-        gauges = Gauges(pool, [outbox_gauges(relay.marks)], timeout_seconds=1.0, kept_seconds=0)
-        await gauges.read()
+        before, after = (Gauges(pool, [outbox_gauges(relay.marks)], timeout_seconds=1.0) for _ in range(2))
+        await before.read()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
             await postgres_link.refuse()
-            await gauges.read()
+            await after.read()
 
     assert is_unknown("outbox_pending_events")
     assert is_unknown("outbox_oldest_event_age_seconds")
@@ -241,7 +241,7 @@ async def test_emails_are_counted_by_outcome(
 async def test_metrics_name_no_tenant_and_need_no_token(
     worker_settings: WorkerSettings, pool: Pool, relay: Relay
 ) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.GAUGES], timeout_seconds=5.0)
+    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.read_gauges], timeout_seconds=5.0)
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
         serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))

@@ -14,7 +14,7 @@ from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
 from worker import metrics
-from worker.gauges import COUNT_LIMIT, Reading
+from worker.gauges import COUNT_LIMIT
 
 
 class Email(msgspec.Struct, frozen=True):
@@ -203,7 +203,7 @@ async def _put_off(connection: Connection, put_off: Sequence[PutOff]) -> None:
     )
 
 
-async def _read_gauges(connection: Connection) -> None:
+async def read_gauges(connection: Connection) -> None:
     """Set the metrics of the pending e-mails. The oldest is the oldest of those counted, the first due."""
     (row,) = await connection.fetch(
         """
@@ -219,6 +219,3 @@ async def _read_gauges(connection: Connection) -> None:
     )
     metrics.emails_pending.set(row["number"])
     metrics.emails_oldest_age.set(row["oldest_seconds"])
-
-
-GAUGES = Reading(metrics.EMAIL_GAUGES, _read_gauges)

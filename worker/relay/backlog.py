@@ -29,7 +29,7 @@ def outbox_gauges(marks: LaneMarks) -> Reading:
         metrics.outbox_waiting.set(sizes.waiting)
         metrics.outbox_oldest_age.set(sizes.oldest_seconds)
 
-    return Reading(metrics.OUTBOX_GAUGES, read)
+    return read
 
 
 async def read_sizes(connection: Connection, marks: Sequence[int], *, limit: int) -> Sizes:
