@@ -132,30 +132,6 @@ async def test_process_ends_like_the_command_in_this_process(command: tuple[str,
     assert ended.status == 1
 
 
-async def test_unreachable_postgres_is_named() -> None:
-    url = f"postgresql://user:zqmark@127.0.0.1:{free_port()}/none"
-
-    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=url))
-
-    _assert_one_clear_line(ended, "Postgres", "DATABASE_URL", hidden="zqmark")
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["zqmark", "postgresql://zqmark:zqmark@localhost:zqmark/", "postgresql://user:zqmark/1@localhost/none"],
-)
-async def test_invalid_postgres_address_is_named_but_not_shown(url: str) -> None:
-    ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
-
-    _assert_one_clear_line(ended, "DATABASE_URL", hidden="zqmark")
-
-
-async def test_unknown_conveyancer_gets_no_api_key(environment: Mapping[str, str]) -> None:
-    ended = await run("service", "api-key", "create", "nobody", environment=environment)
-
-    _assert_one_clear_line(ended, "conveyancer")
-
-
 async def test_unknown_key_cannot_be_revoked(environment: Mapping[str, str]) -> None:
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
