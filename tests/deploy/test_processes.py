@@ -24,7 +24,7 @@ from deploy.local.machine.processes import Process
 from tests.deploy.test_processes import program
 lock = Path(sys.argv[1])
 with claimed(lock):
-    sleeper = Process(program(lock.parent, "print('began', flush=True);" + sys.argv[2], stop_seconds=1.0))
+    sleeper = Process(program(lock.parent, "print('began', flush=True);" + sys.argv[2], stop_seconds=3.0))
     while "began" not in sleeper.last_lines():
         time.sleep(0.01)
     time.sleep(0.2)
@@ -66,15 +66,24 @@ def test_death_is_described_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert text.endswith("    no such setting")
 
 
-@pytest.mark.parametrize("code", [SLEEP, DEAF], ids=["ends", "is killed"])
-def test_program_of_a_parent_that_died_ends_and_frees_the_folder(tmp_path: Path, code: str) -> None:
-    lock = tmp_path / "run.lock"
-    parent = subprocess.run([sys.executable, "-c", START_AND_DIE, lock, code], cwd=CHECKOUT, check=False)
-    assert parent.returncode == 9
+def start_and_die(lock: Path, code: str) -> None:
+    command = [sys.executable, "-c", START_AND_DIE, lock, code]
+    assert subprocess.run(command, cwd=CHECKOUT, check=False).returncode == 9
 
-    with pytest.raises(Claimed), claimed(lock):
+
+def test_program_of_a_parent_that_died_ends_and_frees_the_folder(tmp_path: Path) -> None:
+    start_and_die(tmp_path / "run.lock", SLEEP)
+
+    with claimed(tmp_path / "run.lock", seconds=30):
         pass
-    with claimed(lock, seconds=30):
+
+
+def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path: Path) -> None:
+    start_and_die(tmp_path / "run.lock", DEAF)
+
+    with pytest.raises(Claimed), claimed(tmp_path / "run.lock"):
+        pass
+    with claimed(tmp_path / "run.lock", seconds=30):
         pass
 
 
