@@ -2,12 +2,11 @@
 
 from typing import NamedTuple
 
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
@@ -17,9 +16,6 @@ from tests.worker.mail.conftest import (
     all_are,
     announced,
     attempts,
-    intend_emails,
-    states,
-    two_are_sent,
 )
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
@@ -104,34 +100,6 @@ async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_
     assert "service.example.com" not in str(logs)
 
 
-async def test_email_at_which_the_mail_server_always_ends_the_session_is_given_up_in_the_end(
-    worker_settings: WorkerSettings,
-    rude_server: ScriptedMailServer,
-    pool: Pool,
-    database: Connection,
-) -> None:
-    rude_server.replies["RCPT"] = None
-    settings = settings_with(worker_settings, smtp_url=rude_server.url, email_give_up_seconds=3600.0)
-    await intend_emails(database, pool, 1)
-
-    async with open_postman(settings) as postman:
-        async with running(postman.run):
-            await eventually(lambda: attempts(database))
-        meanwhile = await states(database)
-        await database.execute(
-            "UPDATE email SET created_at = now() - interval '2 hours', next_attempt_at = now()"
-        )
-        async with running(postman.run):
-            await eventually(lambda: all_are(database, "failed"))
-
-    assert meanwhile == {"pending": 1}
-    assert rude_server.contents == []
-    event_type, _, payload = (await announced(database))[-1]
-    assert event_type == "request.email_failed"
-    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
-    assert msgspec.json.decode(payload)["data"]["smtp_code"] == 0
-
-
 async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_same_message_id_again(
     worker_settings: WorkerSettings,
     rude_server: ScriptedMailServer,
@@ -198,24 +166,3 @@ async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
         await eventually(lambda: all_are(database, "sent"))
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
-
-
-async def test_idle_connection_that_was_closed_is_replaced(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-) -> None:
-    async with (
-        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
-        running(postman.run),
-    ):
-        await intend_emails(database, pool, 1)
-        await eventually(lambda: all_are(database, "sent"))
-        await mail_link.cut()
-        await intend_emails(database, pool, 1)
-        await eventually(lambda: two_are_sent(database))
-
-    assert len(mail_server.accepted) == 2
-    assert await attempts(database) == 2
