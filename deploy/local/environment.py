@@ -1,7 +1,6 @@
 """The environment of a local stack's processes, and of the shell of its user."""
 
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ _AUDIENCE = "calculation-requests"
 _MAIL_FROM = "no-reply@calculation-requests.test"
 # The API gets no broker and no mail server: the outbox is its only way out.
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
-_EXPORT = re.compile(r"export ([A-Z_]+)=(.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +60,15 @@ def _of_processes() -> dict[str, str]:
 
 def write(file: Path, named: Mapping[str, str]) -> None:
     """Write a file that a shell can source: `. .local/env`."""
-    keys.write_private(file, render(named))
-
-
-def render(named: Mapping[str, str]) -> str:
-    """Return the lines that export *named* values, quoted so that a shell reads each value unchanged."""
-    return "".join(f"export {name}={_quoted(value)}\n" for name, value in named.items())
+    keys.write_private(file, "".join(f"export {name}={_quoted(value)}\n" for name, value in named.items()))
 
 
 def read(file: Path) -> dict[str, str]:
     """Return what `write` wrote, or nothing if there is no such file."""
     if not file.exists():
         return {}
-    matches = (_EXPORT.fullmatch(line) for line in file.read_text().splitlines())
-    return {match[1]: shlex.split(match[2])[0] for match in matches if match}
+    words = shlex.split(file.read_text())  # export NAME=VALUE export NAME=VALUE …
+    return dict(word.split("=", 1) for word in words[1::2])
 
 
 def _quoted(value: str) -> str:

@@ -67,7 +67,7 @@ def test_death_is_described_with_the_end_of_the_log(tmp_path: Path) -> None:
 
 
 def start_and_die(lock: Path, code: str) -> None:
-    command = [sys.executable, "-c", START_AND_DIE, lock, code]
+    command = [sys.executable, "-c", START_AND_DIE, str(lock), code]
     assert subprocess.run(command, cwd=CHECKOUT, check=False).returncode == 9
 
 
