@@ -1,0 +1,67 @@
+"""The reference consumer detects loss, inversion and repeats, and reports nothing else."""
+
+import json
+
+import pytest
+
+from tests.worker.reference_consumer import ReferenceConsumer, Verdict
+
+
+def event(sequence: int, *, uuid: str = "req_a", event_id: str | None = None) -> bytes:
+    """Return a minimal event."""
+    data = {"uuid": uuid, "sequence": sequence}
+    return json.dumps({"id": event_id or f"{uuid}.{sequence}", "data": data}).encode()
+
+
+@pytest.mark.parametrize(
+    ("sequences", "verdicts"),
+    [
+        ([1, 2, 3], ["new", "new", "new"]),
+        ([1, 2, 2, 1, 3], ["new", "new", "repeat", "repeat", "new"]),
+        ([1, 3], ["new", "gap"]),
+        ([2, 3], ["gap", "new"]),
+        ([2, 1], ["gap", "inversion"]),
+        ([1, 3, 2, 4], ["new", "gap", "inversion", "new"]),
+        ([1, 3, 2, 2], ["new", "gap", "inversion", "repeat"]),
+    ],
+    ids=str,
+)
+def test_each_delivery_is_judged(sequences: list[int], verdicts: list[Verdict]) -> None:
+    consumer = ReferenceConsumer()
+
+    assert [consumer.take(event(sequence)) for sequence in sequences] == verdicts
+
+
+def test_requests_are_judged_separately() -> None:
+    consumer = ReferenceConsumer()
+
+    verdicts = [consumer.take(event(number, uuid=uuid)) for number in (1, 2) for uuid in ("req_a", "req_b")]
+
+    assert verdicts == ["new"] * 4
+
+
+def test_two_events_with_the_same_sequence_are_a_conflict() -> None:
+    consumer = ReferenceConsumer()
+
+    assert [consumer.take(event(1)), consumer.take(event(1, event_id="other"))] == ["new", "conflict"]
+
+
+def test_lost_event_is_missing_until_it_arrives() -> None:
+    consumer = ReferenceConsumer()
+    consumer.take(event(1))
+    consumer.take(event(4))
+
+    before = consumer.missing()
+    consumer.take(event(2))
+    consumer.take(event(3))
+
+    assert before == {"req_a": [2, 3]}
+    assert consumer.missing() == {}
+
+
+def test_loss_of_the_last_event_or_a_whole_request_shows_in_comparison_with_the_outbox() -> None:
+    consumer = ReferenceConsumer()
+    consumer.take(event(1))
+
+    assert consumer.missing() == {}
+    assert consumer.missing({"req_a": 2, "req_b": 1}) == {"req_a": [2], "req_b": [1]}
