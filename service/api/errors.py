@@ -25,7 +25,7 @@ from service.calculation_requests.model import (
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.postgres.outages import PostgresUnavailable
-from service.server.asgi import Header
+from service.server.asgi import Header, Scope
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is refused: the code, and the message for the caller
@@ -195,10 +195,16 @@ def answer(error: Exception) -> Answer:
     return Answer.failed(refused.status, [whole], *refused.headers)
 
 
+def refuse(scope: Scope, error: Exception) -> Answer:
+    """Return the answer to a request that failed with *error*, and note why it failed, for the log."""
+    answered = answer(error)
+    log_facts.of(scope).error_codes = answered.error_codes
+    return answered
+
+
 def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
-    answered = answer(error)
-    log_facts.of(request.scope).error_codes = answered.error_codes
+    answered = refuse(request.scope, error)
     facts = log_facts.describe(request.scope)
     if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))

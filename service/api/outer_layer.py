@@ -90,7 +90,7 @@ class OuterLayer:
                 raise
             # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
             # is nothing to pass the exception on to.
-            await errors.answer(errors.shut_down())(scope, receive, send_completed)
+            await errors.refuse(scope, errors.shut_down())(scope, receive, send_completed)
         finally:
             api_metrics.requests_in_progress.dec()
             route = scope.get("path_template")
@@ -107,7 +107,7 @@ class OuterLayer:
         """
         path = scope["raw_path"]
         if b"//" in path or (path.endswith(b"/") and path != b"/"):
-            return errors.answer(NotFoundException())(scope, receive, send)
+            return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
             scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.
         return self._app(scope, receive, send)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 
@@ -25,14 +25,22 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response without a framework, for the probes."""
+    """A response as it is sent, and an ASGI application.
+
+    Litestar takes it without a `Response` of its own, which took 16 of the 96 µs of a questionnaire.
+    """
 
     status: HTTPStatus
-    body: bytes
     headers: Sequence[Header]
+    body: bytes
+
+    @classmethod
+    def of(cls, status: HTTPStatus, content_type: bytes, body: bytes, *headers: Header) -> Self:
+        """Return a response with a body."""
+        length = b"%d" % len(body)
+        return cls(status, [(b"content-type", content_type), (b"content-length", length), *headers], body)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it."""
-        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
-        await send({"type": "http.response.start", "status": int(self.status), "headers": headers})
+        await send({"type": "http.response.start", "status": int(self.status), "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

@@ -14,11 +14,9 @@ _log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def in_background(
-    name: str, work: Callable[[], Awaitable[None]], *, pause_seconds: float = _PAUSE_SECONDS
-) -> AsyncIterator[None]:
+async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Run *work* while the block runs. A failure is logged and counted; the work restarts after a pause."""
-    task = asyncio.create_task(keep_running(name, work, pause_seconds=pause_seconds))
+    task = asyncio.create_task(keep_running(name, work))
     try:
         yield
     finally:
@@ -26,9 +24,7 @@ async def in_background(
         await asyncio.wait([task])  # Not `await task`, which would raise its cancellation as if it were ours.
 
 
-async def keep_running(
-    name: str, work: Callable[[], Awaitable[None]], *, pause_seconds: float = _PAUSE_SECONDS
-) -> None:
+async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run *work* until it returns; restart it after a pause whenever it fails."""
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()
@@ -42,4 +38,4 @@ async def keep_running(
                 return
         else:
             return
-        await asyncio.sleep(pause_seconds)
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -15,7 +15,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
-from service.server.asgi import Header, Receive, Response, Scope, Send
+from service.server.asgi import Receive, Response, Scope, Send
 from service.telemetry import logs, metrics
 
 # Raises an error while the process cannot do its work. Returns what is wrong if it should get work even so.
@@ -25,8 +25,7 @@ ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
 
 PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
-_JSON: Header = (b"content-type", b"application/json")
-_PLAIN_TEXT: Header = (b"content-type", b"text/plain; charset=utf-8")
+_PLAIN_TEXT = b"text/plain; charset=utf-8"
 
 _log = structlog.get_logger()
 
@@ -94,12 +93,12 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
     async def _metrics(self) -> Response:
         """Show every metric; gauges whose values are stored elsewhere are read first, in bounded time."""
         await self.read_gauges()
-        content_type = (b"content-type", metrics.CONTENT_TYPE.encode())
-        return Response(HTTPStatus.OK, metrics.exposition(self.registries), [content_type])
+        exposition = metrics.exposition(self.registries)
+        return Response.of(HTTPStatus.OK, metrics.CONTENT_TYPE.encode(), exposition)
 
 
 def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
-    return Response(status, msgspec.json.encode(body), [_JSON])
+    return Response.of(status, b"application/json", msgspec.json.encode(body))
 
 
 async def _result(name: str, check: Check) -> tuple[bool, str]:
@@ -132,9 +131,11 @@ async def serve(
         if scope["type"] != "http":
             return  # There is nothing to do at startup and shutdown.
         if scope["path"] not in PATHS:
-            response = Response(HTTPStatus.NOT_FOUND, b"Not Found.", [_PLAIN_TEXT])
+            response = Response.of(HTTPStatus.NOT_FOUND, _PLAIN_TEXT, b"Not Found.")
         elif scope["method"] != "GET":
-            response = Response(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET.", [_PLAIN_TEXT, (b"allow", b"GET")])
+            response = Response.of(
+                HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN_TEXT, b"Use GET.", (b"allow", b"GET")
+            )
         else:
             response = await probes.answer(scope["path"])
         await response(scope, receive, send)

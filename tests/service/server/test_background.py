@@ -1,7 +1,6 @@
 """Background work: a failure is logged, and stops neither the work nor anything else."""
 
 import asyncio
-from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,12 +10,17 @@ from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from service.server import background
+from service.server.background import in_background
 from service.settings import ServiceSettings
 from tests.harness.examples import CONVEYANCER
 from tests.harness.metrics import rises, value
 from tests.harness.waiting import eventually
 
-in_background = partial(background.in_background, pause_seconds=0.01)
+
+@pytest.fixture(autouse=True)
+def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart work at once."""
+    monkeypatch.setattr(background, "_PAUSE_SECONDS", 0.01)
 
 
 async def test_failed_work_is_logged_counted_and_restarted() -> None:
