@@ -350,24 +350,6 @@ def test_whitespace_around_a_key_is_stripped() -> None:
     assert parse_key([" \t padded\t"]) == "padded"
 
 
-async def test_two_keys_are_refused(shared_client: httpx.AsyncClient) -> None:
-    response = await shared_client.post(
-        "/v1/request", json=A_REQUEST, headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "a")]
-    )
-
-    assert response.status_code == 400
-    assert response.json()["errors"][0]["code"] == "invalid_idempotency_key"
-
-
-async def test_conveyancer_that_is_not_registered_is_refused(
-    shared_client: httpx.AsyncClient, issuer: Issuer
-) -> None:
-    response = await post(shared_client, "k", Authorization=f"Bearer {issuer.token('stranger')}")
-
-    assert response.status_code == 403
-    assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
-
-
 async def test_many_concurrent_creates_with_one_key_store_one_request(
     service_settings: ServiceSettings, issuer: Issuer, database: Connection
 ) -> None:
@@ -399,18 +381,6 @@ async def test_loser_with_a_waiver_gets_409_too(client: httpx.AsyncClient, datab
         response = await post(client, "k", A_REQUEST | WAIVER)
 
     assert response.status_code == 409
-
-
-async def test_blocked_database_is_answered_with_503_with_a_key_too(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
-    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=0.2)
-    async with api_client(settings, issuer.token()) as client, database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        response = await post(client, "k")
-
-    assert response.status_code == 503
-    assert response.headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])

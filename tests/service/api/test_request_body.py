@@ -1,0 +1,247 @@
+"""The body of a create: which values are accepted, and why the others are refused, all of them at once."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from service.api import request_body
+from service.api.envelope import FieldError
+from service.api.errors import ApiError, InvalidSubmission
+from service.calculation_requests.fields import META_DATA_DEPTH
+from tests.harness.examples import A_REQUEST
+
+_MARK = "zqmark"  # must not be quoted
+_REASON = "calculation_fee_exempt_reason"
+_CHARACTERS = "Control, line-separator and bidirectional characters are not allowed."
+_NO_NUL = "NUL characters are not allowed."
+_ONE_RECIPIENT = "Expected the e-mail address of exactly one recipient."
+_INT64 = "Numbers must be within the range of 64-bit integers."
+_UNKNOWN = "There is no such field: check its name."
+
+
+def accepted(**fields: Any) -> dict[str, Any]:
+    """Return the columns of a request with these fields, whose waiver applies if it has one."""
+    parsed = request_body.parse(msgspec.json.encode(A_REQUEST | fields))
+    return parsed.validated(waiver_applies=parsed.asks_for_waiver)
+
+
+def refusals(body: bytes) -> list[FieldError]:
+    """Return the errors of a body whose waiver applies."""
+    with pytest.raises(InvalidSubmission) as refusal:
+        request_body.parse(body).validated(waiver_applies=True)
+    return refusal.value.errors
+
+
+def refused(**fields: Any) -> set[tuple[str | None, str, str]]:
+    """Return (field, code, message) of every error of a request with these fields."""
+    errors = refusals(msgspec.json.encode(A_REQUEST | fields))
+    return {(error.field, error.code, error.message) for error in errors}
+
+
+@pytest.mark.parametrize("name", A_REQUEST)
+def test_required_field_must_be_there_and_not_blank(name: str) -> None:
+    without = {key: value for key, value in A_REQUEST.items() if key != name}
+
+    assert refusals(json.dumps(without).encode()) == [
+        FieldError("required", "This field is required.", name, f"/{name}")
+    ]
+    assert refused(**{name: " \u2003 "}) == {(name, "blank", "This field must not be blank.")}
+
+
+@pytest.mark.parametrize(
+    "invisible",
+    [
+        *("\u200b", "\u3164", "\u2800", "\u00ad", "\u2060", "\ufe0f", "\U000e0100", "\U000e0041"),
+        *("\u0301", "\u20dd", "\u115f", "\uffa0", "\ufeff", "\u034f", "\u180e", "\ufff9"),
+        *("\u200d\u200c", " \u200b\u3000\u0301"),
+    ],
+    ids=ascii,
+)
+def test_text_without_a_visible_character_is_blank(invisible: str) -> None:
+    names = [name for name in A_REQUEST if not name.endswith("_email")]
+    fields = dict.fromkeys(names, invisible) | {"calculation_fee_exempt": True, _REASON: invisible}
+
+    assert {(name, code) for name, code, _ in refused(**fields)} == {
+        (name, "blank") for name in [*names, _REASON]
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "message"),
+    [
+        ("property_value", "300000", "invalid_type", "Expected an integer or null, got a string."),
+        ("property_value", 300_000.5, "invalid_type", "Expected an integer or null, got a number."),
+        ("property_value", True, "invalid_type", "Expected an integer or null, got a boolean."),
+        ("property_value", -1, "out_of_range", "Expected an integer >= 0."),
+        ("property_value", 10**12 + 1, "out_of_range", "Expected an integer <= 1000000000000."),
+        ("calculation_fee_exempt", 1, "invalid_type", "Expected a boolean, got an integer."),
+        ("calculation_fee_exempt", "true", "invalid_type", "Expected a boolean, got a string."),
+        ("calculation_fee_exempt", None, "invalid_type", "Expected a boolean, got null."),
+        ("customer_first_name", 7, "invalid_type", "Expected a string, got an integer."),
+        ("case_ref", None, "invalid_type", "Expected a string, got null."),
+        ("case_ref", 1.5, "invalid_type", "Expected a string, got a number."),
+        ("case_ref", {_MARK: 1}, "invalid_type", "Expected a string, got an object."),
+        ("customer_phone", [_MARK], "invalid_type", "Expected a string or null, got an array."),
+        ("notes", {}, "invalid_type", "Expected a string or null, got an object."),
+        ("meta_data", [1], "invalid_type", "Expected an object or null, got an array."),
+        ("meta_data", "x", "invalid_type", "Expected an object or null, got a string."),
+        ("request_type", _MARK, "invalid_choice", "Expected SDLT_CALCULATION."),
+        ("customer_email", "not an address", "invalid_email", _ONE_RECIPIENT),
+        ("customer_email", "Ada <ada@example.com>", "invalid_email", _ONE_RECIPIENT),
+        ("customer_email", "ada@example.com,eve@example.com", "invalid_email", _ONE_RECIPIENT),
+        ("sender_email", "grace@example.com;eve@example.com", "invalid_email", _ONE_RECIPIENT),
+        ("customer_email", "ada@example.com\r\nBcc: eve@example.com", "invalid_characters", _CHARACTERS),
+        ("customer_last_name", "Love\x00lace", "invalid_characters", _CHARACTERS),
+        ("customer_last_name", "Love\nlace", "invalid_characters", _CHARACTERS),
+        ("customer_last_name", "Love\x85lace", "invalid_characters", _CHARACTERS),
+        ("case_ref", "12\u2028High Street", "invalid_characters", _CHARACTERS),
+        ("case_ref", "12\u202eHigh Street", "invalid_characters", _CHARACTERS),
+        ("external_id", "crm\t17", "invalid_characters", _CHARACTERS),
+        ("customer_phone", "1\n2", "invalid_characters", _CHARACTERS),
+        ("notes", "a\x00b", "invalid_characters", _NO_NUL),
+        ("meta_data", {"a\x00b": 1}, "invalid_characters", _NO_NUL),
+        ("meta_data", {"a": [{"b": "\x00"}]}, "invalid_characters", _NO_NUL),
+        ("meta_data", {"a": 2**63}, "out_of_range", _INT64),
+        ("meta_data", {"a": [-1e300]}, "out_of_range", _INT64),
+        ("meta_data", {"a": "x" * 16_377}, "too_long", "Expected at most 16384 bytes of JSON, got 16385."),
+        ("customer_first_name", "x" * 256, "too_long", "Expected at most 255 characters, got 256."),
+        ("sender_organization_name", "x" * 256, "too_long", "Expected at most 255 characters, got 256."),
+        ("case_ref", _MARK * 50, "too_long", "Expected at most 255 characters, got 300."),
+        ("external_id", "x" * 256, "too_long", "Expected at most 255 characters, got 256."),
+        ("customer_phone", "1" * 33, "too_long", "Expected at most 32 characters, got 33."),
+        ("customer_email", "a" * 250 + "@x.co", "too_long", "Expected at most 254 characters, got 255."),
+        ("notes", "x" * 10_001, "too_long", "Expected at most 10000 characters, got 10001."),
+        ("calculation_fee_exampt", True, "unknown_field", _UNKNOWN),
+        (_MARK, 1, "unknown_field", _UNKNOWN),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_field_is_refused_in_the_words_of_json(name: str, value: object, code: str, message: str) -> None:
+    assert refused(**{name: value}) == {(name, code, message)}
+    assert _MARK not in message
+
+
+@pytest.mark.parametrize("levels", [META_DATA_DEPTH + 1, 40, 900])
+def test_meta_data_is_refused_with_the_number_of_its_levels(levels: int) -> None:
+    nested: object = {"a": 1}
+    for number in range(levels - 1):
+        nested = {"a": nested, "b": 2**64} if number % 2 else [nested]
+    meta_data = nested if isinstance(nested, dict) else {"a": nested}
+    depth = levels + (meta_data is not nested)
+
+    (error,) = refusals(json.dumps(A_REQUEST | {"meta_data": meta_data}).encode())
+
+    assert (error.code, error.message) == (
+        "too_deep",
+        f"Expected at most 16 levels of nesting, got {depth}.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "message"),
+    [
+        (None, "required", "This field is required when calculation_fee_exempt is true."),
+        ("", "blank", "This field must not be blank."),
+        (" ", "blank", "This field must not be blank."),
+        ("x" * 501, "too_long", "Expected at most 500 characters, got 501."),
+        (7, "invalid_type", "Expected a string."),
+        ("a\x00", "invalid_characters", _NO_NUL),
+    ],
+)
+def test_waiver_needs_a_reason(reason: object, code: str, message: str) -> None:
+    fields = {"calculation_fee_exempt": True, _REASON: reason}
+
+    assert refused(**fields) == {(_REASON, code, message)}
+    ignored = request_body.parse(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
+    assert (ignored["calculation_fee_exempt"], ignored[_REASON]) == (False, None)
+
+
+@pytest.mark.parametrize("reason", ["not needed", "x" * 501, 7, None])
+def test_reason_without_a_waiver_is_ignored(reason: object) -> None:
+    stored = accepted(**{_REASON: reason})
+
+    assert (stored["calculation_fee_exempt"], stored[_REASON]) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("customer_first_name", "\u0646\u06cc\u200c\u0645\u0627"),  # Persian, with a joiner
+        ("customer_last_name", "\u0dc1\u0dca\u200d\u0dbb\u0dd3"),  # Sinhala, with a joiner
+        ("customer_last_name", "O'Brien-Łódź 山田"),
+        ("sender_first_name", "e\u0301"),
+        ("sender_last_name", "\u845b\U000e0100"),  # a variation selector
+        ("sender_organization_name", "\ue000"),  # private use
+        ("case_ref", "\U0001f3e0\ufe0f"),
+        ("external_id", "\u200b"),
+        ("notes", "Tabs\tand\r\nlines"),
+        ("property_value", 0),
+        ("customer_phone", None),
+        ("customer_phone", "ask Grace, 9 to 5"),
+        ("customer_email", "ada+tag@sub.customer.example.com"),
+        ("customer_email", "ada@bücher.example.com"),
+    ],
+)
+def test_good_value_is_stored_unchanged(name: str, value: object) -> None:
+    assert accepted(**{name: value})[name] == value
+
+
+def test_meta_data_is_stored_as_it_was_sent() -> None:
+    meta_data = {"z": 2**63 - 1, "a": -(2**63), "m": [1e17, 3.0, None, True], "empty": {}}
+
+    assert accepted(meta_data=meta_data)["meta_data"] == json.dumps(meta_data, separators=(",", ":")).replace(
+        "1e+17", "1e17"
+    )
+
+
+def test_integral_number_is_an_integer_in_any_notation() -> None:
+    body = msgspec.json.encode(A_REQUEST).removesuffix(b"}") + b', "property_value": 3.0e5}'
+
+    assert repr(request_body.parse(body).validated(waiver_applies=False)["property_value"]) == "300000"
+
+
+def test_at_most_fifty_unknown_fields_are_reported() -> None:
+    unknown = {f"unknown-{number}": 1 for number in range(2_000)}
+    codes = Counter(error.code for error in refusals(json.dumps(unknown | {"case_ref": 7}).encode()))
+
+    assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
+
+
+def test_pointer_is_escaped_as_rfc_6901_requires() -> None:
+    (error,) = refusals(json.dumps(A_REQUEST | {"a/b~c": 1}).encode())
+
+    assert (error.field, error.pointer) == ("a/b~c", "/a~1b~0c")
+
+
+@pytest.mark.parametrize("body", [b"[]", b'"text"', b"null", b"7"])
+def test_body_that_is_not_an_object_is_refused_as_a_whole(body: bytes) -> None:
+    assert refusals(body) == [FieldError("invalid_type", "The body must be a JSON object.", None, "")]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "it is empty"),
+        (b" ", "it is empty"),
+        (b'{"a": zqmark}', "invalid character (byte 6)"),
+        (b'{"zqmark" 1}', "expected ':' (byte 10)"),
+        (b'{"a": 1} zqmark', "trailing characters (byte 10)"),
+        (b'{"a": "zqmark', "it ends too early (byte 13)"),
+        (b'{"a": "zqmark\xff"}', "it is not UTF-8 (byte 13)"),
+        (b'["zqmark\\q"]', "invalid escape character in string (byte 10)"),
+        (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
+        (b"[" * 100_000, "it nests too deeply"),
+        (b'{"meta_data":' * 4_000, "it nests too deeply"),
+    ],
+)
+def test_malformed_body_is_refused_with_the_reason_and_the_position(body: bytes, reason: str) -> None:
+    for sent in (body, body + b" " * 40_000):  # A large body is read in another way.
+        with pytest.raises(ApiError) as refusal:
+            request_body.parse(sent)
+
+        if "early" not in reason or sent == body:
+            assert str(refusal.value) == f"The body is not readable JSON: {reason}."
+        assert _MARK not in str(refusal.value)
