@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.api import handlers, list_query
+from service.api import json_body, list_query
 from service.api.errors import ApiError, InvalidSubmission
 from service.api.idempotency_key import parse_key
 
@@ -104,8 +104,8 @@ def test_key_is_refused_with_its_length_and_two_keys_as_two() -> None:
 def test_compressed_body_is_refused_by_its_header() -> None:
     for encoding in ("gzip", "br", "GZIP", "identity, gzip"):
         with pytest.raises(ApiError, match="Content-Encoding"):
-            handlers.check_declared("application/json", encoding)
-    handlers.check_declared("application/json", "Identity")
+            json_body.check_declared("application/json", encoding)
+    json_body.check_declared("application/json", "Identity")
 
 
 async def test_too_large_body_is_refused_with_its_size_if_it_is_known(
