@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import aiormq
@@ -59,10 +59,6 @@ class ConfirmWindow:
                 channel.confirmations[channel.delivery_tag] = confirm
                 channel.message_id_delivery_tag[event_id] = channel.delivery_tag  # A return has only the id.
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
-
-    def start(self, row_id: int, publishing: Coroutine[Any, Any, None]) -> None:
-        """Add an event that is published by itself; *publishing* ends with its confirm."""
-        self.confirms[row_id] = asyncio.create_task(publishing)
 
     async def wait(self, *, seconds: float, abandoned: asyncio.Event) -> Exception | None:
         """Wait for all confirms, at most *seconds*, until *abandoned* is set, or until the channel closes.

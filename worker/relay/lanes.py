@@ -67,12 +67,8 @@ class LaneMarks:
     """The low-water marks of all lanes."""
 
     def __init__(self) -> None:
+        self.low_water: list[int]  # Below it are no events of the lane, at most dead entries of the index.
         self.forget_all()
-
-    @property
-    def low_water(self) -> list[int]:
-        """The id from which to read each lane. Below it are no events, at most dead entries of the index."""
-        return [mark.low_water for mark in self._marks]
 
     def note(self, work: Work) -> None:
         """Record a look at all lanes.
@@ -86,10 +82,12 @@ class LaneMarks:
             return
         for mark, first_id in zip(self._marks, work.first_ids, strict=True):
             mark.advance(work, work.last_id + 1 if first_id is None else first_id)
+        self.low_water = [mark.low_water for mark in self._marks]
 
     def forget_all(self) -> None:
         """Read every lane from its start again."""
         self._marks = [LaneMark() for _ in range(LANES)]
+        self.low_water = [0] * LANES
 
 
 async def find_work(connection: Connection, marks: Sequence[int]) -> Work:

@@ -203,9 +203,12 @@ class Relay:
             window = [*_first_of_each_request(fresh), *due]
             with loss_noticed(connection) as lost:
                 outcome = await publisher.publish(window, abandoned=lost)
-            if due or outcome.refused:
+            delivered = [row for row in fresh if row.id in outcome.confirmed]
+            await outbox.delete(connection, "outbox", delivered)
+            moved = len(delivered)
+            if due or outcome.refused or any(row.must_wait for row in fresh):
                 self._retries.note(window, outcome)
-            moved = await self._settle(connection, fresh, due, outcome)
+                moved += await self._settle_held(connection, fresh, due, outcome)
         _count([row for row in window if row.id in outcome.confirmed])
         if moved:
             _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.refused))
@@ -233,19 +236,20 @@ class Relay:
         limit = math.ceil(self._pace.held_batch_size / len(due_lanes))
         return fresh, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
 
-    async def _settle(
+    async def _settle_held(
         self,
         connection: Connection,
         fresh: Sequence[OutboxRow],
         due: Sequence[OutboxRow],
         outcome: Outcome,
     ) -> int:
-        """Delete events that were confirmed; hold those that were refused, and those behind them."""
-        delivered = [row for row in fresh if row.id in outcome.confirmed]
+        """Hold events that were refused, and those behind them; delete held ones that were confirmed.
+
+        Returns how many were held or deleted.
+        """
         redelivered = [row for row in due if row.id in outcome.confirmed]
         to_hold = [row for row in fresh if row.must_wait or row.id in outcome.refused]
         refused = [row for row in (*fresh, *due) if row.id in outcome.refused]
-        await outbox.delete(connection, "outbox", delivered)
         await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
         await outbox.delete(connection, "outbox_held", redelivered)
         await outbox.postpone(
@@ -262,7 +266,7 @@ class Relay:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         for row in refused:
             _log.warning("event_not_published", reason=outcome.refused[row.id], **_story(row))
-        return len(delivered) + len(redelivered) + len(to_hold)
+        return len(redelivered) + len(to_hold)
 
 
 def _story(row: OutboxRow) -> dict[str, Any]:

@@ -6,13 +6,9 @@ from typing import Any, cast
 
 import aiormq
 import msgspec
-from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
-from aiormq import spec
 from aiormq.exceptions import DeliveryError, PublishError
 
-from service.identifiers import uuid_of
-from service.outbox import events
 from service.telemetry import tracing
 from worker import metrics
 from worker.rabbitmq import topology
@@ -78,65 +74,39 @@ class Publisher:
         """
         if not window:
             return Outcome()
+        if tracing.is_on():
+            window = [_traced(row) for row in window]
         publishing = ConfirmWindow(self._channel)
         with metrics.confirm_seconds.time(), metrics.showing(metrics.unconfirmed_events, len(window)):
             try:
-                await self._start(publishing, window)
+                async with asyncio.timeout(self._timeout_seconds):
+                    await publishing.write(window)
             except BROKER_ERRORS as error:
                 return Outcome(outage=error)
             reason = await publishing.wait(seconds=self._timeout_seconds, abandoned=abandoned)
         return _outcome(publishing.confirms, reason)
 
-    async def _start(self, publishing: ConfirmWindow, window: Sequence[OutboxRow]) -> None:
-        if tracing.is_on():
-            for row in window:
-                publishing.start(row.id, self._publish_traced(row))
-            return
-        async with asyncio.timeout(self._timeout_seconds):
-            await publishing.write(window)
 
-    async def _publish_traced(self, row: OutboxRow) -> None:
-        """Publish an event as a span of its own, with its own time."""
-        destination = f"{topology.REQUESTS}:{row.type}"
-        with tracing.span(
-            f"publish {destination}",
-            "producer",
-            lambda: {
-                "messaging.system": "rabbitmq",
-                "messaging.operation.name": "publish",
-                "messaging.operation.type": "send",
-                "messaging.destination.name": destination,
-                "messaging.rabbitmq.destination.routing_key": row.type,
-                "messaging.message.id": row.event_id,
-            },
-            parent=row.traceparent,
-        ):
-            await self._channel.basic_publish(
-                row.payload,
-                exchange=topology.REQUESTS,
-                routing_key=row.type,
-                properties=properties_of(row, tracing.onward(row.traceparent)),
-                mandatory=row.type in events.MUST_BE_ROUTED,
-                wait=False,  # for the socket; it still waits for the confirm
-            )
+def _traced(row: OutboxRow) -> OutboxRow:
+    """Return the event with its publish, a span of its own, as the parent of what its consumers do.
 
-
-def properties_of(row: OutboxRow, traceparent: str | None) -> spec.Basic.Properties:
-    """Return the AMQP properties of an event."""
-    attributes = {"specversion": "1.0", "id": row.event_id, "source": events.SOURCE, "type": row.type}
-    headers: dict[str, Any] = {f"cloudEvents:{name}": value for name, value in attributes.items()}
-    headers["cloudEvents:subject"] = uuid_of(row.request_id)
-    if traceparent is not None:
-        headers["traceparent"] = traceparent
-    headers["sequence"] = row.sequence
-    return spec.Basic.Properties(
-        content_type=events.CONTENT_TYPE,
-        headers=headers,
-        delivery_mode=DeliveryMode.PERSISTENT,
-        message_id=row.event_id,
-        timestamp=row.created_at,
-        message_type=row.type,
-    )
+    The span ends at once: the window of many events has but one time, which relay_confirm_seconds shows.
+    """
+    destination = f"{topology.REQUESTS}:{row.type}"
+    with tracing.span(
+        f"publish {destination}",
+        "producer",
+        lambda: {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "publish",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": destination,
+            "messaging.rabbitmq.destination.routing_key": row.type,
+            "messaging.message.id": row.event_id,
+        },
+        parent=row.traceparent,
+    ):
+        return msgspec.structs.replace(row, traceparent=tracing.onward(row.traceparent))
 
 
 def _outcome(confirms: Mapping[int, asyncio.Future[Any]], reason: Exception | None) -> Outcome:

@@ -9,13 +9,33 @@ from aiormq import spec
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 
+from service.identifiers import uuid_of
 from tests.worker.relay.test_publisher import row
 from worker.rabbitmq import topology
 from worker.relay.frames import encode_event
 from worker.relay.outbox import OutboxRow
-from worker.relay.publisher import properties_of
 
 _TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def properties_of(event: OutboxRow) -> spec.Basic.Properties:
+    """Return the AMQP properties of an event."""
+    headers: dict[str, Any] = {
+        "cloudEvents:specversion": "1.0",
+        "cloudEvents:id": event.event_id,
+        "cloudEvents:source": "/calculation-requests",
+        "cloudEvents:type": event.type,
+        "cloudEvents:subject": uuid_of(event.request_id),
+        "sequence": event.sequence,
+    }
+    return spec.Basic.Properties(
+        content_type="application/cloudevents+json",
+        headers=headers if event.traceparent is None else {**headers, "traceparent": event.traceparent},
+        delivery_mode=2,
+        message_id=event.event_id,
+        timestamp=event.created_at,
+        message_type=event.type,
+    )
 
 
 def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
@@ -26,7 +46,7 @@ def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
             routing_key=event.type,
             mandatory=event.type == "request.created",
         ),
-        ContentHeader(properties=properties_of(event, event.traceparent), body_size=len(event.payload)),
+        ContentHeader(properties=properties_of(event), body_size=len(event.payload)),
         *map(ContentBody, pieces),
     ]
     return b"".join(pamqp.frame.marshal(frame, 7) for frame in frames)
