@@ -174,6 +174,7 @@ async def test_invalid_setting_of_the_api_is_named_but_not_shown(
     [
         ("HEALTH_PORT", "zqmark"),
         ("AMQP_URL", "amqp://user:zqmark/unescaped@localhost/"),
+        ("AMQP_URL", "http://user:zqmark@127.0.0.1"),
         ("SMTP_URL", "smtp://user:zqmark/unescaped@localhost"),
         ("MAIL_FROM", "zqmark"),
         ("DATABASE_URL", "zqmark"),

@@ -1,22 +1,20 @@
 """The worker as a whole: its command line, its start, its roles and its end."""
 
-import socket
 from pathlib import Path
 
 import httpx
 import msgspec
-import pytest
 from aio_pika.abc import AbstractChannel
 from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
-from tests.harness.command_line import call, run
+from tests.harness.command_line import run
 from tests.harness.in_process import worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.metrics import value
-from tests.harness.processes import bare_environment, environment_of, started, worker_process
+from tests.harness.processes import bare_environment, started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store
 from worker.process import ROLES
@@ -41,27 +39,6 @@ async def test_unknown_role_is_named_and_ends_the_process() -> None:
 
         assert (ended.status, ended.output) == (2, "")
         assert "'nonsense'" in ended.errors.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("AMQP_URL", "http://user:hunter2@127.0.0.1"),
-        ("MAIL_FROM", "hunter2"),
-        ("REQUEST_SECRET_KEYS", "current:hunter2"),
-    ],
-)
-def test_bad_setting_is_named_in_one_line_without_its_value(
-    worker_settings: WorkerSettings, *, name: str, bad: str
-) -> None:
-    environment = environment_of(worker_settings, HEALTH_PORT=str(free_port())) | {name: bad}
-
-    ended = call("worker", environment=environment)
-
-    assert ended.status == 1
-    assert ended.errors.startswith(f"{name}: ")
-    assert len(ended.errors.splitlines()) == 1
-    assert "hunter2" not in ended.output + ended.errors
 
 
 async def test_worker_runs_all_roles_and_stops_on_sigterm(
@@ -184,13 +161,3 @@ async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
     assert status == 1
     assert (last["event"], last["level"]) == ("worker_failed", "critical")
     assert (last["error"], last["sqlstate"]) == ("DivisionByZeroError", "22012")
-
-
-async def test_port_in_use_is_reported_in_one_line(worker_settings: WorkerSettings) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-
-        ended = await run("worker", environment=environment_of(worker_settings, HEALTH_PORT=str(port)))
-
-    assert (ended.status, ended.output) == (1, "")
-    assert ended.errors == f"cannot listen on 127.0.0.1:{port} (Address already in use)\n"
