@@ -65,20 +65,6 @@ async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_deli
     assert "'reason': 'delivery_limit'" in str(dead.headers["x-death"])
 
 
-async def test_message_whose_handler_failed_once_is_redelivered_and_handled(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
-    work.error = ZeroDivisionError()
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        await eventually(lambda: work.started)
-        work.error = None
-        await eventually(lambda: work.done)
-
-    assert work.done == [1]
-
-
 async def test_lost_connection_is_replaced(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:

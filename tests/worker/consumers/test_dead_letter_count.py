@@ -6,11 +6,8 @@ import math
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
-from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.consumers.conftest import MakeConsumer
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_role
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -45,16 +42,3 @@ async def test_dead_letters_that_come_and_go_are_counted(
 async def test_another_role_counts_none(worker_settings: WorkerSettings) -> None:
     async with open_role(worker_settings, name="relay", needs=[]):
         assert math.isnan(counted())
-
-
-async def test_consumer_counts_again_after_an_outage_of_the_broker(
-    consumer_with: MakeConsumer, channel: AbstractChannel, broker_link: TcpProxy
-) -> None:
-    await add_dead_letters(channel, 1)
-
-    async with running(consumer_with(amqp_url=broker_link.url).run):
-        await eventually(lambda: counted() == 1)
-        await broker_link.refuse()
-        await eventually(lambda: math.isnan(counted()))
-        broker_link.admit()
-        await eventually(lambda: counted() == 1)

@@ -61,17 +61,6 @@ async def test_refused_message_is_dead_lettered_at_once(
     assert work.started == [1]
 
 
-async def test_dead_letters_do_not_delay_other_messages(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
-) -> None:
-    consumer = consumer_with(consumer_prefetch=1)
-    for body in (b"bad", b"1", b"bad", b"2"):
-        await publish(channel, NOTIFICATIONS, body)
-
-    async with running(consumer.run):
-        await eventually(lambda: work.done == [1, 2])
-
-
 async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:

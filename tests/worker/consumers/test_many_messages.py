@@ -68,50 +68,6 @@ async def is_count(channel: AbstractChannel, queue: str, number: int) -> bool:
     return await count(channel, queue) == number
 
 
-async def test_result_that_postgres_refuses_delays_no_other(
-    worker_settings: WorkerSettings, pool: Pool, channel: AbstractChannel, database: Connection
-) -> None:
-    requests = await stored(database, GOOD)
-    poison = requests[GOOD // 2]
-    await database.execute(
-        f"ALTER TABLE outbox ADD CONSTRAINT poison CHECK (sequence = 1 OR request_id <> '{poison.id}')"
-    )
-    await publish_results(channel, *(result(request.uuid) for request in requests))
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
-
-    async with running(consumer.run):
-        await eventually(lambda: is_recorded(database, GOOD - 1))
-        await database.execute("ALTER TABLE outbox DROP CONSTRAINT poison")
-        await eventually(lambda: is_recorded(database, GOOD))
-
-    assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
-
-
-async def test_result_whose_request_another_session_has_locked_delays_no_other(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    channel: AbstractChannel,
-    database: Connection,
-    other_connection: Connection,
-) -> None:
-    requests = await stored(database, GOOD)
-    settings = settings_with(worker_settings, database_timeout_seconds=12.0)
-    consumer = calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
-
-    async with running(consumer.run):
-        async with other_connection.transaction():
-            await other_connection.execute(
-                "SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", requests[0].id
-            )
-            await publish_results(channel, *(result(request.uuid) for request in requests))
-            await eventually(lambda: is_recorded(database, GOOD - 1), seconds=30)
-        await eventually(lambda: is_recorded(database, GOOD), seconds=30)
-
-    assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
-    assert await has_no_messages(channel, CALCULATION_RESULTS.name)
-    assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
-
-
 async def is_recorded(database: Connection, number: int) -> bool:
     """Whether this number of requests have their calculation."""
     return await recorded(database) == number
