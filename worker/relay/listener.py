@@ -14,10 +14,6 @@ from worker.waiting import Pauses, wait_at_most
 _CHECK_SECONDS = 30.0  # from one self-test to the next: meanwhile the relay polls
 
 
-class NotifyNotReceived(Exception):
-    """A NOTIFY sent as a test was not received: the connection is dead, or leads through a pooler."""
-
-
 class Listener:
     """A direct connection that LISTENs. It tests itself, because a half-open connection raises no error."""
 
@@ -36,7 +32,7 @@ class Listener:
             try:
                 with outages.translated():
                     await self._listen(pauses, stop)
-            except (PostgresUnavailable, NotifyNotReceived) as error:
+            except PostgresUnavailable as error:
                 await pauses.log_and_wait(error, stop)
 
     async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:
@@ -65,7 +61,7 @@ class Listener:
         await lanes.notify(connection)
         await wait_at_most(seconds, self._received)
         if not self._received.is_set():
-            raise NotifyNotReceived
+            raise PostgresUnavailable from TimeoutError()  # It is dead, or leads through a pooler.
         if await connection.fetchval("SHOW transaction_read_only") == "on":
             raise PostgresUnavailable  # The API writes, and notifies, on another server.
 
