@@ -53,8 +53,7 @@ class SigningKeys:
     def __init__(self, url: str) -> None:
         self._url = url
         self._by_id: dict[str, SigningKey] = {}
-        self._is_current = False  # whether the last fetch succeeded
-        self._failure: Exception | None = None  # of the last fetch
+        self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
 
@@ -66,7 +65,7 @@ class SigningKeys:
         is_cool = time.monotonic() - self._last_attempt >= _COOLDOWN_SECONDS
         if key_id not in self._by_id and (self._fetching or is_cool):
             await asyncio.wait([self._fetch()], timeout=_CALLER_WAIT_SECONDS)
-        if key_id not in self._by_id and (self._fetching or not self._is_current):
+        if key_id not in self._by_id and (self._fetching or self._failure):
             # Not None, which is a 401: it makes callers discard a token that may be valid.
             raise SigningKeysUnavailable from self._failure
         return self._by_id.get(key_id)
@@ -74,7 +73,7 @@ class SigningKeys:
     async def refresh(self) -> None:
         """Fetch the keys and wait for the end of the fetch. Raises SigningKeysUnavailable if it fails."""
         await asyncio.wait([self._fetch()])
-        if not self._is_current:
+        if self._failure:
             raise SigningKeysUnavailable from self._failure
 
     async def run(self) -> None:
@@ -83,7 +82,7 @@ class SigningKeys:
             while True:
                 with suppress(SigningKeysUnavailable):  # The failure was logged.
                     await self.refresh()
-                await asyncio.sleep(_REFRESH_SECONDS if self._is_current else _COOLDOWN_SECONDS)
+                await asyncio.sleep(_COOLDOWN_SECONDS if self._failure else _REFRESH_SECONDS)
         finally:
             if self._fetching is not None:
                 self._fetching.cancel()
@@ -106,12 +105,11 @@ class SigningKeys:
                 document = await self._download()
             self._by_id = _read_jwk_set(document)
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
-            self._is_current = False
             self._failure = error
             api_metrics.jwks_not_refreshed.inc()
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
         else:
-            self._is_current = True
+            self._failure = None
             api_metrics.note_keys_fetched()
             _log.debug("signing_keys_fetched", keys=len(self._by_id))
         finally:
