@@ -252,8 +252,8 @@ async def _record_calculated_twice(
     caller: httpx.AsyncClient, channel: AbstractChannel, subscriber: Subscriber
 ) -> dict[str, Any]:
     record = await _marked(caller)
-    await publish_calculation(channel, record["uuid"], f"{MARK}-1")
-    await publish_calculation(channel, record["uuid"], f"{MARK}-2")
+    await publish_calculation(channel, record["uuid"], "calc-1")
+    await publish_calculation(channel, record["uuid"], "calc-2")
     await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
     await _eventually_dead(channel, topology.CALCULATION_RESULTS, 1)
     return record
@@ -270,7 +270,7 @@ async def _record_not_taken_by_postgres_at_first(
     record = await _marked(caller)
     await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
-    await publish_calculation(channel, record["uuid"], f"{MARK}-1")
+    await publish_calculation(channel, record["uuid"], "calc-1")
     await eventually(lambda: "CheckViolationError" in worker.output)
     await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
     await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
@@ -282,8 +282,8 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
         MARK.encode(),
         b"\xff" + MARK.encode(),
         b"[" * 50_000,
-        json.dumps({"request_uuid": MARK, "calculation_id": MARK}).encode(),
-        json.dumps({"request_uuid": f"req_{MARK.ljust(22, '0')}", "calculation_id": MARK}).encode(),
+        json.dumps({"request_uuid": MARK, "calculation_id": f"{MARK}@customer"}).encode(),
+        json.dumps({"request_uuid": f"req_{MARK.ljust(22, '0')}", "calculation_id": PHONE}).encode(),
         json.dumps({"request_uuid": "req_" + "0" * 22, "calculation_id": f"{MARK} {PHONE}"}).encode(),
         json.dumps({"specversion": "1.0", "id": MARK, "source": MARK, "type": MARK, "data": MARK}).encode(),
     ]
