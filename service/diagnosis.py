@@ -201,10 +201,8 @@ def app_check(settings: Settings) -> Check:
             # A worker's network policy may let nothing out to it.
             yield Finding("warning" if says == _REASONS[TimeoutError] else "wrong", "application", says, do)
             return
-        if status >= 500:
-            yield Finding("wrong", "application", f"it answers {status}", do)
-        else:
-            yield Finding("ok", "application", "APP_URL is served")
+        fault = Finding("wrong", "application", f"it answers {status}", do)
+        yield fault if status >= 500 else Finding("ok", "application", "APP_URL is served")
 
     return Check("application", ["APP_URL"], run, do)
 

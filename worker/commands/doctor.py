@@ -84,34 +84,29 @@ async def _events(connection: Connection) -> AsyncIterator[Finding]:
         """
     )
     counts = ", ".join(f"{row['events']} {row['state']}, the oldest for {row['age']:.0f} s" for row in rows)
-    if any(row["state"] == "failing" for row in rows):
-        do = "`python -m worker outbox list` shows why RabbitMQ refuses them"
-        yield Finding("warning", "events", f"unpublished: {counts}", do)
-    else:
-        yield Finding("ok", "events", f"unpublished: {counts or 'none'}")
+    is_refused = any(row["state"] == "failing" for row in rows)
+    do = "`python -m worker outbox list` shows why RabbitMQ refuses them" if is_refused else None
+    yield Finding("warning" if do else "ok", "events", f"unpublished: {counts or 'none'}", do)
 
 
 async def _emails(connection: Connection) -> AsyncIterator[Finding]:
-    """Count pending e-mails, and those of the last day's requests, by the mail server's last code."""
+    """Count the pending e-mails, and those of the last day's requests, by state and why."""
     rows = await connection.fetch(
         """
-        SELECT state, coalesce(smtp_code::text, substring(server_reply FROM '^[45][0-9]{2}')) AS code,
-               count(*) AS emails
+        SELECT state, count(*) AS emails,
+               coalesce(nullif(smtp_code, 0)::text, reason, substring(server_reply FROM '^[45]..')) AS why
           FROM email
          WHERE request_id >= $1
             OR state = 'pending'
-         GROUP BY 1, 2
-         ORDER BY 1, 2
+         GROUP BY state, why
+         ORDER BY state, why
         """,
         first_id_at(datetime.now(UTC) - timedelta(days=1)),
     )
-    parts = (" ".join(filter(None, (str(row["emails"]), row["state"], row["code"]))) for row in rows)
-    says = f"of the last day: {', '.join(parts) or 'none'}"
-    if any(row["code"] for row in rows):
-        do = "`python -m worker emails list` shows the mail server's replies"
-        yield Finding("warning", "e-mails", says, do)
-    else:
-        yield Finding("ok", "e-mails", says)
+    parts = (" ".join(filter(None, (str(row["emails"]), row["state"], row["why"]))) for row in rows)
+    is_refused = any(row["why"] not in {None, "cancelled"} for row in rows)
+    do = "`python -m worker emails list` shows the mail server's replies" if is_refused else None
+    yield Finding("warning" if do else "ok", "e-mails", f"of the last day: {', '.join(parts) or 'none'}", do)
 
 
 async def _requests(connection: Connection) -> AsyncIterator[Finding]:

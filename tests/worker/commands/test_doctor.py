@@ -21,6 +21,7 @@ from yarl import URL
 from deploy.local.machine.ports import free_port
 from service import diagnosis
 from service.diagnosis import Finding
+from service.operations import emails
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool
 from tests.harness.certificates import Authority
@@ -120,21 +121,22 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment: dict
 async def test_events_and_emails_are_counted_by_state(
     environment: Mapping[str, str], database: Connection
 ) -> None:
-    refused, pending = [await store(database) for _ in range(2)]
+    refused, pending, cancelled = [await store(database) for _ in range(3)]
     await hold_events(database, refused.id)
     await intend(database, pending)
     await database.execute(
         "UPDATE email SET server_reply = '450 4.2.1 <someone@example.com> later', attempts = 1"
     )
     await database.execute("UPDATE outbox_held SET attempts = 1")
+    await emails.cancel(database, [cancelled.id])
 
     findings = await examined(environment)
 
     assert findings["events"].state == "warning"
-    assert re.search(r"1 failing, the oldest for \d+ s, 1 pending, ", findings["events"].says)
+    assert re.search(r"1 failing, the oldest for \d+ s, 3 pending, ", findings["events"].says)
     assert (findings["e-mails"].state, findings["e-mails"].says) == (
         "warning",
-        "of the last day: 1 pending 450",
+        "of the last day: 1 failed cancelled, 1 pending 450",
     )
 
 
