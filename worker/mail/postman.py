@@ -28,7 +28,6 @@ from worker.mail import ledger, message, outcomes
 from worker.mail.allowance import Allowance
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.outcomes import THROTTLED_SECONDS
 from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -207,7 +206,7 @@ class Postman:
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
             self._pauses.reset()
         elif outcome.label == "throttled":
-            self._allowance.pause(THROTTLED_SECONDS)
+            self._allowance.pause(outcomes.THROTTLED_SECONDS)
         return outcome
 
     def _compose(self, email: Email) -> tuple[str, str, bytes] | None:
