@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from service.api import request_body
+from service.api.errors import ApiError
 from service.api.idempotency_key import parse_key
 from service.calculation_requests import conveyancers
 from service.identifiers import parse_uuid, uuid_of
@@ -278,64 +279,41 @@ async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncCli
 
 
 @pytest.mark.parametrize(
-    ("key", "same"),
-    [
-        ("8e03978e-40d5-43dd-bc93-6894a57f9324", '"8e03978e-40d5-43dd-bc93-6894a57f9324"'),
-        ("*tchar!#$%&'*+-.^_`|~:/9", None),
-        ('"two words, and ; = e"', None),
-        ("x" * 255, '"' + "x" * 255 + '"'),
-        ('"' + " " * 255 + '"', None),
-    ],
+    "key", ["8e03978e-40d5-43dd-bc93-6894a57f9324", "two words, and ; = e", "x" * 255, " " * 255]
 )
-async def test_key_may_be_a_token_or_a_string(client: httpx.AsyncClient, key: str, same: str | None) -> None:
-    assert not is_repeat(await post(client, key))
-    assert is_repeat(await post(client, same or key))
+def test_key_may_be_a_string(key: str) -> None:
+    assert parse_key([f'"{key}"']) == key
+
+
+@pytest.mark.parametrize(
+    "key", ["8e03978e-40d5-43dd-bc93-6894a57f9324", "*tchar!#$%&'*+-.^_`|~:/9", "x" * 255]
+)
+def test_key_may_be_a_token(key: str) -> None:
+    assert parse_key([f" \t{key}\t"]) == key
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "",
-        '""',
-        '"',
-        '"open',
-        'open"',
-        '"a"b"',
-        '"a\\b"',
-        '"a\\"b"',
-        '"a\\\\b"',
-        "two words",
-        "a,b",
-        '"a", "b"',
-        '"a";version=1',
-        "a=b",
-        "x" * 256,
-        '"' + "x" * 256 + '"',
-        "é".encode(),
-        '"é"'.encode("latin-1"),
-        b'"a\tb"',
+        *(
+            "",
+            '""',
+            '"',
+            '"open',
+            'open"',
+            '"a"b"',
+            '"a\\b"',
+            '"a\\"b"',
+            '"a\\\\b"',
+            '"a", "b"',
+            '"a";version=1',
+        ),
+        *("two words", "a,b", "a=b", "ab==", "a@b", "order(7)", "{6F9619FF}", "é", '"é"', '"a\tb"'),
     ],
 )
-async def test_malformed_key_is_refused(
-    shared_client: httpx.AsyncClient, shared_database: Connection, key: str | bytes
-) -> None:
-    response = await post(shared_client, key)
-
-    assert response.status_code == 400
-    assert response.json()["data"] is None
-    assert response.json()["errors"][0]["code"] == "invalid_idempotency_key"
-    assert await stored(shared_database) == (0, 0)
-
-
-@pytest.mark.parametrize("key", ["ab==", "a@b", "order(7)", "{6F9619FF}", "two words", "a,b"])
-async def test_refusal_of_a_key_without_quotes_says_to_quote_it(
-    shared_client: httpx.AsyncClient, key: str
-) -> None:
-    response = await post(shared_client, key)
-
-    assert response.status_code == 400
-    assert "in double quotes" in response.json()["errors"][0]["message"]
-    assert parse_key([f'"{key}"']) == key
+def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key: str) -> None:
+    with pytest.raises(ApiError, match="in double quotes"):
+        parse_key([key])
 
 
 def test_key_as_the_refusal_describes_it_is_accepted() -> None:
@@ -344,10 +322,6 @@ def test_key_as_the_refusal_describes_it_is_accepted() -> None:
 
     assert parse_key([bare]) == bare
     assert parse_key([f'"{quoted}"']) == quoted
-
-
-def test_whitespace_around_a_key_is_stripped() -> None:
-    assert parse_key([" \t padded\t"]) == "padded"
 
 
 async def test_many_concurrent_creates_with_one_key_store_one_request(
@@ -374,13 +348,6 @@ async def test_create_that_would_wait_too_long_for_its_key_gets_409(
     assert response.json()["data"] is None
     assert response.json()["errors"][0]["code"] == "idempotency_key_in_flight"
     assert not is_repeat(await post(client, "k"))
-
-
-async def test_loser_with_a_waiver_gets_409_too(client: httpx.AsyncClient, database_url: str) -> None:
-    async with holding(database_url, "k"):
-        response = await post(client, "k", A_REQUEST | WAIVER)
-
-    assert response.status_code == 409
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])

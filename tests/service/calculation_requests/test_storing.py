@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import asyncpg
@@ -26,10 +25,6 @@ from tests.harness.waiting import eventually
 
 SECONDS = 10.0
 BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
-REJECTED = {
-    "by Postgres": {"calculation_fee_exempt_reason": "without a waiver"},
-    "by asyncpg": {"notes": "\ud800"},
-}
 
 
 @pytest.fixture
@@ -126,23 +121,6 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
         assert isinstance(new, tuple)
         assert not new[1]
     assert await count_stored(database, "old", "k", "other") == 3
-
-
-@pytest.mark.parametrize("rejected", REJECTED.values(), ids=REJECTED)
-@pytest.mark.parametrize("place", [0, 2, 4])
-async def test_rejected_create_uses_up_no_key_and_leaves_the_others_of_its_group_stored_once(
-    storage: Storage, database: Connection, rejected: dict[str, Any], place: int
-) -> None:
-    creates = [partial(store, storage, key) for key in ("a", "b", "a", "c")]
-    creates.insert(place, partial(store, storage, "poison", **rejected))
-
-    outcomes = await asyncio.gather(*(create() for create in creates), return_exceptions=True)
-
-    assert isinstance(outcomes.pop(place), asyncpg.CheckViolationError | asyncpg.DataError)
-    good = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
-    assert [is_repeat for _, is_repeat in good] == [False, False, True, False]
-    assert await count_stored(database, "a", "b", "c") == 3
-    assert (await store(storage, "poison"))[1] is False
 
 
 async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_create(

@@ -1,9 +1,7 @@
 """The connection pool: how many connections it opens, which it reuses, and what happens when one fails."""
 
 import asyncio
-import gc
 import time
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -346,24 +344,6 @@ async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Po
 
     assert await waiting == connection.get_server_pid()
     link.resume()
-
-
-async def test_failed_statement_leaves_no_garbage(pool: Pool) -> None:
-    class Failure(Exception):
-        pass
-
-    gc.collect()
-    gc.disable()
-    try:
-        failure = Failure()
-        left = weakref.ref(failure)
-        with pytest.raises(Failure):
-            async with loans.connection(pool, seconds=5.0):
-                raise failure
-        del failure
-        assert left() is None
-    finally:
-        gc.enable()
 
 
 async def test_closing_the_pool_cancels_running_statements(
