@@ -135,19 +135,6 @@ async def test_no_confirm_in_time_is_an_outage(
     assert isinstance(outcome.outage, BrokerUnavailable)
 
 
-async def test_connection_lost_before_the_confirm_is_an_outage(
-    held_publisher: Publisher, broker_link: TcpProxy
-) -> None:
-    broker_link.hold()
-    publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
-
-    await broker_link.cut()
-    outcome = await publishing
-
-    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
-    assert outcome.outage is not None
-
-
 async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_are_reported(
     held_publisher: Publisher, broker_link: TcpProxy, channel: AbstractChannel
 ) -> None:
