@@ -23,7 +23,7 @@ from service.settings import InvalidSetting, Settings
 
 CHECK_SECONDS = 10.0  # for each, side by side
 APP_SECONDS = 5.0
-_WATCH_SECONDS = 5.0
+WATCH_SECONDS = 5.0
 
 _REASONS: Mapping[type[Exception], str] = {
     ssl.SSLError: "the TLS handshake failed",
@@ -75,7 +75,7 @@ async def answer(examine: Callable[[], Awaitable[list[Finding]]], *, watch: bool
             return found
         click.clear()
         show(found, as_json=False)
-        await asyncio.sleep(_WATCH_SECONDS)
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 async def diagnose(

@@ -98,6 +98,24 @@ async def test_checks_run_side_by_side_and_wait_for_no_silent_server(
     assert silent == ["postgres", "signing keys"]
 
 
+async def test_watching_doctor_looks_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnosis, "WATCH_SECONDS", 0.01)
+    looks = iter([Finding("wrong", "postgres", "connection refused"), Finding("ok", "postgres", "is back")])
+
+    async def examine() -> list[Finding]:
+        return [next(looks)]
+
+    with pytest.raises(RuntimeError):  # when there are no more
+        await diagnosis.answer(examine, watch=True)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "wrong    postgres  connection refused",
+        "ok       postgres  is back",
+    ]
+
+
 # Postgres
 
 
