@@ -153,7 +153,8 @@ class Consumer(Generic[Content]):
                 except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
                     in_hand.give_up(error)
                 finally:
-                    tracing.describe({}, failed=outcome != "handled")
+                    if outcome != "handled":
+                        tracing.describe({}, failed=True)
                     self._outcomes[outcome].inc()
 
     async def _handle_and_settle(

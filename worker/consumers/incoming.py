@@ -26,14 +26,10 @@ class Incoming(msgspec.Struct, frozen=True):
 
     json: Any  # None if *fault* says why the body cannot be read
     fault: str = ""
+    is_event: bool = False  # a CloudEvent
     uuid: str | None = None
     calculation_id: str | None = None
     traceparent: str | None = None
-
-    @property
-    def is_event(self) -> bool:
-        """Whether it is a CloudEvent."""
-        return isinstance(self.json, dict) and "specversion" in self.json
 
     def to(self, kind: type[Kind]) -> Kind:
         """Return what the message says. Raises Malformed, which names the field at fault but no value."""
@@ -53,11 +49,13 @@ def read(body: bytes) -> Incoming:
     except json_faults.UNREADABLE as error:
         return Incoming(None, json_faults.why_unreadable(body, error))
     outer = json if isinstance(json, dict) else {}
-    data = outer.get("data") if "specversion" in outer else outer
+    is_event = "specversion" in outer
+    data = outer.get("data") if is_event else outer
     inner = data if isinstance(data, dict) else {}
     names = (inner.get("request_uuid"), inner.get("uuid"), outer.get("subject"))
     return Incoming(
         json,
+        is_event=is_event,
         uuid=next((name for name in names if isinstance(name, str) and parse_uuid(name)), None),
         calculation_id=safe_id(inner.get("calculation_id")),
         traceparent=tracing.accept(outer.get("traceparent")),
