@@ -11,15 +11,19 @@ from yarl import URL
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
+from tests.deploy import operator_kinds
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
     PROCESSES,
+    PUBLISHED,
     WORKERS,
     Manifest,
     configuration,
     container_of,
     environment_of,
+    foreign_manifests,
+    is_of_an_operator,
     of_kind,
     pod_of,
     render,
@@ -30,11 +34,9 @@ from tests.deploy.manifests import (
     the_one,
     workloads,
 )
-from tests.deploy.operator_kinds import KINDS
 from worker.settings import WorkerSettings
 
 KUBERNETES_VERSION = "1.33"
-OF_KUBERNETES = {"rbac.authorization.k8s.io", "networking.k8s.io"}
 # The Secrets that operators create, and the keys of them that may be used.
 MADE_BY_OPERATORS = {
     "postgres-app": {"username", "password", "uri", "fqdn-uri"},
@@ -70,29 +72,40 @@ def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
     )
     checked = set()
     for manifest in rendered(overlay):
-        if (manifest["apiVersion"], manifest["kind"]) not in KINDS:
+        if not is_of_an_operator(manifest):
             validator.validate(manifest, KUBERNETES_VERSION, strict=True)
             checked.add(manifest["kind"])
 
     assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
 
 
-@each_overlay
-def test_kinds_of_operators_have_only_known_fields(overlay: str) -> None:
-    for manifest in rendered(overlay):
-        if kind := KINDS.get((manifest["apiVersion"], manifest["kind"])):
-            assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
-            msgspec.convert(manifest["spec"], kind)
+def test_kinds_that_are_published_nowhere_have_only_known_fields() -> None:
+    unpublished = [one for one in foreign_manifests() if not one["apiVersion"].startswith(PUBLISHED)]
+    given = [(one["kind"], one["spec"]) for one in unpublished] + [
+        (f"{trigger['type']} trigger", trigger["metadata"])
+        for scaled in of_kind("production", "ScaledObject").values()
+        for trigger in scaled["spec"]["triggers"]
+    ]
+
+    for kind, specification in given:
+        operator_kinds.check(kind, specification)
+
+    assert all(one.keys() == {"apiVersion", "kind", "metadata", "spec"} for one in foreign_manifests())
+    assert {kind for kind, _ in given} == operator_kinds.FIELDS.keys()
 
 
-def test_kinds_of_operators_are_all_used_and_all_known() -> None:
-    foreign = {
-        (manifest["apiVersion"], manifest["kind"])
-        for manifest in (*rendered("production"), *render(K8S / "components" / "gateway"))
-        if "." in (group := manifest["apiVersion"].split("/")[0]) and group not in OF_KUBERNETES
-    }
+def test_misspelt_field_of_a_kind_that_is_published_nowhere_is_refused() -> None:
+    queue = the_one("production", "Queue", "notifications")["spec"]
 
-    assert foreign == KINDS.keys()
+    for wrong in (queue | {"durabel": True}, queue | {"durable": "yes"}, {"name": "notifications"}):
+        with pytest.raises(msgspec.ValidationError):
+            operator_kinds.check("Queue", wrong)
+
+
+def test_base_backups_are_scheduled_to_the_second() -> None:
+    (backup,) = of_kind("production", "ScheduledBackup").values()
+
+    assert len(backup["spec"]["schedule"].split()) == 6
 
 
 def test_every_file_is_part_of_an_overlay() -> None:
