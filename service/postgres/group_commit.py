@@ -13,6 +13,7 @@ from service.postgres.pool import Connection, Pool
 LARGEST_GROUP = 32
 # Of the time for the database. No one joins a leader that has less left: followers share the leader's fate.
 _LEAST_SHARE = 3 / 4
+_SLOW_SHARE = 1 / 4  # of that time, from which on a group is slow
 
 Arguments: TypeAlias = Sequence[Any]
 Ids: TypeAlias = set[Any]
@@ -43,8 +44,8 @@ class GroupCommit:
     If Postgres rejects one member's arguments, each member is stored in a transaction of its own, on the same
     connection and in the time that is left. So no caller gets an error for another's arguments.
 
-    After a group that Postgres did not store in time, the next one is half as large, and they grow again one
-    by one: a Postgres that is slow for each row gets no more rows at a time than it can finish.
+    After a slow group the next one is half as large, and they grow again one by one: a Postgres that is slow
+    for each row gets no more rows at a time than it can finish.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -91,24 +92,26 @@ class GroupCommit:
 
     async def _serve(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
         """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
+        began = time.monotonic()
         try:
             # With asyncpg's own timeout: while Postgres reads no more input, cancellation would not end this.
             rows = await connection.fetchmany(
-                self._statement, [member.arguments for member in members], timeout=until - time.monotonic()
+                self._statement, [member.arguments for member in members], timeout=until - began
             )
         except Exception as error:
-            if is_outage(error):
-                self._largest_now = max(1, len(members) // 2)
-                raise
-            if len(members) == 1:
+            if len(members) == 1 or is_outage(error):
                 raise
             await self._serve_each(connection, members, until=until)
         else:
-            self._largest_now = min(self._largest_now + 1, LARGEST_GROUP)
             ids = {row[0] for row in rows}
             for member in members:
                 if not member.answer.done():
                     member.answer.set_result(ids)
+        finally:
+            if time.monotonic() - began < self._seconds * _SLOW_SHARE:
+                self._largest_now = min(self._largest_now + 1, LARGEST_GROUP)
+            elif len(members) > 1:
+                self._largest_now = len(members) // 2
 
     async def _serve_each(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
         """Run the statement member by member, then close the connection: a transaction may be left open."""
