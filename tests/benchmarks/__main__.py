@@ -22,7 +22,6 @@ from tests.benchmarks.measurements import (
     growth,
     latency,
     reading,
-    refused_secrets,
     relay,
 )
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
@@ -30,7 +29,6 @@ from tests.benchmarks.stand import LOCAL, Sizes, Stand, ensure_peers, stand
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[Comparison]]]] = {
     "create": create.measure,
     "reading": reading.measure,
-    "refused_secrets": refused_secrets.measure,
     "relay": relay.measure,
     "latency": latency.measure,
     "consumers": consumers.measure,
@@ -93,8 +91,7 @@ def _write(folder: Path, versions: dict[str, str], comparisons: list[Comparison]
     folder.mkdir(parents=True, exist_ok=True)
     written = msgspec.json.encode({"servers": versions, "comparisons": comparisons})
     (folder / "figures.json").write_bytes(msgspec.json.format(written, indent=2) + b"\n")
-    (folder / "figures.svg").write_text(report.picture(comparisons))
-    _say(f"\nWritten to {folder}: figures.json, figures.svg")
+    _say(f"\nWritten to {folder}: figures.json")
 
 
 def _say(line: str) -> None:
@@ -118,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows", type=int, nargs="+", default=[10_000, 1_000_000], help="of stored requests, for growth"
     )
     parser.add_argument("--huge", action="store_true", help="also measure growth to ten million rows")
-    parser.add_argument("--folder", type=Path, default=LOCAL, help="to write figures.json and figures.svg to")
+    parser.add_argument("--folder", type=Path, default=LOCAL, help="to write figures.json to")
     return parser
 
 

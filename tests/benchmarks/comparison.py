@@ -33,7 +33,6 @@ class Comparison(msgspec.Struct, kw_only=True):
     name: str
     bars: Sequence[Bar] = ()
     rounds: dict[str, list[Figures]] = {}
-    note: str = ""
 
     @property
     def ours(self) -> str:
@@ -71,14 +70,13 @@ async def compare(
     *,
     rounds: int,
     settle: Callable[[], Awaitable[None]],
-    note: str = "",
 ) -> Comparison:
     """Measure all *sides* in turn, *rounds* times, so that other load on the machine affects all alike.
 
     Every second round is in reverse order, and *settle* is called before each side, so that no side gains or
     loses by the one before it.
     """
-    comparison = Comparison(name=name, bars=bars, rounds={side: [] for side in sides}, note=note)
+    comparison = Comparison(name=name, bars=bars, rounds={side: [] for side in sides})
     for number in range(rounds):
         for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
             await settle()

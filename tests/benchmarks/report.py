@@ -1,14 +1,10 @@
-"""What was measured, as a table and a picture."""
+"""What was measured, as a table."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 import msgspec
 
 from tests.benchmarks.comparison import Bar, Comparison
-
-_BAR_WIDTH, _LINE, _LABELS = 420, 22, 330
-_OURS, _THEIRS = "#1f6f54", "#9aa5b1"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -77,8 +73,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
         for row in cells
     ]
     written.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    notes = [f"{comparison.name}: {comparison.note}" for comparison in comparisons if comparison.note]
-    return "\n".join([*written, *notes])
+    return "\n".join(written)
 
 
 def number(value: float) -> str:
@@ -86,34 +81,3 @@ def number(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def picture(comparisons: Sequence[Comparison]) -> str:
-    """Return an SVG: for every figure, a bar for each side, proportional to the figure."""
-    drawn: list[str] = []
-    top = 10
-    for comparison in comparisons:
-        figures = dict.fromkeys(figure for rounds in comparison.rounds.values() for figure in rounds[0])
-        for figure in figures:
-            top += _LINE
-            drawn.append(_text(10, top, f"{comparison.name}, {figure}", weight="bold"))
-            sides = [side for side, rounds in comparison.rounds.items() if figure in rounds[0]]
-            largest = max(comparison.median(side, figure) for side in sides) or 1.0
-            for side in sides:
-                top += _LINE
-                value = comparison.median(side, figure)
-                width = max(1.0, _BAR_WIDTH * value / largest)
-                colour = _OURS if side == comparison.ours else _THEIRS
-                drawn += [
-                    _text(20, top, side),
-                    f'<rect x="{_LABELS}" y="{top - 14}" width="{width:.1f}" height="16" fill="{colour}"/>',
-                    _text(_LABELS + width + 6, top, number(value)),
-                ]
-            top += _LINE // 2
-    size = f'width="{_LABELS + _BAR_WIDTH + 90}" height="{top + 20}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *drawn, "</svg>", ""])
-
-
-def _text(x: float, y: float, text: str, *, weight: str = "normal") -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" font-weight="{weight}">{escape(text)}</text>'
