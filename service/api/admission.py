@@ -74,8 +74,7 @@ def _authenticator(request: AnyRequest) -> Authenticator:
     nearly as much as to serve it.
     """
     resources: Resources = request.app.state.resources
-    resources.pool.check_not_full()
-    resources.pool.check_reachable()
+    resources.pool.check_available()
     return resources.authenticator
 
 

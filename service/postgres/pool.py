@@ -53,25 +53,21 @@ class Pool:
         """The number of open connections that are not lent."""
         return sum(not each.is_closed() for each, _ in self._idle)
 
-    def check_not_full(self) -> None:
-        """Raise PostgresUnavailable when the queue is full."""
-        if self._waiting >= self._queue_size:
+    def check_available(self) -> None:
+        """Raise PostgresUnavailable if the queue is full, or none is open and connecting has just failed."""
+        if self._is_full or (self._pauses_reconnecting and not self._opened):
             raise PostgresUnavailable.counted()
 
     @contextmanager
     def place_in_queue(self) -> Iterator[None]:
         """Take a place in the queue for the block. Raises PostgresUnavailable when it is full."""
-        self.check_not_full()
+        if self._is_full:
+            raise PostgresUnavailable.counted()
         self._waiting += 1
         try:
             yield
         finally:
             self._waiting -= 1
-
-    def check_reachable(self) -> None:
-        """Raise PostgresUnavailable when no connection is open and an attempt to open one has just failed."""
-        if not self._opened and self._pauses_reconnecting:
-            raise PostgresUnavailable.counted()
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection. The caller has a deadline of its own, and must give the connection back.
@@ -164,6 +160,10 @@ class Pool:
     def _forget(self, connection: Connection) -> None:
         self._opened.remove(connection)
         connection.terminate()  # even if the server has closed it: asyncpg may not have noticed yet
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting >= self._queue_size
 
     @property
     def _in_use(self) -> int:

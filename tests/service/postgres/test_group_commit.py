@@ -239,12 +239,12 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
         waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
-            pool.check_not_full()
+            pool.check_available()
         with pytest.raises(PostgresUnavailable):
             await group_commit.execute((QUEUE_SIZE + 1, "a"))
     await asyncio.gather(*waiting)
 
-    pool.check_not_full()
+    pool.check_available()
     assert await stored(database) == list(range(1, QUEUE_SIZE + 1))
 
 

@@ -74,12 +74,12 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool: Pool) -> No
         waiting = [asyncio.create_task(backend(pool)) for _ in range(64)]
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
-            pool.check_not_full()
+            pool.check_available()
         refused = asyncio.create_task(backend(pool))
         await asyncio.sleep(0)  # one turn of the event loop
         assert isinstance(refused.exception(), PostgresUnavailable)
     assert all(await asyncio.gather(*waiting))
-    pool.check_not_full()
+    pool.check_available()
 
 
 async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool: Pool) -> None:
@@ -259,13 +259,13 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
         with pytest.raises(PostgresUnavailable):
             await backend(pool)
     with pytest.raises(PostgresUnavailable):
-        pool.check_reachable()
+        pool.check_available()
     assert link.refused == 1
     link.admit()
 
     async def is_reachable() -> bool:
         with suppress(PostgresUnavailable):
-            pool.check_reachable()
+            pool.check_available()
             return True
         return False
 
