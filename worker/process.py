@@ -16,8 +16,9 @@ from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
 from service.server.probes import Check, ReadGauges
+from worker import gauges
 from worker.consumers import calculations, notifications
-from worker.gauges import Gauges, Reading
+from worker.gauges import Reading
 from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.reconciliation import Discrepancies
@@ -64,8 +65,8 @@ def assemble(
         calculation_consumer = calculations.consumer(settings, pool, relay_waker)
         parts["calculations"] = calculation_consumer.run
         checks["calculations"] = calculation_consumer.check
-    gauges = Gauges(pool, readings, timeout_seconds=settings.database_timeout_seconds)
-    return parts, checks, gauges.read
+    read_gauges = partial(gauges.read, pool, readings, timeout_seconds=settings.database_timeout_seconds)
+    return parts, checks, read_gauges
 
 
 async def run(

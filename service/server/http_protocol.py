@@ -13,9 +13,7 @@ HEAD_SECONDS = 10.0  # for a caller to send the head of a request
 # To send its body, or to read some of an answer: as long as a slow network takes for the largest body.
 BODY_SECONDS = 30.0
 LARGEST_HEAD = 64 * 1024  # bytes of the request line and the headers: more than cookies and tokens need
-_AROUND_URL = len(b"GET  HTTP/1.1\r\n\r\n")
 _AROUND_HEADER = len(b": \r\n")
-_AROUND_CHUNK = len(b"1\r\n\r\n")
 
 _NOT_HTTP = HTTPStatus.BAD_REQUEST, "The request is not valid HTTP."
 _HEAD_OVERDUE = HTTPStatus.REQUEST_TIMEOUT, "The request line and headers did not arrive in time."
@@ -29,7 +27,7 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with four differences.
 
     - Callers that send or read too slowly are cut off, see `end_if_overdue`.
-    - The head of a request has a largest size, and so has the framing of its body.
+    - The head of a request has a largest size.
     - The offer of another protocol is declined, and the body that follows it is read.
     - An answer is sent in one system call.
 
@@ -38,9 +36,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
     _deadline: float | None = None  # for what the caller has to send next; None while an answer is made
-    _surplus = (
-        0  # bytes received that are neither body nor a complete head: part of a head, or chunks' framing
-    )
+    _received = 0  # bytes since the read in which the latest head began
     _unread = 0  # bytes of our answers that the caller has not read
     _unread_since = 0.0  # when their number last changed
 
@@ -50,17 +46,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline = self.loop.time() + HEAD_SECONDS
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*. Refuse what is not HTTP, and too large a head or framing, also an incomplete one."""
-        self._surplus += len(data)
+        """Parse *data*. Refuse what is not HTTP, and too large a head, also an incomplete one."""
+        self._received += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError:
             self._refuse(*_NOT_HTTP)
         else:
-            if self._reading == "nothing":
-                self._surplus = 0
-            elif self._surplus > LARGEST_HEAD:
-                self._refuse(*(_HEAD_TOO_LARGE if self._reading == "head" else _NOT_HTTP))
+            if self._reading == "head" and self._received > LARGEST_HEAD:
+                self._refuse(*_HEAD_TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
@@ -91,6 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Expect the rest of a head, unless `_repeat_head` is feeding one: then the body has begun."""
         if self._reading != "body":
             self._reading = "head"
+            self._received = 0
             self._deadline = self.loop.time() + HEAD_SECONDS
             super().on_message_begin()
 
@@ -109,22 +104,12 @@ class HttpProtocol(HttpToolsProtocol):
         if self._reading == "body":
             return
         size = len(self.url) + sum(len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
-        self._surplus -= size + _AROUND_URL
         if size > LARGEST_HEAD:
             self._refuse(*_HEAD_TOO_LARGE)
             raise httptools.HttpParserError  # stops the parser
         super().on_headers_complete()
         self._reading = "body"
         self._deadline = self.loop.time() + BODY_SECONDS
-
-    def on_chunk_header(self) -> None:
-        """Allow the least framing that a chunk has."""
-        self._surplus -= _AROUND_CHUNK
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._surplus -= len(body)
-        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Stop the clock until the answer is sent; it may have been sent before the body was read."""

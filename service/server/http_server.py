@@ -18,7 +18,6 @@ from service.server.http_protocol import HttpProtocol
 from service.settings import InvalidSetting
 
 _SWEEP_SECONDS = 1.0  # between two looks for overdue callers
-_SHUTDOWN_POLL_SECONDS = 0.005
 # A request or an event frees nearly all it allocates without the collector, so collections may be rare.
 _OBJECTS_PER_COLLECTION = 10_000
 
@@ -88,23 +87,6 @@ class _Server(uvicorn.Server):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
                     await self._stop.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish the current requests in time, cancel the others, and shut the application down.
-
-        uvicorn's own takes 0.1 s even when nothing is connected.
-        """
-        for listening in (*self.servers, *(sockets or ())):
-            listening.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - plain sets
-                    await asyncio.sleep(_SHUTDOWN_POLL_SECONDS)
-        for task in self.server_state.tasks:
-            task.cancel()
-        await self.lifespan.shutdown()
 
     def _end_overdue(self) -> None:
         """Check all connections at once: a timer for each request would cost every request."""

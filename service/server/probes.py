@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import asyncpg
 import msgspec
-import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from service.postgres.outages import PostgresUnavailable
@@ -16,7 +15,7 @@ from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
-from service.telemetry import logs, metrics
+from service.telemetry import metrics
 
 # Raises an error while the process cannot do its work. Returns what is wrong if it should get work even so.
 Check: TypeAlias = Callable[[], Awaitable[str | None]]
@@ -24,10 +23,6 @@ Checks: TypeAlias = Mapping[str, Check]
 ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
 
 PATHS = frozenset({"/livez", "/readyz", "/metrics"})
-
-_PLAIN_TEXT = b"text/plain; charset=utf-8"
-
-_log = structlog.get_logger()
 
 
 class NotReady(Exception):
@@ -63,16 +58,12 @@ def lasting(check: Check, pool: Pool) -> Check:
     return run
 
 
-async def no_gauges() -> None:
-    """Read the gauges of a process that has none to read."""
-
-
 class Probes(msgspec.Struct, frozen=True, kw_only=True):
     """The answers to the probes of one process."""
 
     checks: Checks
     registries: Sequence[CollectorRegistry]
-    read_gauges: ReadGauges = no_gauges
+    read_gauges: ReadGauges | None = None  # whose values are stored elsewhere, in bounded time
 
     async def answer(self, path: str) -> Response:
         """Return the answer to GET for one of PATHS."""
@@ -80,19 +71,12 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
             case "/livez":
                 return _in_json(HTTPStatus.OK, {"status": "alive"})
             case "/readyz":
-                return await self._readiness()
-        return await self._metrics()
-
-    async def _readiness(self) -> Response:
-        """Run every check, and name the state of each."""
-        results = {name: await _result(name, check) for name, check in self.checks.items()}
-        is_ready = all(passed for passed, _ in results.values())
-        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _in_json(status, {name: state for name, (_, state) in results.items()})
-
-    async def _metrics(self) -> Response:
-        """Show every metric; gauges whose values are stored elsewhere are read first, in bounded time."""
-        await self.read_gauges()
+                results = {name: await _result(check) for name, check in self.checks.items()}
+                is_ready = all(passed for passed, _ in results.values())
+                status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+                return _in_json(status, {name: state for name, (_, state) in results.items()})
+        if self.read_gauges is not None:
+            await self.read_gauges()
         exposition = metrics.exposition(self.registries)
         return Response.of(HTTPStatus.OK, metrics.CONTENT_TYPE.encode(), exposition)
 
@@ -101,14 +85,12 @@ def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
     return Response.of(status, b"application/json", msgspec.json.encode(body))
 
 
-async def _result(name: str, check: Check) -> tuple[bool, str]:
+async def _result(check: Check) -> tuple[bool, str]:
+    """Return whether the process may get work, and the state of what was checked."""
     try:
         return True, await check() or "ok"
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
         return False, _state(error)
-    except Exception as error:  # noqa: BLE001 - one failing check must not hide the states of the others
-        _log.error("readiness_check_failed", check=name, **logs.describe(error))
-        return False, "The check failed. The error has been logged."
 
 
 def _state(error: Exception) -> str:
@@ -122,7 +104,7 @@ def _is_rejected_login(error: Exception) -> bool:
 
 
 async def serve(
-    checks: Checks, read_gauges: ReadGauges, listening: socket.socket, stop: asyncio.Event
+    checks: Checks, read_gauges: ReadGauges | None, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve the probes of a process without an API until *stop*."""
     probes = Probes(checks=checks, registries=[REGISTRY], read_gauges=read_gauges)
@@ -130,14 +112,10 @@ async def serve(
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # There is nothing to do at startup and shutdown.
-        if scope["path"] not in PATHS:
-            response = Response.of(HTTPStatus.NOT_FOUND, _PLAIN_TEXT, b"Not Found.")
-        elif scope["method"] != "GET":
-            response = Response.of(
-                HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN_TEXT, b"Use GET.", (b"allow", b"GET")
-            )
-        else:
+        if scope["path"] in PATHS:
             response = await probes.answer(scope["path"])
+        else:
+            response = _in_json(HTTPStatus.NOT_FOUND, {"status": "not found"})
         await response(scope, receive, send)
 
     await http_server.serve(app, listening, stop, shutdown_seconds=1.0)

@@ -1,6 +1,7 @@
 """The worker's metrics."""
 
 import asyncio
+from functools import partial
 
 import httpx
 import pytest
@@ -26,8 +27,9 @@ from tests.worker.conftest import (
     settings_with,
     store,
 )
+from worker import gauges
 from worker.consumers import notifications
-from worker.gauges import COUNT_LIMIT, Gauges
+from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -112,28 +114,18 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
     assert value("emails_pending") == COUNT_LIMIT
 
 
-async def test_gauges_are_not_read_at_every_scrape(database: Connection, pool: Pool, relay: Relay) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.read_gauges], timeout_seconds=5.0)
-    await gauges.read()
-    await store(database)
-
-    await asyncio.gather(*(gauges.read() for _ in range(10)))
-
-    assert value("outbox_pending_events") == 0
-
-
 async def test_gauges_are_nan_during_an_outage_of_postgres(
     database: Connection, worker_settings: WorkerSettings, postgres_link: TcpProxy, relay: Relay
 ) -> None:
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool:
-        before, after = (Gauges(pool, [outbox_gauges(relay.marks)], timeout_seconds=1.0) for _ in range(2))
-        await before.read()
+        read_gauges = partial(gauges.read, pool, [outbox_gauges(relay.marks)], timeout_seconds=1.0)
+        await read_gauges()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
             await postgres_link.refuse()
-            await after.read()
+            await read_gauges()
 
     assert is_unknown("outbox_pending_events")
     assert is_unknown("outbox_oldest_event_age_seconds")
@@ -241,10 +233,11 @@ async def test_emails_are_counted_by_outcome(
 async def test_metrics_name_no_tenant_and_need_no_token(
     worker_settings: WorkerSettings, pool: Pool, relay: Relay
 ) -> None:
-    gauges = Gauges(pool, [outbox_gauges(relay.marks), ledger.read_gauges], timeout_seconds=5.0)
+    readings = [outbox_gauges(relay.marks), ledger.read_gauges]
+    read_gauges = partial(gauges.read, pool, readings, timeout_seconds=5.0)
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(probes.serve({}, gauges.read, listening, stop))
+        serving = asyncio.create_task(probes.serve({}, read_gauges, listening, stop))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
             scraped = await scrape(client)
             text = (await client.get("/metrics")).text
