@@ -19,8 +19,9 @@ async def dead_letter(
     headers is the class of *refusal*, and its text or else its docstring: neither quotes the message.
 
     *channel* must not share the message's connection: during an alarm RabbitMQ reads nothing from a
-    connection that publishes, acknowledgements included. The confirm is waited for until the channel closes:
-    giving up during an alarm, or while the queue has no majority, would publish one more copy each time.
+    connection that publishes, acknowledgements included. The confirm is waited for until a channel closes, at
+    RabbitMQ's consumer timeout, half an hour, at the latest: giving up earlier during an alarm, or while the
+    queue has no majority, would publish one more copy each time.
     """
     reason = type(refusal).__name__
     headers = {**message.headers, "x-reason": reason, "x-reason-text": str(refusal) or refusal.__doc__ or ""}
