@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from uuid import UUID
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment
@@ -46,15 +47,25 @@ def environment(service_settings: ServiceSettings) -> dict[str, str]:
 async def created(client: httpx.AsyncClient, database: Connection) -> dict[str, str]:
     """A request as it was answered to the firm; its e-mail is due."""
     answered: dict[str, str] = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    request_id = parse_uuid(answered["uuid"])
-    assert request_id is not None
-    await ledger.add(database, [Intent(first_key(answered), request_id)])
+    await ledger.add(database, [Intent(first_key(answered), id_of(answered))])
     return answered
 
 
 def first_key(created: Mapping[str, str]) -> str:
     """Return the key of the first e-mail of a request."""
     return f"{created['uuid']}.request.created.1"
+
+
+def id_of(created: Mapping[str, str]) -> UUID:
+    """Return the id of a request."""
+    request_id = parse_uuid(created["uuid"])
+    assert request_id is not None
+    return request_id
+
+
+def correcting(created: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that corrects the address of a request."""
+    return ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
 
 
 async def opens(settings: ServiceSettings, created: Mapping[str, str], secret: str) -> bool:
@@ -83,8 +94,8 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
 ) -> None:
     async with open_postman(worker_settings) as postman, running(postman.run):
         await eventually(lambda: settled(database, 1))
-        words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
-        ended = await run(*words, "--by", "Ada", "--reason", "typing error", environment=environment)
+        by = ("--by", "Ada", "--reason", "typing error")
+        ended = await run(*correcting(created), *by, environment=environment)
         await eventually(lambda: settled(database, 2))
 
     said = f"{created['uuid']} has a new secret; e-mail {first_key(created)}.2 is due\n"
@@ -99,24 +110,10 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     assert now["request_url"] in body.get_content().splitlines()
     assert await opens(service_settings, created, now["secret"])
     assert not await opens(service_settings, created, created["secret"])
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
-    [action] = await operator_actions.read(database, request_id)
+    [action] = await operator_actions.read(database, id_of(created))
     assert (action.action, action.operator, action.reason) == ("request correct", "Ada", "typing error")
     assert action.subject == f"{first_key(created)}.2"
     await assert_sound(database)
-
-
-async def test_email_that_is_due_is_cancelled_and_replaced(
-    environment: Mapping[str, str],
-    database: Connection,
-    created: dict[str, str],
-) -> None:
-    ended = await run("service", "request", "new-secret", created["uuid"], environment=environment)
-
-    assert ended.status == 0
-    assert await states(database) == {first_key(created): "failed", f"{first_key(created)}.2": "pending"}
-    assert await database.fetchval("SELECT reason FROM email WHERE state = 'failed'") == "cancelled"
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
@@ -126,15 +123,13 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
     mail_server: MailServer,
     created: dict[str, str],
 ) -> None:
-    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
-
     async with TcpProxy(mail_server.url) as mail_link:
         mail_link.hold_before(b"RCPT")
         # The claim is not renewed meanwhile: the postman would notice that it has lost it.
         settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0)
         async with open_postman(settings) as postman, running(postman.run):
             await eventually(mail_link.marker_reached.is_set)
-            ended = await run(*words, environment=environment)
+            ended = await run(*correcting(created), environment=environment)
             mail_link.resume()
             await eventually(lambda: settled(database, 1))
 
@@ -178,9 +173,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
     sends: bool,
 ) -> None:
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
-
-    ended = await run(*words, *([] if sends else ["--no-email"]), environment=environment)
+    ended = await run(*correcting(created), *([] if sends else ["--no-email"]), environment=environment)
     before = await states(database)
     await intend_email(await event_of(database, created), pool=pool)
     async with open_postman(worker_settings) as postman, running(postman.run):
@@ -195,8 +188,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
 
 async def event_of(database: Connection, created: Mapping[str, str]) -> RequestCreated:
     """Return the request.created of a request."""
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
+    request_id = id_of(created)
     request = (await reading.lock_all(database, [request_id]))[request_id]
     return RequestCreated(**request.event_payload(sequence=1))
 
@@ -208,8 +200,7 @@ async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
     client: httpx.AsyncClient,
 ) -> None:
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
+    request_id = id_of(created)
 
     async with other_connection.transaction():
         await ledger.add(other_connection, [Intent(first_key(created), request_id)])
@@ -227,18 +218,15 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     other_connection: Connection,
     created: dict[str, str],
 ) -> None:
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
+    request_id = id_of(created)
     await database.execute(
         "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now(), event_sequence = 2"
     )
     await database.execute("UPDATE calculation_request SET sequence = 2")
     key = first_key(created)
-    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
-
     async with other_connection.transaction():
         resent = await emails.add_again(other_connection, {key: request_id})
-        changing = asyncio.create_task(run(*words, environment=environment))
+        changing = asyncio.create_task(run(*correcting(created), environment=environment))
         await eventually(lambda: has_waiting_statement(database))
     corrected = await changing
     resent_late = await emails.add_again(database, {key: request_id, f"{key}.2": request_id})
@@ -251,8 +239,7 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
 async def test_operators_who_correct_at_once_leave_one_email_pending(
     database: Connection, other_connection: Connection, created: dict[str, str]
 ) -> None:
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
+    request_id = id_of(created)
 
     async def correct(connection: Connection, address: str) -> str | None:
         async with connection.transaction():
@@ -287,18 +274,31 @@ async def test_correction_to_the_same_address_changes_nothing(
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "table"),
+    [
+        (("request", "correct", "{uuid}", "--customer-email", "eve@example.com"), "calculation_request"),
+        (("conveyancer", "disable", CONVEYANCER), "conveyancer"),
+    ],
+    ids=str,
+)
 async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_nothing(
-    environment: Mapping[str, str], link: TcpProxy, database: Connection, created: dict[str, str]
+    environment: Mapping[str, str],
+    link: TcpProxy,
+    database: Connection,
+    created: dict[str, str],
+    words: tuple[str, ...],
+    table: str,
 ) -> None:
     """For instance with its machine: TCP would notice after two hours."""
-    before = await database.fetch("SELECT * FROM calculation_request")
-    words = ("service", "request", "correct", created["uuid"], "--customer-email", "eve@example.com")
+    before = await database.fetch(f"TABLE {table}")
+    command = ("service", *(word.format(**created) for word in words))
     link.hold_before(b"INSERT INTO operator_action")
-    changing = asyncio.create_task(run(*words, environment={**environment, "DATABASE_URL": link.url}))
+    changing = asyncio.create_task(run(*command, environment={**environment, "DATABASE_URL": link.url}))
     await link.marker_reached.wait()
 
     async def is_free() -> bool:
-        return bool(await database.fetch("SELECT FROM calculation_request FOR UPDATE SKIP LOCKED"))
+        return len(await database.fetch(f"SELECT FROM {table} FOR UPDATE SKIP LOCKED")) == len(before)
 
     was_free = await is_free()
     await eventually(is_free)
@@ -308,7 +308,7 @@ async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_noth
     assert not was_free
     assert ended.status == 1
     assert "Postgres at DATABASE_URL is unreachable" in ended.errors
-    assert await database.fetch("SELECT * FROM calculation_request") == before
+    assert await database.fetch(f"TABLE {table}") == before
     assert await states(database) == {first_key(created): "pending"}
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 

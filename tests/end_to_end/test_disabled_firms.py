@@ -1,6 +1,5 @@
 """`conveyancer disable`: a firm is refused at once, and its customers' links stay open."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 
@@ -13,8 +12,6 @@ from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.processes import Ended, bare_environment
-from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import eventually
 
 STRUCTURE = "/v1/questionnaire/structure"
 
@@ -99,28 +96,6 @@ async def test_firm_that_is_registered_again_stays_disabled(environment: Mapping
     ended = await run(*words, environment=environment)
 
     assert ended == Ended(0, f"conveyancer {CONVEYANCER} registered, and still disabled\n", "")
-
-
-async def test_operator_who_vanished_holds_no_lock_for_long(
-    environment: Mapping[str, str], link: TcpProxy, database: Connection
-) -> None:
-    """For instance with its machine: TCP would notice after two hours."""
-    link.hold_before(b"INSERT INTO operator_action")
-    words = ("service", "conveyancer", "disable", CONVEYANCER)
-    disabling = asyncio.create_task(run(*words, environment={**environment, "DATABASE_URL": link.url}))
-    await link.marker_reached.wait()
-
-    async def is_free() -> bool:
-        free = "SELECT FROM conveyancer WHERE id = $1 FOR UPDATE SKIP LOCKED"
-        return bool(await database.fetch(free, CONVEYANCER))
-
-    was_free = await is_free()
-    await eventually(is_free)
-    await link.cut()
-
-    assert not was_free
-    assert (await disabling).status == 1
-    assert await database.fetchval("SELECT count(*) FROM conveyancer WHERE disabled_at IS NOT NULL") == 0
 
 
 @pytest.mark.parametrize(

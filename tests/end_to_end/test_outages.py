@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -11,8 +10,6 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
-from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from service.authentication import api_keys, signing_keys
 from service.postgres.pool import Connection
@@ -148,7 +145,7 @@ def remote_worker(worker_settings: WorkerSettings, network: TcpProxy) -> WorkerS
 
 
 @OUTAGES
-async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_itself(
+async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_recover_by_themselves(
     *,
     outage: Outage,
     network: TcpProxy,
@@ -160,8 +157,12 @@ async def test_api_says_so_in_time_when_postgres_is_away_and_all_recovers_by_its
     subscriber: Subscriber,
 ) -> None:
     api_key = await api_keys.create(database, CONVEYANCER)
+    await outage(network)
     async with worker_probes(remote_worker) as worker, api_client(remote_api, issuer.token()) as caller:
+        await _become_alive_but_not_ready(caller, worker)
+        await restore(network)
         await eventually(lambda: answers(caller, "/readyz", 200))
+        await eventually(lambda: answers(worker, "/readyz", 200))
         before = await create(caller)
         await _completes(before["uuid"], channel, subscriber)
         await outage(network)
@@ -206,27 +207,6 @@ def _assert_unavailable(response: httpx.Response) -> None:
     assert [error["code"] for error in answer["errors"]] == ["unavailable"]
 
 
-@OUTAGES
-async def test_api_and_worker_start_without_postgres_and_become_ready_when_it_comes(
-    *,
-    outage: Outage,
-    network: TcpProxy,
-    remote_api: ServiceSettings,
-    remote_worker: WorkerSettings,
-    issuer: Issuer,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-) -> None:
-    await outage(network)
-    async with worker_probes(remote_worker) as worker, api_client(remote_api, issuer.token()) as caller:
-        await _become_alive_but_not_ready(caller, worker)
-        await restore(network)
-        await eventually(lambda: answers(caller, "/readyz", 200))
-        await eventually(lambda: answers(worker, "/readyz", 200))
-        record = await create(caller)
-        await _completes(record["uuid"], channel, subscriber)
-
-
 async def _become_alive_but_not_ready(*probes: httpx.AsyncClient) -> None:
     for each in probes:
         assert await answers(each, "/livez", 200)
@@ -250,32 +230,6 @@ def dependent_api(
     for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.2)
     return replace(service_settings, auth_jwks_url=key_server.url)
-
-
-async def test_tokens_open_the_api_while_the_issuer_is_away_and_its_new_keys_count_when_it_is_back(
-    *, dependent_api: ServiceSettings, key_server: HttpsIssuer, own_issuer: Issuer
-) -> None:
-    async with AsyncExitStack() as issuer_up:
-        await issuer_up.enter_async_context(key_server.up())
-        with capture_logs() as lines:
-            async with api_client(dependent_api, own_issuer.token()) as caller:
-                await create(caller)
-                await issuer_up.aclose()
-                await eventually(lambda: _failed_fetches(lines) >= 3)
-                caller.headers["Authorization"] = f"Bearer {own_issuer.token(jti='never seen before')}"
-                await create(caller)
-                api_ready = await caller.get("/readyz")
-                own_issuer.publish("next")
-                key_server.answer = status(200, own_issuer.jwks.read_bytes())
-                caller.headers["Authorization"] = f"Bearer {own_issuer.token(headers={'kid': 'next'})}"
-                async with key_server.up():
-                    await eventually(lambda: _is_answered(caller, HTTPStatus.OK))
-
-    assert api_ready.status_code == 200
-
-
-def _failed_fetches(lines: list[EventDict]) -> int:
-    return sum(line["event"] == "signing_keys_not_fetched" for line in lines)
 
 
 async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(

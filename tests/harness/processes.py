@@ -159,11 +159,6 @@ class Process:
         assert found is not None
         return int(found[1]) * 1024 / 1e6
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time it has used."""
-        fields = Path(f"/proc/{self.running.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _send(self, number: signal.Signals) -> None:
         self.running.send_signal(number)
 
