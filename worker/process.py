@@ -16,12 +16,11 @@ from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
 from service.server.probes import Check, ReadGauges
-from worker import gauges
+from worker import gauges, reconciliation
 from worker.consumers import calculations, notifications
 from worker.gauges import Reading
 from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.reconciliation import Discrepancies
 from worker.relay.backlog import outbox_gauges
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
@@ -48,7 +47,7 @@ def assemble(
         relay = Relay(settings, pool, woken)
         parts["relay"] = relay.run
         parts["listener"] = Listener(settings, woken).run
-        parts["discrepancies"] = Discrepancies(pool).run
+        parts["discrepancies"] = partial(reconciliation.run, pool)
         if settings.retention_days is not None:
             parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
         readings.append(outbox_gauges(relay.marks))

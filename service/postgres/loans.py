@@ -102,15 +102,6 @@ async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
         yield
 
 
-async def try_lock(own: Connection, key: int) -> bool:
-    """Take an advisory lock until the transaction ends. False when another process has it.
-
-    Transaction poolers support such a lock, and Postgres frees it when this process dies.
-    """
-    locked: bool = await own.fetchval("SELECT pg_try_advisory_xact_lock($1)", key)
-    return locked
-
-
 async def _roll_back(lent: Connection) -> None:
     try:
         await lent.execute("ROLLBACK")

@@ -27,13 +27,13 @@ from service.diagnosis import Check, Finding
 from service.identifiers import first_id_at
 from service.postgres.pool import Connection
 from service.settings import examine
+from worker import reconciliation
 from worker.mail.message import Sender
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import is_blocked
 from worker.rabbitmq.connection import open_connection
 from worker.rabbitmq.topology import Queue
-from worker.reconciliation import Limits, find_anomalies
 from worker.settings import WorkerSettings
 
 _CONNECT_SECONDS = 10.0
@@ -111,9 +111,8 @@ async def _emails(connection: Connection) -> AsyncIterator[Finding]:
 
 async def _requests(connection: Connection) -> AsyncIterator[Finding]:
     """Look for what does not add up of the last day's requests, such as customers without an e-mail."""
-    limits = Limits(first_id=first_id_at(datetime.now(UTC) - timedelta(days=1)))
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        found = [each for each in await find_anomalies(connection, limits) if each.count]
+        found = [each for each in await reconciliation.find_recent(connection) if each.count]
     for anomaly in found:
         do = f"`python -m worker trace {anomaly.uuids[0]}` shows one of them, `reconcile` all"
         yield Finding("wrong", anomaly.name, f"{anomaly.count} requests: {anomaly.meaning}", do)

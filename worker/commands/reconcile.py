@@ -1,6 +1,7 @@
 """`reconcile`: what does not add up, and the repair of requests without an e-mail."""
 
 from datetime import UTC, datetime
+from uuid import UUID
 
 import click
 import msgspec
@@ -15,7 +16,7 @@ from service.postgres.pool import Connection
 from worker import reconciliation
 from worker.commands import replay
 from worker.commands.replay import Selection
-from worker.reconciliation import Anomaly, Limits
+from worker.reconciliation import Anomaly
 
 _REPAIRS_PER_SECOND = 200
 
@@ -34,11 +35,11 @@ class Reconciliation(msgspec.Struct, frozen=True):
 @on_record
 async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:
     """Compare requests, events, e-mails and calculations. Exit status 1 if they do not add up."""
-    limits = Limits(first_id=first_id_at(since)) if since else Limits()
+    first_id = first_id_at(since) if since else UUID(int=0)
     async with command_line.postgres() as connection:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            anomalies = await reconciliation.find_anomalies(connection, limits)
-        announced = await announce_again(connection, limits, by) if repair else 0
+            anomalies = await reconciliation.find_anomalies(connection, first_id)
+        announced = await announce_again(connection, first_id, by) if repair else 0
     rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in anomalies]
     text = table(("anomaly", "number", "meaning", "for example"), rows)
     if repair:
@@ -48,13 +49,13 @@ async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> An
     )
 
 
-async def announce_again(connection: Connection, limits: Limits, by: Operator) -> int:
+async def announce_again(connection: Connection, first_id: UUID, by: Operator) -> int:
     """Publish request.created again for every `request_without_email`. Returns their number.
 
     The event goes through the outbox and has the same id. Where the e-mail was only late, no second one is
     sent.
     """
-    request_ids = await reconciliation.read_ids_without_email(connection, limits)
+    request_ids = await reconciliation.read_ids_without_email(connection, first_id)
     if not request_ids:
         return 0
     subject = f"request.created of {len(request_ids)} requests"
