@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -64,6 +65,7 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
 }
 
 
+@cache
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. Its "send" is what this service sends."""
     return {

@@ -2,14 +2,9 @@
 
 import asyncio
 import json
-import os
-import shutil
-from asyncio.subprocess import PIPE
-from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 import pytest
@@ -212,45 +207,6 @@ async def base_url_with_tokens(
     """The URL of an API that knows the token endpoint."""
     async with serve(create_app(replace(service_settings, auth_token_url=token_endpoint.url))) as url:
         yield url
-
-
-async def shell(commands: str, **variables: str) -> str:
-    """Run commands as they are pasted into a terminal, and return what they print."""
-    process = await asyncio.create_subprocess_exec(
-        *("bash", "-euc", commands), env={**os.environ, **variables}, stdout=PIPE
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode == 0
-    return output.decode()
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_commands_of_the_page_get_a_token_and_store_a_request(
-    tab: Tab,
-    base_url_with_tokens: str,
-    token_endpoint: TokenEndpoint,
-    authority: Authority,
-    database: Connection,
-) -> None:
-    await tab.open(f"{base_url_with_tokens}/schema")
-    await tab.shows(ALL_LISTED)
-    create, get_token = await tab.evaluate(
-        "[...document.querySelectorAll('main pre')].map((shown) => shown.innerText)"
-    )
-
-    answered = await shell(
-        get_token, CLIENT_ID="firm", CLIENT_SECRET="s3cret", CURL_CA_BUNDLE=str(authority.file)
-    )
-    created = await shell(create, ACCESS_TOKEN=json.loads(answered)["access_token"])
-
-    ((head, body),) = token_endpoint.received
-    assert f"Authorization: Basic {b64encode(b'firm:s3cret').decode()}" in head
-    assert parse_qs(body) == {
-        "grant_type": ["client_credentials"],
-        "scope": ["request:write request:read"],
-    }
-    assert json.loads(created)["status"]["code"] == 200
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
 
 
 async def test_page_gets_a_token_where_it_knows_the_token_url(

@@ -1,9 +1,5 @@
-// Starts Swagger UI, and writes the address of this server into the examples.
+// Starts Swagger UI.
 "use strict";
-
-for (const shown of document.querySelectorAll(".origin")) {
-  shown.textContent = location.origin;
-}
 
 SwaggerUIBundle({
   url: "/schema/openapi.json",
