@@ -27,8 +27,7 @@ CREATE TABLE api_key (
     key_sha256     bytea NOT NULL UNIQUE,
     conveyancer_id text NOT NULL REFERENCES conveyancer (id),
     created_at     timestamptz NOT NULL DEFAULT now(),
-    revoked_at     timestamptz,
-    last_used_at   timestamptz     -- to within minutes: never written while a caller waits
+    revoked_at     timestamptz
 );
 
 -- Requests for a calculation. No foreign key to conveyancer: the insert selects from it and nothing deletes one,

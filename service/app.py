@@ -6,13 +6,11 @@ from functools import partial
 
 from litestar import Litestar, get
 from litestar.types import ASGIApp
-from prometheus_client import REGISTRY
 
 from service.api import errors, handlers, questionnaire
 from service.api.json_body import LARGEST_BODY
 from service.api.outer_layer import OuterLayer
 from service.api.resources import ApiRequest, Resources
-from service.authentication.api_keys import ApiKeys
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -26,7 +24,6 @@ from service.server.asgi import Response
 from service.server.background import in_background
 from service.server.probes import Probes, lasting
 from service.settings import ServiceSettings
-from service.telemetry import api_metrics
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
@@ -73,10 +70,7 @@ async def _lifespan(
 ) -> AsyncIterator[None]:
     async with open_resources(settings, secret_keys) as resources:
         check = schema.readiness(resources.pool, seconds=settings.database_timeout_seconds)
-        app.state.probes = Probes(
-            checks={"postgres": lasting(check, resources.pool)},
-            registries=[REGISTRY, api_metrics.REGISTRY],
-        )
+        app.state.probes = Probes(checks={"postgres": lasting(check, resources.pool)})
         app.state.resources = resources
         yield
 
@@ -89,13 +83,11 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
         relay = RelayWaker(pool, timeout_seconds=seconds)
-        api_keys = ApiKeys(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
-        await stack.enter_async_context(in_background("api_key_uses", api_keys.run))
         yield Resources(
             settings=settings,
-            authenticator=Authenticator(settings, signing_keys, api_keys),
+            authenticator=Authenticator(settings, signing_keys, pool),
             pool=pool,
             storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,

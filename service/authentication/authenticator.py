@@ -8,10 +8,12 @@ import jwt
 import msgspec
 from cachetools import TLRUCache
 
-from service.authentication.api_keys import ApiKeys, looks_like_api_key
+from service.authentication import api_keys
+from service.authentication.api_keys import looks_like_api_key
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
+from service.postgres import loans
+from service.postgres.pool import Pool
 from service.settings import ServiceSettings
-from service.telemetry import api_metrics
 
 READ = "request:read"
 WRITE = "request:write"
@@ -66,11 +68,11 @@ class InsufficientScope(Exception):
 class Authenticator:
     """Verifies the credentials of callers, and caches the access tokens that it has verified."""
 
-    def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys, api_keys: ApiKeys) -> None:
+    def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys, pool: Pool) -> None:
         self._settings = settings
         self._internal_clients = {each.strip() for each in settings.auth_internal_clients.split(",")} - {""}
         self._signing_keys = signing_keys
-        self._api_keys = api_keys
+        self._pool = pool
         self._verified: TLRUCache[str, Caller | InternalReader] = TLRUCache(
             maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
         )
@@ -99,7 +101,11 @@ class Authenticator:
         """
         if not looks_like_api_key(token):
             await self._verify(token)
-        elif not await self._api_keys.accept(token):
+            return
+        seconds = self._settings.database_timeout_seconds
+        async with loans.connection(self._pool, seconds=seconds) as connection:
+            is_valid = await api_keys.is_valid(connection, token)
+        if not is_valid:
             raise InvalidCredentials(
                 "The API key is not valid: it was revoked or never issued, or its firm is disabled."
             )
@@ -111,9 +117,7 @@ class Authenticator:
 
     async def _verify(self, token: str) -> Caller | InternalReader:
         if caller := self._verified.get(token):
-            api_metrics.token_hits.inc()
             return caller
-        api_metrics.token_misses.inc()
         caller = await self._decode(token)
         self._verified[token] = caller
         return caller

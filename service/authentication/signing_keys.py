@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import time
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,7 +23,6 @@ _FETCH_SECONDS = 5.0  # the most for one
 _COOLDOWN_SECONDS = 10.0  # after one that failed; anybody can cause another with a made-up key id
 _CALLER_WAIT_SECONDS = 1.0  # as long as for Postgres by default
 _LARGEST_DOCUMENT = 1024 * 1024
-_MOST_REDIRECTS = 3
 
 _log = structlog.get_logger()
 
@@ -52,6 +50,7 @@ class SigningKeys:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._tls = ssl.create_default_context()  # Once: it takes 20 ms and more.
         self._by_id: dict[str, SigningKey] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
@@ -87,11 +86,6 @@ class SigningKeys:
             if self._fetching is not None:
                 self._fetching.cancel()
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        """The authorities that this machine trusts, loaded once: that takes 20 ms and more."""
-        return ssl.create_default_context()
-
     def _fetch(self) -> asyncio.Task[None]:
         """Return the running fetch, or start one: concurrent callers share it."""
         if self._fetching is None:
@@ -106,7 +100,6 @@ class SigningKeys:
             self._by_id = _read_jwk_set(document)
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error
-            api_metrics.jwks_not_refreshed.inc()
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
         else:
             self._failure = None
@@ -118,34 +111,20 @@ class SigningKeys:
     async def _download(self) -> bytes:
         """Return the document at an https or file URL. The settings allow no other scheme.
 
-        With httpx, because a thread with the standard library's client cannot be stopped while an issuer
-        sends one byte at a time. Litestar depends on httpx anyway.
+        Redirects are not followed: they may lead to plain HTTP, where anybody could replace the keys.
         """
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
-        client = httpx.AsyncClient(
-            verify=self._tls,
-            timeout=_FETCH_SECONDS,
-            follow_redirects=True,
-            max_redirects=_MOST_REDIRECTS,
-            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-            event_hooks={"request": [_refuse_plain_http]},
-        )
+        client = httpx.AsyncClient(verify=self._tls, timeout=_FETCH_SECONDS)
         document = b""
         async with client, client.stream("GET", self._url) as response:
             response.raise_for_status()
-            async for part in response.aiter_raw():
+            async for part in response.aiter_bytes():
                 document += part
                 if len(document) > _LARGEST_DOCUMENT:
                     raise jwt.PyJWKSetError("too large")
         return document
-
-
-async def _refuse_plain_http(request: httpx.Request) -> None:
-    """Refuse plain HTTP, in redirects too: anybody on the network could replace the keys."""
-    if request.url.scheme != "https":
-        raise jwt.PyJWKSetError("not over https")
 
 
 def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:

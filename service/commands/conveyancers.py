@@ -94,7 +94,7 @@ async def create(conveyancer_id: str) -> Answer:
 @api_key.command("list")
 @answering
 async def list_keys() -> Answer:
-    """Show the prefix and conveyancer of every API key, and when it was created, last used and revoked."""
+    """Show the prefix and conveyancer of every API key, and when it was created and revoked."""
     async with postgres() as connection:
         return Answer.listing(await api_keys.list_all(connection))
 

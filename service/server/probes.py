@@ -2,20 +2,19 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TypeAlias
 
 import asyncpg
 import msgspec
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import generate_latest
 
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
-from service.telemetry import metrics
 
 # Raises an error while the process cannot do its work. Returns what is wrong if it should get work even so.
 Check: TypeAlias = Callable[[], Awaitable[str | None]]
@@ -62,7 +61,6 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
     """The answers to the probes of one process."""
 
     checks: Checks
-    registries: Sequence[CollectorRegistry]
     read_gauges: ReadGauges | None = None  # whose values are stored elsewhere, in bounded time
 
     async def answer(self, path: str) -> Response:
@@ -77,8 +75,7 @@ class Probes(msgspec.Struct, frozen=True, kw_only=True):
                 return _in_json(status, {name: state for name, (_, state) in results.items()})
         if self.read_gauges is not None:
             await self.read_gauges()
-        exposition = metrics.exposition(self.registries)
-        return Response.of(HTTPStatus.OK, metrics.CONTENT_TYPE.encode(), exposition)
+        return Response.of(HTTPStatus.OK, b"text/plain; version=0.0.4; charset=utf-8", generate_latest())
 
 
 def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
@@ -107,7 +104,7 @@ async def serve(
     checks: Checks, read_gauges: ReadGauges | None, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve the probes of a process without an API until *stop*."""
-    probes = Probes(checks=checks, registries=[REGISTRY], read_gauges=read_gauges)
+    probes = Probes(checks=checks, read_gauges=read_gauges)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -6,21 +6,13 @@ part would say nothing that their names do not.
 
 import math
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 import service
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the exposition
 UNKNOWN = math.nan  # the value of a gauge that cannot be read at the moment
 
 # Omits the `_created` series of each counter: no dashboard or alert uses it.
@@ -57,8 +49,3 @@ def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callab
     pool_max_connections.set(max_size)
     pool_connections.labels("idle").set_function(idle_size)
     pool_connections.labels("used").set_function(lambda: open_size() - idle_size())
-
-
-def exposition(registries: Iterable[CollectorRegistry]) -> bytes:
-    """Return every metric of *registries* in the Prometheus text format."""
-    return b"".join(map(generate_latest, registries))

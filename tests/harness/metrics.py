@@ -8,8 +8,6 @@ import httpx
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.telemetry import api_metrics
-
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -37,8 +35,7 @@ async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
 
 def value(name: str, **labels: str) -> float:
     """Return the value of one series of this process, or 0 if there is none."""
-    registries = (REGISTRY, api_metrics.REGISTRY)
-    return next(filter(None, (registry.get_sample_value(name, labels) for registry in registries)), 0.0)
+    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import pytest
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from service.telemetry.api_metrics import REGISTRY
 from tests.benchmarks import subjects
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
+from tests.harness.metrics import value
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -97,7 +97,7 @@ async def test_creates_at_the_same_time_share_a_round_trip(
     link.hold()
     keys = [f"key-{number}" if keyed else None for number in range(_CALLS)]
     creates = [asyncio.create_task(create(watched_client, key)) for key in keys]
-    await eventually(lambda: REGISTRY.get_sample_value("http_requests_in_progress") == _CALLS)
+    await eventually(lambda: value("http_requests_in_progress") == _CALLS)
     for _ in range(200):  # turns of the event loop, after which all but the first wait for the connection
         await asyncio.sleep(0)
     link.resume()

@@ -2,7 +2,6 @@
 
 import hmac
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -293,41 +292,6 @@ async def test_api_key_that_was_revoked_or_never_issued_is_refused(
         assert (await client.get(STRUCTURE, headers=bearer(key))).status_code == 401
 
     assert not await api_keys.revoke(database, revoked.split("_")[1])
-
-
-async def test_last_use_of_an_api_key_is_written_once_and_delays_no_caller(
-    service_settings: ServiceSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_keys, "_WRITE_SECONDS", 0.05)
-    used, unused = [await api_keys.create(database, CONVEYANCER) for _ in range(2)]
-    async with api_client(service_settings, used) as client, database.transaction():
-        await database.execute("LOCK TABLE api_key IN EXCLUSIVE MODE")  # reading is allowed
-        for _ in range(3):
-            assert (await client.get(STRUCTURE)).status_code == 200
-
-    async with api_client(service_settings, used) as client:
-        assert (await client.get(STRUCTURE)).status_code == 200
-        first = await eventually(lambda: _last_use(database, used))
-        assert (await client.get(STRUCTURE)).status_code == 200
-
-    assert await _last_use(database, used) == first
-    assert await _last_use(database, unused) is None
-
-
-async def test_use_of_an_api_key_just_before_shutdown_is_written(
-    client: httpx.AsyncClient, service_settings: ServiceSettings, database: Connection
-) -> None:
-    key = await api_keys.create(database, CONVEYANCER)
-    async with api_client(service_settings, key) as other:
-        assert (await other.get(STRUCTURE)).status_code == 200
-        assert (await client.get(STRUCTURE, headers=bearer("cr_0123456789ab_" + "x" * 43))).status_code == 401
-
-    assert await _last_use(database, key) is not None
-
-
-async def _last_use(database: Connection, key: str) -> datetime | None:
-    keys = {listed.prefix: listed for listed in await api_keys.list_all(database)}
-    return keys[key.split("_")[1]].last_used_at
 
 
 async def test_only_the_hash_of_an_api_key_is_stored(database: Connection) -> None:

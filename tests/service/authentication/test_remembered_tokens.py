@@ -3,7 +3,6 @@
 import pytest
 
 from service.authentication import authenticator
-from service.authentication.api_keys import ApiKeys
 from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.postgres.pool import open_pool
@@ -19,7 +18,7 @@ async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_d
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
     async with open_pool(service_settings) as pool:
-        verifier = Authenticator(service_settings, keys, ApiKeys(pool, timeout_seconds=1.0))
+        verifier = Authenticator(service_settings, keys, pool)
 
         async def is_refused(token: str) -> bool:
             try:

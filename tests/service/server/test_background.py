@@ -5,14 +5,12 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from service.authentication import api_keys
 from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from service.server import background
 from service.server.background import in_background
 from service.settings import ServiceSettings
-from tests.harness.examples import CONVEYANCER
 from tests.harness.metrics import rises, value
 from tests.harness.waiting import eventually
 
@@ -100,24 +98,6 @@ async def test_relay_is_woken_after_a_failed_notify(
             await database.execute("ALTER FUNCTION no_pg_notify(text, text) RENAME TO pg_notify")
             waker.wake()
             await eventually(woken.is_set)
-
-
-async def test_use_of_an_api_key_is_recorded_after_a_failed_write(
-    service_settings: ServiceSettings, database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_keys, "_WRITE_SECONDS", 0.05)
-    failures = value("background_failures_total", work="api_key_uses")
-    key = await api_keys.create(database, CONVEYANCER)
-    await database.execute("ALTER TABLE api_key ADD CONSTRAINT unused CHECK (last_used_at IS NULL)")
-    async with open_pool(service_settings) as pool:
-        keys = api_keys.ApiKeys(pool, timeout_seconds=5.0)
-        async with in_background("api_key_uses", keys.run):
-            assert await keys.accept(key)
-            await eventually(lambda: value("background_failures_total", work="api_key_uses") > failures)
-            await database.execute("ALTER TABLE api_key DROP CONSTRAINT unused")
-            await eventually(
-                lambda: database.fetchval("SELECT bool_or(last_used_at IS NOT NULL) FROM api_key")
-            )
 
 
 async def test_background_work_ends_with_the_block() -> None:
