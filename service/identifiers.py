@@ -8,7 +8,6 @@ import uuid_utils.compat
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGITS = {character: digit for digit, character in enumerate(_ALPHABET)}
-_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # two digits at a time
 _WIDTH = 22
 _SHAPE = re.compile(rf"req_[0-9A-Za-z]{{{_WIDTH}}}", re.ASCII)
 
@@ -26,11 +25,11 @@ def first_id_at(time: datetime) -> UUID:
 def uuid_of(request_id: UUID) -> str:
     """Return the `req_…` form that callers and customers see."""
     number = request_id.int
-    pairs = []
-    for _ in range(_WIDTH // 2):
-        number, pair = divmod(number, len(_PAIRS))
-        pairs.append(_PAIRS[pair])
-    return "req_" + "".join(reversed(pairs))
+    digits = []
+    for _ in range(_WIDTH):
+        number, digit = divmod(number, 62)
+        digits.append(_ALPHABET[digit])
+    return "req_" + "".join(reversed(digits))
 
 
 def parse_uuid(text: str) -> UUID | None:

@@ -46,49 +46,23 @@ def end_event(
     return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
-class EndedEmail(msgspec.Struct, frozen=True):
-    """An e-mail that was sent, or has failed for a reason, and the sequence of the event that said so."""
-
-    sequence: int
-    settled_at: datetime
-    smtp_code: int | None
-    reason: Reason | None
-
-    def recorded_event(self, request: AnnouncedRequest) -> RecordedEvent:
-        """Return the event that was written at the end of this e-mail."""
-        event = end_event(request, sequence=self.sequence, reason=self.reason, smtp_code=self.smtp_code or 0)
-        return RecordedEvent(event, self.settled_at.replace(microsecond=0))
-
-
 class EventHistory(msgspec.Struct, frozen=True):
-    """What the rows of a request and of its e-mails say about its events.
+    """A request, and the events that were written about it, in order.
 
-    Everything an event says is in a row, its time and sequence included. Only the trace is not.
+    Everything an event says is in the rows of the request and of its e-mails, its time and sequence included.
+    Only the trace is not.
     """
 
     request: AnnouncedRequest
-    calculation_sequence: int | None
     calculated_at: datetime | None
-    emails: list[EndedEmail]
-
-    def recorded_events(self) -> list[RecordedEvent]:
-        """Return the events that were written about this request, in order."""
-        request = self.request
-        created = RequestCreated(**request.event_payload(sequence=1))
-        found = [RecordedEvent(created, request.created_at)]
-        if self.calculation_sequence is not None and self.calculated_at is not None:
-            facts = request.event_payload(sequence=self.calculation_sequence)
-            calculated = RequestCalculated(**facts, calculation_id=request.calculation_id or "")
-            found.append(RecordedEvent(calculated, self.calculated_at))
-        found += [email.recorded_event(request) for email in self.emails]
-        return sorted(found, key=lambda recorded: recorded.event.sequence)
+    recorded_events: list[RecordedEvent]
 
     def view(self) -> CalculationRequestEvents:
         """Return what the API shows of this history."""
         return CalculationRequestEvents(
             [
                 events.in_envelope(recorded.event, time=recorded.at, traceparent=None)
-                for recorded in self.recorded_events()
+                for recorded in self.recorded_events
             ]
         )
 
@@ -137,19 +111,22 @@ def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
 
 
 def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
-    row = rows[0]
-    return EventHistory(
-        AnnouncedRequest(*row[:_REQUEST_COLUMNS]),
-        row["calculation_sequence"],
-        row["calculated_at"],
-        [EndedEmail(*row[-_EMAIL_COLUMNS:]) for row in rows if row["event_sequence"] is not None],
-    )
+    first = rows[0]
+    request = AnnouncedRequest(*first[: len(AnnouncedRequest.__struct_fields__)])
+    found = [RecordedEvent(RequestCreated(**request.event_payload(sequence=1)), request.created_at)]
+    if first["calculation_sequence"] is not None:
+        facts = request.event_payload(sequence=first["calculation_sequence"])
+        calculated = RequestCalculated(**facts, calculation_id=request.calculation_id or "")
+        found.append(RecordedEvent(calculated, first["calculated_at"]))
+    for row in rows:
+        if (sequence := row["event_sequence"]) is not None:
+            code = row["smtp_code"] or 0
+            ended = end_event(request, sequence=sequence, reason=row["reason"], smtp_code=code)
+            found.append(RecordedEvent(ended, row["settled_at"].replace(microsecond=0)))
+    found.sort(key=lambda recorded: recorded.event.sequence)
+    return EventHistory(request, first["calculated_at"], found)
 
 
-_REQUEST_COLUMNS = len(AnnouncedRequest.__struct_fields__)
-_EMAIL_COLUMNS = len(EndedEmail.__struct_fields__)
-
-# The columns are read by position.
 _COLUMNS = f"""
     {", ".join(f"request.{column}" for column in AnnouncedRequest.__struct_fields__)},
            request.calculation_sequence, request.calculated_at,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import fields, request_secrets
+from service.calculation_requests import fields
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 
@@ -94,17 +94,17 @@ class CalculationRequest(AnnouncedRequest, frozen=True):
         return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
 
     def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
-        """Return the customer's link, secret included: never to be logged or queued.
+        """Return the customer's link as the interface specifies it: never to be logged or queued.
 
         Raises SecretKeyMissing.
         """
-        return request_secrets.request_url(app_url, self.uuid, self.secret(keys))
+        return f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={self.secret(keys)}"
 
     def view(self, keys: SecretKeyRing, app_url: str) -> "CalculationRequestView":
         """Return what the API shows of this request. Raises SecretKeyMissing."""
-        secret = self.secret(keys)
-        url = request_secrets.request_url(app_url, self.uuid, secret)
-        return CalculationRequestView(**self._shown(), secret=secret, request_url=url)
+        return CalculationRequestView(
+            **self._shown(), secret=self.secret(keys), request_url=self.request_url(keys, app_url)
+        )
 
     def view_without_secret(self) -> "RetrievedCalculationRequest":
         """Return what is shown to an internal reader, or while the key of the secret is missing."""

@@ -15,7 +15,6 @@ from service.postgres.pool import Connection
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
-SALT_BYTES = 16
 _KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _REPORT_SECONDS = 60.0  # between two reports of a missing key
@@ -104,12 +103,7 @@ def looks_like_secret(text: str) -> bool:
 
 def new_salt() -> bytes:
     """Return 16 random bytes for a new request."""
-    return secrets.token_bytes(SALT_BYTES)
-
-
-def request_url(app_url: str, uuid: str, secret: str) -> str:
-    """Return the customer's link, as the interface specifies it. E-mail and API show the same one."""
-    return f"{app_url.rstrip('/')}/calculator/request/{uuid}?secret={secret}"
+    return secrets.token_bytes(16)
 
 
 def _decode_key(encoded: str) -> bytes:

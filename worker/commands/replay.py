@@ -43,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         """Return the selected events of a request, in order."""
         return [
             recorded
-            for recorded in history.recorded_events()
+            for recorded in history.recorded_events
             if recorded.event.type in self.types
             and (self.since is None or recorded.at >= self.since)
             and recorded.at < self.until

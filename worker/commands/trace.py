@@ -61,7 +61,7 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     newest = await emails_command.read(connection, Choice(request_id=request_id), limit=_MOST_EMAILS)
     emails = newest[::-1]
     undelivered = await outbox.read_undelivered(connection, request_id=request_id)
-    events = {event.event_id: event for event in (*map(_published, history.recorded_events()), *undelivered)}
+    events = {event.event_id: event for event in (*map(_published, history.recorded_events), *undelivered)}
     return Trace(
         uuid=uuid_of(request_id),
         tenant=request.conveyancer_id,

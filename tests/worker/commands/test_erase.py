@@ -137,10 +137,8 @@ async def test_types_and_times_of_its_events_are_left(
 
     after = await event_history.read_erased(database, stored_request.id)
     assert after is not None
-    written = [(each.event.type, each.event.sequence, each.at) for each in after.recorded_events()]
-    assert written[:2] == [
-        (each.event.type, each.event.sequence, each.at) for each in before.recorded_events()
-    ]
+    written = [(each.event.type, each.event.sequence, each.at) for each in after.recorded_events]
+    assert written[:2] == [(each.event.type, each.event.sequence, each.at) for each in before.recorded_events]
     assert [kind for kind, *_ in written[2:]] == ["request.email_failed"]
 
 
