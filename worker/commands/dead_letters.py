@@ -1,14 +1,14 @@
 """`dead-letters list|redrive`: the messages that consumers refused."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import click
 import msgspec
-from aio_pika import Message
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from aiormq.exceptions import DeliveryError
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
+from yarl import URL
 
 from service import command_line
 from service.command_line import Answer, answering, on_record, printable, table
@@ -17,31 +17,31 @@ from service.operations import operator_actions
 from service.operations.operator_actions import Operator
 from service.postgres import outages
 from service.postgres.pool import Connection
-from worker.commands import dead_letter_queues
+from service.settings import InvalidSetting, load
 from worker.consumers import incoming
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
 from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
+from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
+ANSWER_SECONDS = 10.0  # for each answer of the broker
+ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
+_IN_MEMORY = 20  # messages
 
 # Headers that say how a message died. They are written anew if it dies again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
-_REDRIVEN = "x-redriven"
-_IN_MEMORY = 20  # messages
 
 
-class Death(msgspec.Struct, frozen=True):
-    """An entry of the header x-death: why, from which queue and how often the broker moved the message."""
+class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
+    """The settings of commands that use RabbitMQ."""
 
-    queue: str
-    reason: str
-    count: int
-    time: datetime | None
+    amqp_url: AmqpUrl
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter. Headers and body, which may contain personal data of other teams, only if asked for."""
 
     position: int  # 1 is the next to be redriven
@@ -49,8 +49,6 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     type: str | None
     reason: str | None
     reason_text: str | None
-    redriven: int
-    deaths: list[Death]
     headers: dict[str, str] | None = None
     body: str | None = None
 
@@ -64,11 +62,10 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """The messages moved back, those that were asked for and not found, and how many are left."""
+    """How many messages were moved back, and how many are left."""
 
     queue: str
-    moved: list[str | None]
-    not_found: list[str]
+    moved: int
     left: int
 
 
@@ -90,47 +87,38 @@ async def list_letters(
 
     Those that are named by --message-id or --position are shown with headers and body (personal data!).
     """
-
-    def is_named(number: int, message: AbstractIncomingMessage) -> bool:
-        return number == position or message.message_id in message_ids
-
     is_any_named = bool(message_ids) or position is not None
-    async with dead_letter_queues.connected() as broker:
-        listings = [
-            await _list(broker, QUEUES[name], is_named, limit=None if is_any_named else limit)
-            for name in names or QUEUES
-        ]
+    listings = []
+    for name in names or QUEUES:
+        queue = QUEUES[name]
+        async with _opened(queue) as (channel, dead):
+            count = _count(dead)
+            letters = []
+            number, prefetch = (count, 0) if is_any_named else (min(limit, count), limit)
+            async for place, message in _read(channel, dead, number=number, prefetch=prefetch):
+                is_named = place == position or message.message_id in message_ids
+                if is_named or not is_any_named:
+                    letters.append(_describe(message, place, in_full=is_named))
+        listings.append(Listing(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
-async def _list(
-    broker: AbstractConnection, queue: Queue, is_named: dead_letter_queues.Wanted, *, limit: int | None
-) -> Listing:
-    """Return the first letters, or with *limit* None those that are named."""
-    async with dead_letter_queues.opened(broker, queue) as dead:
-        letters = [
-            _opened(message, number) if is_named(number, message) else _describe(message, number)
-            async for number, message in dead.read(is_named, limit=limit)
-            if limit is not None or is_named(number, message)
-        ]
-    return Listing(queue.dead_letters, dead.count, letters)
+def _describe(message: AbstractIncomingMessage, position: int, *, in_full: bool) -> DeadLetter:
+    headers = {name: str(value) for name, value in message.headers.items()}
+    return DeadLetter(
+        position,
+        message.message_id,
+        message.type,
+        headers.get("x-reason", headers.get("x-first-death-reason")),  # by a consumer, or by RabbitMQ
+        headers.get("x-reason-text"),
+        headers if in_full else None,
+        message.body.decode(errors="backslashreplace") if in_full else None,
+    )
 
 
 def _as_text(listing: Listing) -> str:
-    headings = ("no.", "message id", "type", "reason", "redriven", "died in", "deaths", "last at")
-    rows = [
-        (
-            letter.position,
-            letter.message_id,
-            letter.type,
-            letter.reason,
-            letter.redriven,
-            letter.deaths[0].queue if letter.deaths else None,
-            sum(death.count for death in letter.deaths),
-            letter.deaths[0].time if letter.deaths else None,
-        )
-        for letter in listing.letters
-    ]
+    headings = ("no.", "message id", "type", "reason", "what is wrong")
+    rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
     parts = [f"{listing.queue}: {listing.count} messages"]
     if rows:
         parts.append(table(headings, rows))
@@ -153,30 +141,20 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     not moved. A message that names no request is moved without a record.
     """
     queue = QUEUES[name]
-    moved: list[str | None] = []
-
-    def is_wanted(_: int, message: AbstractIncomingMessage) -> bool:
-        return not message_ids or message.message_id in message_ids
-
-    async with (
-        command_line.postgres() as connection,
-        dead_letter_queues.connected() as broker,
-        dead_letter_queues.opened(broker, queue) as dead,
-    ):
-        with command_line.progress("redriving", dead.count) as advance:
+    moved = 0
+    async with command_line.postgres() as connection, _opened(queue) as (channel, dead):
+        count = _count(dead)
+        with command_line.progress("redriving", count) as advance:
             # Those that are left where they are stay unacknowledged until the end.
-            in_memory = 0 if message_ids else _IN_MEMORY
-            async for number, message in dead.read(is_wanted, in_memory=in_memory):
-                if is_wanted(number, message):
-                    await _record(connection, message, by, len(moved))
-                    await _move_back(dead.channel, queue, message, len(moved))
-                    moved.append(message.message_id)
+            prefetch = 0 if message_ids else _IN_MEMORY
+            async for _, message in _read(channel, dead, number=count, prefetch=prefetch):
+                if not message_ids or message.message_id in message_ids:
+                    await _record(connection, message, by)
+                    await _move_back(channel, queue, message)
+                    moved += 1
                 advance(1)
-    not_found = sorted(set(message_ids).difference(moved))
-    redriven = Redriven(name, moved, not_found, dead.count - len(moved))
-    lines = [f"{len(moved)} messages moved to {name}, {redriven.left} left"]
-    lines += [f"{printable(message_id)}: not found" for message_id in not_found]
-    return Answer(redriven, "\n".join(lines))
+    redriven = Redriven(name, moved, count - moved)
+    return Answer(redriven, f"{moved} messages moved to {name}, {redriven.left} left")
 
 
 dead_letters = click.Group(
@@ -186,7 +164,7 @@ dead_letters = click.Group(
 )
 
 
-async def _record(connection: Connection, message: AbstractIncomingMessage, by: Operator, moved: int) -> None:
+async def _record(connection: Connection, message: AbstractIncomingMessage, by: Operator) -> None:
     """Record that this message is moved, under the request that it names, if any."""
     uuid = incoming.read(message.body).uuid
     request_id = parse_uuid(uuid) if uuid else None
@@ -196,74 +174,64 @@ async def _record(connection: Connection, message: AbstractIncomingMessage, by: 
     try:
         await operator_actions.record(connection, "dead-letters redrive", changed, by)
     except outages.OUTAGE_ERRORS:  # Some would pass for errors of the broker.
-        raise click.ClickException(f"Postgres did not record the change. {_kept(moved)}") from None
+        raise click.ClickException("Postgres did not record the change. The rest was not moved.") from None
 
 
-async def _move_back(
-    channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage, moved: int
-) -> None:
-    """Publish a message to its queue, then acknowledge it: a crash in between repeats it."""
-    async with asyncio.timeout(dead_letter_queues.ANSWER_SECONDS):
+async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
+    """Publish a message to its queue as it was before it died, then acknowledge it: a crash repeats it."""
+    headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
+    async with asyncio.timeout(ANSWER_SECONDS):
         try:
-            await channel.default_exchange.publish(_as_before(message), queue.name, mandatory=True)
+            await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
         except DeliveryError:
-            text = f"{queue.name}: the live queue is missing or full. {_kept(moved)}"
+            text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
             raise click.ClickException(text) from None
         await message.ack()
 
 
-def _kept(moved: int) -> str:
-    return f"Moved: {moved}. The others are still dead letters."
+@asynccontextmanager
+async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
+    """Lend the dead letters of a queue, over a connection of their own. Declares nothing.
+
+    They are consumed, and those not acknowledged are returned by closing the connection: RabbitMQ 3.10 then
+    keeps their order, but not that of rejected messages. Dead-letter queues have no delivery limit: reading a
+    message must not lose it. Raises InvalidSetting and BrokerUnavailable.
+    """
+    try:
+        url = URL(load(BrokerSettings).amqp_url).update_query(heartbeat=10, name="operator")
+    except ValueError:
+        raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
+    try:
+        async with open_connection(url, seconds=ANSWER_SECONDS) as connection:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                dead = await channel.declare_queue(queue.dead_letters, passive=True)
+            yield channel, dead
+    except ChannelNotFoundEntity:
+        message = f"{queue.dead_letters}: no such queue. A worker declares it when it starts."
+        raise click.ClickException(message) from None
+    except BROKER_ERRORS as error:
+        raise BrokerUnavailable from error
 
 
-def _as_before(message: AbstractIncomingMessage) -> Message:
-    """Return the message as it was before it died, with one more redrive in its header."""
-    headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
-    return copy_of(message, {**headers, _REDRIVEN: _redriven(message) + 1})
+def _count(dead: AbstractQueue) -> int:
+    return dead.declaration_result.message_count or 0
 
 
-def _opened(message: AbstractIncomingMessage, position: int) -> DeadLetter:
-    """Return a letter with headers and body."""
-    return msgspec.structs.replace(
-        _describe(message, position),
-        headers={name: str(value) for name, value in message.headers.items()},
-        body=message.body.decode(errors="backslashreplace"),
-    )
+async def _read(
+    channel: AbstractChannel, dead: AbstractQueue, *, number: int, prefetch: int
+) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
+    """Yield this many messages from the head, with their positions.
 
-
-def _describe(message: AbstractIncomingMessage, position: int) -> DeadLetter:
-    deaths = _deaths(message)
-    reason = message.headers.get("x-reason")
-    text = message.headers.get("x-reason-text")
-    return DeadLetter(
-        position=position,
-        message_id=message.message_id,
-        type=message.type,
-        reason=str(reason) if reason is not None else next((death.reason for death in deaths), None),
-        reason_text=str(text) if text else None,
-        redriven=_redriven(message),
-        deaths=deaths,
-    )
-
-
-def _deaths(message: AbstractIncomingMessage) -> list[Death]:
-    """Return the entries of the header x-death. A sender may have written anything there."""
-    entries = message.headers.get("x-death")
-    return (
-        [_death(entry) for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    )
-
-
-def _death(entry: Mapping[str, object]) -> Death:
-    count, time = entry.get("count"), entry.get("time")
-    return Death(
-        queue=str(entry.get("queue")),
-        reason=str(entry.get("reason")),
-        count=count if isinstance(count, int) else 0,
-        time=time if isinstance(time, datetime) else None,
-    )
-
-
-def _redriven(message: AbstractIncomingMessage) -> int:
-    times = message.headers.get(_REDRIVEN)
-    return times if isinstance(times, int) else 0
+    No more than *prefetch* are unacknowledged at a time; 0: any number.
+    """
+    arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await channel.set_qos(prefetch_count=prefetch)
+        await dead.consume(arrived.put)
+    for position in range(1, number + 1):
+        try:
+            message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
+        except TimeoutError:  # A message that another consumer holds never arrives.
+            return
+        yield position, message
