@@ -102,7 +102,7 @@ for _source in ("notify", "poll"):
     wakeups.labels(_source)
 for _dependency in ("rabbitmq", "postgres"):
     outages.labels(_dependency)
-for _outcome in ("sent", "postponed", "failed", "given_back", "throttled", "put_off"):
+for _outcome in ("sent", "postponed", "failed", "given_back", "put_off"):
     emails.labels(_outcome)
 
 

@@ -176,7 +176,6 @@ class ScriptedMailServer:
     def __init__(self, senders: Sequence[str] = ("",)) -> None:
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.replies_once: dict[str, bytes | None] = {}
-        self.reply_without_recipient = b"503 No recipient"  # to DATA
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0
         self._ports = {sender: free_port() for sender in senders}
@@ -231,7 +230,7 @@ class ScriptedMailServer:
         """Return the reply to a command. DATA needs a recipient that was accepted."""
         command = line[:4].decode().strip().upper()
         if command == "DATA" and not session.has_recipient:
-            return self.reply_without_recipient
+            return b"503 No recipient"
         reply = await self.reply_to(session, command, line)
         session.has_recipient = command == "RCPT" and reply is not None and reply.startswith(b"2")
         return reply

@@ -87,7 +87,7 @@ async def sent(database: Connection, requests: list[CalculationRequest]) -> Batc
 
 async def record_sent(connection: Connection, emails: list[Email]) -> Outcomes:
     """Record that these e-mails were sent, as the postman does."""
-    locked = await ledger.record(connection, uuid4(), [email.ended("OK") for email in emails])
+    locked = await ledger.record(connection, [email.ended("OK") for email in emails])
     return [RowLocked() if email.event_id in locked else None for email in emails]
 
 

@@ -37,8 +37,8 @@ class PutOff(msgspec.Struct, frozen=True):
 
     key: str
     # `postponed`: the mail server refused it for now. `put_off`: an internal error kept it from the mail
-    # server. `given_back`: the mail server was not given it. `throttled`: the mail server limits the rate.
-    label: Literal["postponed", "put_off", "given_back", "throttled"]
+    # server. `given_back`: the mail server was not given it, or took none.
+    label: Literal["postponed", "put_off", "given_back"]
     seconds: float = 0.0
     reply: str | None = None  # Without one, no attempt is charged.
     smtp_code: int = 0
@@ -90,9 +90,8 @@ async def claim(
     """Claim at most *limit* due e-mails, for *seconds* of the database's clock unless renewed.
 
     Those *under_way* in this process are excluded: their claims may have expired while Postgres was
-    unreachable. Taking over an e-mail whose claim another process let expire charges an attempt. After a
-    crash, failover or restart of Postgres, expired claims are left alone for another *seconds*: their process
-    may be alive, with the mail server's reply in hand.
+    unreachable. After a crash, failover or restart of Postgres, expired claims are left alone for another
+    *seconds*: their process may be alive, with the mail server's reply in hand.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     return [Email(CalculationRequest(*row[:-5]), *row[-5:]) for row in rows]
@@ -108,8 +107,7 @@ _CLAIM = with_columns(
         ON CONFLICT DO NOTHING
     ), claimed AS (
         UPDATE email
-           SET attempts = attempts + (claimed_by IS NOT NULL)::integer,
-               claimed_by = $1,
+           SET claimed_by = $1,
                next_attempt_at = now() + make_interval(secs => $3)
          WHERE event_id IN (SELECT event_id
                               FROM email
@@ -156,50 +154,54 @@ async def renew(
     return {row["event_id"] for row in rows}
 
 
-async def record(connection: Connection, process_id: UUID, outcomes: Sequence[EmailEnd | PutOff]) -> set[str]:
-    """Record the outcomes of attempts, and announce the ends, in the caller's transaction.
+async def record(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
+    """Record the ends of e-mails, and announce them, in the caller's transaction.
 
     Returns the keys of e-mails whose row, or that of their request, another transaction has locked. What had
     ended before is left alone. An end holds even if another process has taken the e-mail over, because the
-    mail server decided; an e-mail is put off only by the process that has claimed it.
+    mail server decided.
     """
-    ends = [each for each in outcomes if isinstance(each, EmailEnd)]
-    requests = await reading.lock_free(connection, {end.request_id for end in ends}) if ends else {}
-    free = [each.key for each in outcomes if isinstance(each, PutOff) or each.request_id in requests]
+    requests = await reading.lock_free(connection, {end.request_id for end in ends})
+    free = [end.key for end in ends if end.request_id in requests]
     rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY event_id FOR UPDATE SKIP LOCKED", free)
-    claims: dict[str, UUID | None] = dict(rows)
-    await emails.record_ends(connection, [end for end in ends if end.key in claims], requests)
-    if len(ends) < len(outcomes):
-        put_off = [each for each in outcomes if isinstance(each, PutOff)]
-        await _put_off(connection, [each for each in put_off if claims.get(each.key) == process_id])
-    if others := {each.key for each in outcomes} - claims.keys():
-        return set(dict(await connection.fetch(_FIND_PENDING, others)))
+    pending = {row["event_id"] for row in rows}
+    await emails.record_ends(connection, [end for end in ends if end.key in pending], requests)
+    if others := [end.key for end in ends if end.key not in pending]:
+        return {row["event_id"] for row in await connection.fetch(_FIND_PENDING, others)}
     return set()
 
 
 _FIND_PENDING = """
-    SELECT event_id, claimed_by
+    SELECT event_id
       FROM email
      WHERE event_id = ANY($1)
        AND state = 'pending'
 """
 
 
-async def _put_off(connection: Connection, put_off: Sequence[PutOff]) -> None:
-    """Give the claims on locked e-mails up. Those with a reply are charged an attempt."""
+async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> None:
+    """Give the claim of a process on an e-mail up. With a reply an attempt is charged.
+
+    A row that another transaction has locked is left alone: then the claim expires.
+    """
     await connection.execute(
         """
         UPDATE email
-           SET attempts = attempts + (put_off.reply IS NOT NULL)::integer,
-               server_reply = coalesce(put_off.reply, server_reply),
+           SET attempts = attempts + ($4::text IS NOT NULL)::integer,
+               server_reply = coalesce($4, server_reply),
                claimed_by = NULL,
-               next_attempt_at = now() + make_interval(secs => put_off.seconds)
-          FROM unnest($1::text[], $2::float8[], $3::text[]) AS put_off (event_id, seconds, reply)
-         WHERE email.event_id = put_off.event_id
+               next_attempt_at = now() + make_interval(secs => $3)
+         WHERE event_id = (SELECT event_id
+                             FROM email
+                            WHERE event_id = $2
+                              AND claimed_by = $1
+                              AND state = 'pending'
+                              FOR UPDATE SKIP LOCKED)
         """,
-        [each.key for each in put_off],
-        [each.seconds for each in put_off],
-        [each.reply for each in put_off],
+        process_id,
+        email.key,
+        email.seconds,
+        email.reply,
     )
 
 

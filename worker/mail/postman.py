@@ -1,7 +1,6 @@
 """Sends the e-mails of the ledger that are due."""
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,8 +8,8 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID, uuid4
 
-import msgspec
 import structlog
+from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
@@ -18,54 +17,35 @@ from service.operations.emails import EmailEnd
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Pool
 from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
 from worker import metrics
 from worker.batches import Batches, Outcomes, RowLocked
-from worker.mail import ledger, message, outcomes
-from worker.mail.allowance import Allowance
+from worker.mail import ledger, message
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.smtp import Mailer, MailServerUnavailable
+from worker.mail.smtp import Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses and names"
+_NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses"
+_INTERNAL_ERROR = "not given to the mail server: internal error, see the logs"
+_LONGEST_REPLY = 1000
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
+_LONGEST_RETRY = 60  # times the first one: half an hour by default
 
 # E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
 _EMAILS_PER_CONNECTION = 2
-
-_LOGGED = {"reason", "smtp_code"}  # never the mail server's reply, which may quote an address
 
 _log = structlog.get_logger()
 
 
 class ClaimLost(Exception):
     """The claim on an e-mail expired before the mail server was given the content."""
-
-
-class _Sending:
-    """An e-mail that is being sent, and when the claim on it ends by the clock of this machine."""
-
-    task: asyncio.Task[None]
-
-    def __init__(self, claimed_until: float) -> None:
-        self.claimed_until = claimed_until
-        self.content_begun = False
-
-    def begin_content(self) -> None:
-        """Note that the mail server is given the content now.
-
-        Raises ClaimLost when another process may have taken the e-mail over: this one was suspended too long.
-        """
-        if time.monotonic() >= self.claimed_until:
-            raise ClaimLost
-        self.content_begun = True
 
 
 class Postman:
@@ -87,39 +67,34 @@ class Postman:
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
-        self._allowance = Allowance(settings.email_rate)
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
-        self._under_way: dict[str, _Sending] = {}  # by event id
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
+        self._claimed_until: dict[str, float] = {}  # by event id, by the clock of this machine
+        self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by the same clock
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
-        self._records = Batches(self._record)
+        self._ends = Batches(self._record_ends)
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._pauses = Pauses("mail_paused")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send what is due until *stop*, through every outage of the mail server and of Postgres."""
+        """Send what is due until *stop*, through every outage of the mail server and of Postgres.
+
+        At the end it finishes what is in hand, for a while. The claims on the rest expire.
+        """
         async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
                     await self._start_or_wait(stop)
-                if tasks := [sending.task for sending in self._under_way.values()]:
-                    await asyncio.wait(tasks, timeout=self._settings.finish_seconds)
+                if self._tasks:
+                    await asyncio.wait(self._tasks, timeout=self._settings.finish_seconds)
             finally:
-                await self._abandon_sending()
-                await self._mailer.close()
-
-    async def _abandon_sending(self) -> None:
-        """Stop sending. E-mails that the mail server was not given are due again at once."""
-        unfinished = dict(self._under_way)
-        for sending in unfinished.values():
-            sending.task.cancel()
-        await asyncio.gather(*(sending.task for sending in unfinished.values()), return_exceptions=True)
-        unsent = [key for key, sending in unfinished.items() if not sending.content_begun]
-        if unsent:
-            with suppress(PostgresUnavailable):
-                await self._record([PutOff(key, "given_back") for key in unsent])
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._mailer.close()
 
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
         """Start what is due. Then pause if there is an outage, or wait for more if nothing was due."""
@@ -136,126 +111,167 @@ class Postman:
             return
         if outage is not None:
             await self._pauses.log_and_wait(outage, stop, smtp_code=outage.code)
-        elif not started:
+            return
+        self._pauses.reset()
+        if not started:
             # A first retry must not come much later than it is due.
-            longest = min(_POLL_SECONDS, self._settings.email_retry_seconds)
-            seconds = min(longest, self._allowance.wait_seconds or longest)
+            seconds = min(_POLL_SECONDS, self._settings.email_retry_seconds)
+            if (until_next := self._next_start - time.monotonic()) > 0:
+                seconds = min(seconds, until_next)
             await wait_at_most(seconds, self._due, self._finished, stop)
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
-        most = self._settings.email_concurrency * _EMAILS_PER_CONNECTION
-        room = self._allowance.at_most(most - len(self._under_way))
-        if room == 0:
+        room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - len(self._claimed_until)
+        rate = self._settings.email_rate
+        if rate:
+            room = min(room, max(1, int(rate / 10)))  # those of a tenth of a second at once
+        now = time.monotonic()
+        if room == 0 or now < self._next_start:
             return 0
-        claimed_until = time.monotonic() + self._settings.email_claim_seconds  # at the earliest
         async with loans.connection(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
                 self._process_id,
-                under_way=list(self._under_way),
+                under_way=list(self._claimed_until),
                 limit=room,
                 seconds=self._settings.email_claim_seconds,
             )
-        self._allowance.use(len(claimed))
+        if rate:
+            self._next_start = time.monotonic() + len(claimed) / rate
         for email in claimed:
-            sending = self._under_way[email.event_id] = _Sending(claimed_until)
-            sending.task = asyncio.create_task(self._send(email, sending))
-            sending.task.add_done_callback(partial(self._make_room, email.event_id))
+            self._claimed_until[email.event_id] = now + self._settings.email_claim_seconds  # at the earliest
+            task = asyncio.create_task(self._send(email))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return len(claimed)
 
-    def _make_room(self, event_id: str, _: object) -> None:
-        del self._under_way[event_id]
-        self._finished.set()
-
-    async def _send(self, email: Email, sending: _Sending) -> None:
+    async def _send(self, email: Email) -> None:
         """Make one attempt at an e-mail, and record its outcome."""
-        story = logs.about(email.request.uuid, email.traceparent)
-        with bound_contextvars(event_id=email.event_id, **story):
-            outcome = await self._attempt(email, sending)
-            await self._keep_recording(outcome)
-            metrics.emails.labels(outcome.label).inc()
-            facts = msgspec.structs.asdict(outcome)
-            known = {name: value for name, value in facts.items() if name in _LOGGED and value}
-            _log.info("email_handled", outcome=outcome.label, attempts=email.attempts + 1, **known)
+        try:
+            with bound_contextvars(
+                event_id=email.event_id, **logs.about(email.request.uuid, email.traceparent)
+            ):
+                outcome = await self._attempt(email)
+                await self._record(outcome)
+                metrics.emails.labels(outcome.label).inc()
+                _log.info(
+                    "email_handled",
+                    outcome=outcome.label,
+                    reason=outcome.reason if isinstance(outcome, EmailEnd) else None,
+                    smtp_code=outcome.smtp_code,  # not the reply, which may quote an address
+                    attempts=email.attempts + 1,
+                )
+        finally:
+            del self._claimed_until[email.event_id]
+            self._finished.set()
 
-    async def _attempt(self, email: Email, sending: _Sending) -> EmailEnd | PutOff:
+    async def _attempt(self, email: Email) -> EmailEnd | PutOff:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
-            composed = self._compose(email)
-            if composed is None:
-                return email.ended(_NOT_COMPOSABLE, "not_composable")
+            recipient, content = self._compose(email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
                 async with self._connections:
-                    reply = await self._mailer.send(*composed, before_content=sending.begin_content)
+                    reply = await self._mailer.send(
+                        self._sender.address,
+                        recipient,
+                        content,
+                        before_content=partial(self._check_claim, email.event_id),
+                    )
+        except EmailNotValidError:
+            return email.ended(_NOT_COMPOSABLE, "not_composable")
         except MailServerUnavailable as outage:
             self._outage = outage
             return PutOff(email.event_id, "given_back")
         except ClaimLost:
             _log.warning("email_claim_lost")
             return PutOff(email.event_id, "given_back")
-        except SecretKeyMissing as error:
-            self._keys.report_missing(error)
-            return outcomes.internal_error(email, self._settings)
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
-            _log.error("email_failed", **logs.describe(error))
-            return outcomes.internal_error(email, self._settings)
-        outcome = outcomes.of_reply(reply, email, self._settings)
-        if outcome.label == "sent":
+            if isinstance(error, SecretKeyMissing):
+                self._keys.report_missing(error)
+            else:
+                _log.error("email_failed", **logs.describe(error))
+            # For ever, at long intervals: no mail server refused it, so no event may say that it failed.
+            pause = self._settings.email_retry_seconds * _LONGEST_RETRY
+            return PutOff(email.event_id, "put_off", pause, _INTERNAL_ERROR)
+        if reply.is_acceptance:
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-            self._pauses.reset()
-        elif outcome.label == "throttled":
-            self._allowance.pause(outcomes.THROTTLED_SECONDS)
-        return outcome
+        return outcome_of(reply, email, self._settings)
 
-    def _compose(self, email: Email) -> tuple[str, str, bytes] | None:
-        """Return sender, recipient and content, or None if the request is at fault."""
-        compose = partial(
-            message.compose,
+    def _compose(self, email: Email) -> tuple[str, bytes]:
+        """Return recipient and content. Raises EmailNotValidError, or SecretKeyMissing."""
+        content = message.compose(
+            email.request,
             firm=email.firm,
             request_url=email.request.request_url(self._keys, self._settings.app_url),
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,
         )
-        try:
-            return self._sender.address, message.recipient_of(email.request), compose(email.request)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with its words
-            # If plain words fail too, so would every e-mail: an internal error, not a fault of this request.
-            compose(message.with_plain_words(email.request))
-            _log.error("email_not_composable", **logs.describe(error))
-            return None
+        return message.in_ascii(email.request.customer_email), content
 
-    async def _keep_recording(self, outcome: EmailEnd | PutOff) -> None:
+    def _check_claim(self, event_id: str) -> None:
+        """Raise ClaimLost when another process may have taken the e-mail over.
+
+        This one was suspended too long.
+        """
+        if time.monotonic() >= self._claimed_until[event_id]:
+            raise ClaimLost
+
+    async def _record(self, outcome: EmailEnd | PutOff) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""
         while True:
             try:
-                return await self._records.done(outcome)
+                if isinstance(outcome, EmailEnd):
+                    await self._ends.done(outcome)
+                else:
+                    with suppress(PostgresUnavailable):  # Then the claim expires.
+                        async with loans.connection(self._pool, seconds=self._seconds) as connection:
+                            await ledger.put_off(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
                 await asyncio.sleep(_RECORDING_PAUSE_SECONDS)
+            else:
+                return
 
-    async def _record(self, done: Sequence[EmailEnd | PutOff]) -> Outcomes:
+    async def _record_ends(self, ends: Sequence[EmailEnd]) -> Outcomes:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            locked = await ledger.record(connection, self._process_id, done)
-        if any(isinstance(each, EmailEnd) for each in done):
-            self._relay.wake()
-        return [RowLocked() if each.key in locked else None for each in done]
+            locked = await ledger.record(connection, ends)
+        self._relay.wake()
+        return [RowLocked() if end.key in locked else None for end in ends]
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""
-        while True:
-            await asyncio.sleep(self._settings.email_claim_seconds / 6)
-            if self._under_way:
-                with suppress(PostgresUnavailable):
-                    async with loans.connection(self._pool, seconds=self._seconds) as connection:
-                        await self._renew(connection)
-
-    async def _renew(self, connection: Connection) -> None:
-        under_way = dict(self._under_way)
         seconds = self._settings.email_claim_seconds
-        claimed_until = time.monotonic() + seconds
-        renewed = await ledger.renew(connection, self._process_id, list(under_way), seconds=seconds)
-        for event_id, sending in under_way.items():
-            sending.claimed_until = claimed_until if event_id in renewed else -math.inf
+        while True:
+            await asyncio.sleep(seconds / 6)
+            if not self._claimed_until:
+                continue
+            claimed_until = time.monotonic() + seconds
+            with suppress(PostgresUnavailable):
+                async with loans.connection(self._pool, seconds=self._seconds) as connection:
+                    renewed = await ledger.renew(
+                        connection, self._process_id, list(self._claimed_until), seconds=seconds
+                    )
+                for event_id in renewed & self._claimed_until.keys():
+                    self._claimed_until[event_id] = claimed_until
+
+
+def outcome_of(reply: Reply, email: Email, settings: WorkerSettings) -> EmailEnd | PutOff:
+    """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
+
+    A refused one is retried with doubling pauses, unless the refusal is final or the e-mail older than
+    EMAIL_GIVE_UP_SECONDS. If the connection was lost when the content had been sent, the server may have
+    accepted it: an attempt is charged.
+    """
+    if reply.is_acceptance:
+        return email.ended(reply.text[:_LONGEST_REPLY])
+    words = f"{reply.code} {reply.text}"[:_LONGEST_REPLY] if reply.code else f"no reply to {reply.to}"
+    if reply.code >= 500:
+        return email.ended(words, "refused", reply.code)
+    age = datetime.now(UTC) - email.created_at
+    if age.total_seconds() >= settings.email_give_up_seconds:
+        return email.ended(words, "gave_up", reply.code)
+    pause = settings.email_retry_seconds * min(2**email.attempts, _LONGEST_RETRY)
+    return PutOff(email.event_id, "postponed", pause, words, reply.code)

@@ -1,30 +1,159 @@
-"""Sends e-mails by SMTP, over connections that are kept for the next one."""
+"""Sends e-mails by SMTP, with pipelining over kept connections (RFC 5321, RFC 2920).
+
+aiosmtplib connects, encrypts and logs in. It waits for each reply before it sends the next command, so a
+session takes its connection over.
+"""
 
 import asyncio
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
 from aiosmtplib import SMTPException, SMTPResponseException
 
 from service.telemetry.tracing import Attributes
-from worker.mail.session import NO_REPLY, Reply, Session
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
+# In place of the code of a reply that the mail server did not send, or that cannot be one to this command.
+NO_REPLY = 0
+_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
+# Replies to the content of providers that limit how many e-mails they take, or over how many connections. To
+# RCPT, 454 refuses one recipient, as in Postfix's "454 4.7.1 Relay access denied".
+_THROTTLING = frozenset({432, 454})
+# The reply to the content may take so many times as long as any other: ten minutes of filters, by default
+# (RFC 5321, section 4.5.3.2.6).
+_CONTENT_PATIENCE = 10
+_REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
+_MOST_LINES = 100  # of one reply
+_LONGEST_LINE = 8 * 1024
 
 
 class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
 
     The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
-    it concerns every e-mail, and must lose none.
+    it concerns every e-mail, and must lose none. So is a provider's limit: it lasts for a second or so.
     """
 
     def __init__(self, code: int = NO_REPLY) -> None:
         super().__init__(code)
         self.code = code
+
+
+class Reply(NamedTuple):
+    """A mail server's reply to a command, or to the content of an e-mail."""
+
+    to: str  # MAIL, RCPT, DATA or content
+    code: int
+    text: str = ""
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the command was carried out: a session returns no other code below 400."""
+        return NO_REPLY < self.code < 400
+
+    @property
+    def ends_session(self) -> bool:
+        """Whether no further command would be carried out."""
+        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
+
+    @property
+    def concerns_session(self) -> bool:
+        """Whether the e-mail was refused unseen, so that a new session may accept it."""
+        return self.to == "MAIL" or (self.to != "content" and self.ends_session)
+
+
+class Session:
+    """A session that is used for one e-mail at a time, until one is refused before its content was sent."""
+
+    def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
+        """Take over the connection, after EHLO. Nothing else may read from it any more.
+
+        Each reply has to arrive within *seconds*, that to the content within ten times as many.
+        """
+        if connection.transport is None:
+            raise ConnectionResetError
+        transport = cast("asyncio.Transport", connection.transport)
+        loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._reader = asyncio.StreamReader(limit=_LONGEST_LINE, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
+        self._pipelines = connection.supports_extension("pipelining")
+        self._between_emails = True
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another e-mail may be sent."""
+        return self._between_emails and not self._writer.is_closing()
+
+    async def send(
+        self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
+    ) -> Reply:
+        """Send an e-mail, whose lines end with CRLF. Returns the first refusal, or the reply to the content.
+
+        *before_content* is called just before the content is sent. It may raise to withhold the content.
+        """
+        self._between_emails = False
+        commands = (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
+        for together in [commands] if self._pipelines else [[command] for command in commands]:
+            lines = "".join(f"{command}\r\n" for command in together).encode("ascii")
+            names = [command[:4] for command in together]
+            for reply in await self._exchange(lines, names, seconds=self._seconds):
+                if not reply.is_acceptance:
+                    return reply
+        before_content()
+        stuffed = re.sub(rb"(?m)^\.", b"..", content) + b".\r\n"
+        (reply,) = await self._exchange(stuffed, ["content"], seconds=self._seconds * _CONTENT_PATIENCE)
+        self._between_emails = not reply.ends_session
+        return reply
+
+    def close(self) -> None:
+        """Close the connection. Between two e-mails QUIT ends the session, without waiting for the reply."""
+        if self.is_usable:
+            self._writer.write(b"QUIT\r\n")
+        self._writer.close()
+
+    async def _exchange(self, sent: bytes, commands: Sequence[str], *, seconds: float) -> list[Reply]:
+        """Send *commands*, and return a reply for each.
+
+        NO_REPLY is the last if a reply does not arrive in time, or cannot be one to this command: after one
+        reply too many, each would be taken for the reply to the next command.
+        """
+        replies: list[Reply] = []
+        try:
+            if self._writer.is_closing():
+                raise ConnectionResetError  # Writing to a closed connection is a RuntimeError in uvloop.
+            self._writer.write(sent)
+            async with asyncio.timeout(seconds):
+                for command in commands:
+                    replies.append(await self._read_reply(command))  # noqa: PERF401 - kept when one fails
+        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply to this
+            self._writer.close()
+            replies.append(Reply(commands[len(replies)], NO_REPLY))
+        return replies
+
+    async def _read_reply(self, command: str) -> Reply:
+        acceptance = 3 if command == "DATA" else 2
+        texts: list[str] = []
+        while len(texts) < _MOST_LINES:
+            line = _REPLY_LINE.fullmatch(await self._reader.readline())
+            if line is None:
+                break
+            texts.append((line[3] or b"").strip().decode(errors="replace"))
+            if line[2] != b"-":
+                code = int(line[1])
+                if code < 400 and code // 100 != acceptance:
+                    raise ValueError("a reply to something else")
+                # Postgres stores no NUL.
+                return Reply(command, code, "\n".join(texts).replace("\0", "\N{REPLACEMENT CHARACTER}"))
+        raise ValueError("not in the form of SMTP")
 
 
 class Mailer:
@@ -57,9 +186,10 @@ class Mailer:
         e-mail is sent once more, over a new connection. If the server accepts the connection and ends the
         session at RCPT or DATA again, the e-mail is at fault.
 
-        Raises MailServerUnavailable, also for a refused sender: it is the same for every e-mail.
+        Raises MailServerUnavailable, also for a refused sender, which is the same for every e-mail, and when
+        the server limits how many it takes.
         """
-        for idle in (self._reuse(), None):
+        for idle in (self._idle.pop() if self._idle else None, None):
             session = idle or await self._open()
             try:
                 reply = await session.send(sender, recipient, content, before_content=before_content)
@@ -69,24 +199,16 @@ class Mailer:
                 else:
                     session.close()
             if not reply.concerns_session:
-                return reply
-        if reply.to == "MAIL":
+                break
+        if reply.to == "MAIL" or (reply.to == "content" and reply.code in _THROTTLING):
             raise MailServerUnavailable(reply.code)
         return reply
 
-    async def close(self) -> None:
-        """Close every idle connection with QUIT, all at once."""
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(session.quit() for session in idle))
-
-    def _reuse(self) -> Session | None:
-        """Return an idle session, or None. If the mail server has ended it, it fails at once."""
-        while self._idle:
-            session = self._idle.pop()
-            if session.is_usable:
-                return session
+    def close(self) -> None:
+        """Close every idle connection."""
+        for session in self._idle:
             session.close()
-        return None
+        self._idle.clear()
 
     async def _open(self) -> Session:
         """Return a session over a new connection. Raises MailServerUnavailable."""

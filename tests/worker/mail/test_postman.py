@@ -1,6 +1,7 @@
 """The postman sends the due e-mails of the ledger, and records and announces the outcome."""
 
 import asyncio
+import time
 
 import httpx
 import msgspec
@@ -209,24 +210,6 @@ async def test_stopping_postman_finishes_the_email_in_hand(
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
 
 
-async def test_stopping_postman_gives_back_the_email_that_the_mail_server_was_not_given(
-    worker_settings: WorkerSettings,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
-    mail_link.hold_before(b"RCPT")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
-
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(mail_link.marker_reached.is_set)
-
-    email = await database.fetchrow("SELECT *, next_attempt_at <= now() AS is_due FROM email")
-    assert email is not None
-    assert (email["request_id"], email["state"], email["attempts"]) == (intended.id, "pending", 0)
-    assert (email["claimed_by"], email["is_due"]) == (None, True)
-
-
 async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
     worker_settings: WorkerSettings,
     mail_link: TcpProxy,
@@ -241,3 +224,16 @@ async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_a
 
     assert await is_claimed(database)
     assert await database.fetchval("SELECT request_id FROM email") == intended.id
+
+
+async def test_postman_keeps_to_the_rate(
+    worker_settings: WorkerSettings, pool: Pool, database: Connection
+) -> None:
+    await intend_emails(database, pool, 10)
+
+    async with open_postman(settings_with(worker_settings, email_rate=4.0)) as postman:
+        began = time.monotonic()
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "sent"))
+
+    assert time.monotonic() - began >= (10 - 1) / 4

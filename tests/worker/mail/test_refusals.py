@@ -46,7 +46,7 @@ async def test_email_refused_for_now_is_postponed_and_sent_later(
 @pytest.mark.parametrize(
     ("reply", "logged"),
     [
-        ("451 Greylisted", {"outcome": "postponed", "smtp_code": 451}),
+        ("451 Greylisted", {"outcome": "postponed", "reason": None, "smtp_code": 451}),
         ("550 No such user", {"outcome": "failed", "reason": "refused", "smtp_code": 550}),
     ],
 )

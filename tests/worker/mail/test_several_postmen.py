@@ -5,12 +5,10 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
 
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
@@ -23,10 +21,7 @@ from tests.worker.mail.conftest import (
     all_are,
     attempts,
     intend_emails,
-    is_claimed,
 )
-from worker.mail import ledger
-from worker.mail.ledger import PutOff
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -107,30 +102,6 @@ async def test_claim_is_renewed_after_a_failed_renewal(
             lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
         )
         mail_link.resume()
-
-
-@pytest.mark.usefixtures("intended")
-@pytest.mark.parametrize(("reply", "charged"), [("450 Later", 1), (None, 0)])
-async def test_email_whose_row_is_locked_is_put_off_once_it_is_free_and_occupies_no_connection_until_then(
-    pool: Pool, database: Connection, reply: str | None, charged: int
-) -> None:
-    process_id = uuid4()
-    (email,) = await ledger.claim(database, process_id, under_way=[], limit=1, seconds=60)
-
-    async def put_off(by: UUID) -> set[str]:
-        async with loans.transaction(pool, seconds=5.0) as connection:
-            put_off = PutOff(email.event_id, "given_back", 60.0, reply)
-            return await ledger.record(connection, by, [put_off])
-
-    async with database.transaction():
-        await database.execute("SELECT FROM email FOR UPDATE")
-        assert await put_off(process_id) == {email.event_id}
-    assert await put_off(uuid4()) == set()
-    assert await is_claimed(database)
-    assert await put_off(process_id) == set()
-
-    row = await database.fetchrow("SELECT claimed_by, attempts, server_reply FROM email")
-    assert tuple(row or ()) == (None, charged, reply)
 
 
 async def test_two_postmen_send_no_email_twice(
