@@ -100,9 +100,9 @@ async def read_erased(connection: Connection, request_id: UUID) -> EventHistory 
     return next(iter(_histories(await connection.fetch(_READ_ERASED, request_id))), None)
 
 
-async def read_page(connection: Connection, *, after: UUID, before: UUID, limit: int) -> list[EventHistory]:
+async def read_page(connection: Connection, *, after: UUID, limit: int) -> list[EventHistory]:
     """Return the next histories in the order of the requests' ids, which is the order of creation."""
-    return _histories(await connection.fetch(_READ_PAGE, after, before, limit))
+    return _histories(await connection.fetch(_READ_PAGE, after, limit))
 
 
 def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
@@ -159,9 +159,8 @@ _READ_PAGE = f"""{_SELECT}
      WHERE request.id = ANY(ARRAY(SELECT id
                                     FROM calculation_request
                                    WHERE id > $1
-                                     AND id < $2
                                    ORDER BY id
-                                   LIMIT $3))
+                                   LIMIT $2))
      ORDER BY request.id
 """  # noqa: S608 - constants only
 _READ_ERASED = f"""

@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
 
@@ -11,9 +11,7 @@ import click
 import msgspec
 
 from service import command_line
-from service.calculation_requests import erased, event_history
-from service.calculation_requests.model import RequestNotFound
-from service.command_line import Answer, answering, on_record, table
+from service.command_line import Answer, answering, on_record
 from service.operations import emails as ledger
 from service.operations import operator_actions
 from service.operations.operator_actions import Operator
@@ -24,7 +22,6 @@ State = Literal["pending", "sent", "failed"]
 
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 _BATCH = 200  # changed by one transaction
-_SHOWN = 10
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,11 +33,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     until: datetime | None = None
 
-    def narrowed(self) -> "Choice":
-        """Return this, without the e-mails that end from now on. Raises UsageError if it chooses all."""
+    def check_is_narrow(self) -> None:
+        """Raise UsageError if this chooses all."""
         if self == Choice(until=self.until):
             raise click.UsageError("say which e-mails: --uuid, --conveyancer, --code or --from")
-        return msgspec.structs.replace(self, until=self.until or datetime.now(UTC))
 
 
 class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +50,6 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     settled_at: datetime | None
     next_attempt_at: datetime | None
-
-
-class ChangedEmails(msgspec.Struct, frozen=True):
-    """How many e-mails a command changed, or would change, and the keys of the first of them."""
-
-    emails: int
-    keys: list[str]
 
 
 Found = Sequence[tuple[UUID, str]]  # e-mails: their requests, and their keys
@@ -101,8 +90,7 @@ async def list_emails(*, state: State | None, limit: int, choice: Choice) -> Ans
     """Show e-mails, the newest first, with the mail server's last replies."""
     async with command_line.postgres() as connection:
         found = await read(connection, choice, state=state, limit=limit)
-    headings = ("e-mail", "state", "reason", "attempts", "reply", "written", "ended", "next attempt")
-    return Answer(found, table(headings, map(msgspec.structs.astuple, found)) if found else "none")
+    return Answer.listing(found)
 
 
 @click.command
@@ -118,18 +106,14 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
     """
     if sent and choice.request_id is None:
         raise click.UsageError("--sent needs --uuid: an e-mail that was sent is sent again for one request")
-    choice = choice.narrowed()
+    choice.check_is_narrow()
 
     async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
         return await ledger.add_again(connection, {key: request_id for request_id, key in batch})
 
     async with command_line.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
-        if not dry_run:
-            found = await _change(connection, found, add_again, action="emails resend", by=by)
-        return await _answer(
-            connection, found, choice, verb="would be sent again" if dry_run else "to be sent again"
-        )
+        return await _change(connection, found, add_again, action="emails resend", by=by, dry_run=dry_run)
 
 
 @click.command
@@ -139,16 +123,14 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
 @_choosing
 async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     """End pending e-mails unsent, and those that have not begun. One that is being sent may still arrive."""
-    choice = choice.narrowed()
+    choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
         return await ledger.cancel(connection, [request_id for request_id, _ in batch])
 
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
-        if not dry_run:
-            found = await _change(connection, found, cancel_all, action="emails cancel", by=by)
-        return await _answer(connection, found, choice, verb="would be cancelled" if dry_run else "cancelled")
+        return await _change(connection, found, cancel_all, action="emails cancel", by=by, dry_run=dry_run)
 
 
 emails = click.Group(
@@ -165,45 +147,24 @@ async def _change(
     *,
     action: str,
     by: Operator,
-) -> Found:
+    dry_run: bool,
+) -> Answer:
     """Change the e-mails found batch by batch, each batch and its record in one transaction.
 
-    Returns the e-mails that *change* wrote. It leaves alone what has changed since it was found.
+    Returns how many e-mails *change* wrote. It leaves alone what has changed since it was found.
     """
-    changed: list[tuple[UUID, str]] = []
+    if dry_run:
+        return Answer({"emails": len(found)}, f"{len(found)} e-mails would be changed")
+    changed = 0
     with command_line.progress(action, len(found)) as advance:
         for start in range(0, len(found), _BATCH):
             batch = found[start : start + _BATCH]
             async with loans.bounded_transaction(connection):
                 written = await change(connection, batch)
                 await operator_actions.record(connection, action, written.items(), by)
-            changed += written.items()
+            changed += len(written)
             advance(len(batch))
-    return changed
-
-
-async def _answer(connection: Connection, changed: Found, choice: Choice, *, verb: str) -> Answer:
-    """Return the number of e-mails, and the first of them."""
-    done = ChangedEmails(len(changed), [key for _, key in changed[:_SHOWN]])
-    text = "\n  ".join([f"{done.emails} e-mail{'s' * (done.emails != 1)} {verb}", *done.keys])
-    if done.emails > _SHOWN:
-        text += f"\n  and {done.emails - _SHOWN} more"
-    if not changed and choice.request_id is not None:
-        text += f". {await _latest(connection, choice.request_id)}"
-    return Answer(done, text)
-
-
-async def _latest(connection: Connection, request_id: UUID) -> str:
-    """Return in a sentence what became of the latest e-mail of a request.
-
-    Raises RequestErased and RequestNotFound.
-    """
-    await erased.check(connection, request_id)
-    for email in await read(connection, Choice(request_id=request_id), limit=1):
-        return f"The latest of this request, {email.key}, is {email.state}."
-    if not await event_history.read(connection, [request_id]):
-        raise RequestNotFound
-    return "This request has had none yet."
+    return Answer({"emails": changed}, f"{changed} e-mails changed")
 
 
 async def read(

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from service import command_line
-from service.command_line import Answer, answering, table
+from service.command_line import Answer, answering
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
 from service.postgres.pool import Connection
@@ -56,7 +56,7 @@ async def list_events(limit: int) -> Answer:
     """Count the unpublished events, and show the oldest: those held back, with their errors, come first."""
     async with command_line.postgres() as connection:
         found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
-    return Answer(found, _as_text(found) if found.counts else "none")
+    return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
 
 
 outbox = click.Group(
@@ -64,24 +64,6 @@ outbox = click.Group(
     help="Show the events that have not been published, and replay others.",
     commands=[list_events, replay.replay_events],
 )
-
-
-def _as_text(found: Undelivered) -> str:
-    headings = ("state", "type", "events", "lanes", "oldest s")
-    counts = table(headings, map(msgspec.structs.astuple, found.counts))
-    headings_of_events = ("event id", "state", "attempts", "last error", "written", "next attempt")
-    return f"{counts}\n\n{table(headings_of_events, map(_row, found.events))}"
-
-
-def _row(event: Event) -> tuple[object, ...]:
-    return (
-        event.event_id,  # contains the uuid of the request, and the type
-        event.state,
-        event.attempts,
-        event.last_error,
-        event.written_at,
-        event.next_attempt_at,
-    )
 
 
 async def _count(connection: Connection) -> list[Backlog]:

@@ -18,8 +18,6 @@ from worker.commands import replay
 from worker.commands.replay import Selection
 from worker.reconciliation import Anomaly
 
-_REPAIRS_PER_SECOND = 200
-
 
 class Reconciliation(msgspec.Struct, frozen=True):
     """Every anomaly, also those with a count of 0."""
@@ -61,8 +59,4 @@ async def announce_again(connection: Connection, first_id: UUID, by: Operator) -
     subject = f"request.created of {len(request_ids)} requests"
     await operator_actions.record(connection, "reconcile --repair", [(None, subject)], by)
     created = Selection(since=None, until=datetime.now(UTC), types=frozenset({RequestCreated.type}))
-    with command_line.progress("announcing", len(request_ids)) as advance:
-        tally = await replay.replay(
-            connection, request_ids, created, events_per_second=_REPAIRS_PER_SECOND, advance=advance
-        )
-    return tally.requests
+    return (await replay.replay(connection, request_ids, created)).requests

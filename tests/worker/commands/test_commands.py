@@ -121,8 +121,8 @@ async def test_output_is_a_table_or_json(database_url: str, stored_request: Calc
 
     _, count, _, headings, row = people.output.splitlines()
     assert count.split()[:3] == ["pending", "request.created", "1"]
-    assert headings.split("  ")[0].strip() == "event id"
-    assert row.split()[:3] == [f"{stored_request.uuid}.request.created.1", "pending", "0"]
+    assert headings.split()[0] == "event_id"
+    assert row.split()[:4] == [f"{stored_request.uuid}.request.created.1", "request.created", "1", "pending"]
     [event] = json.loads(scripts.output)["events"]
     assert event["event_id"] == f"{stored_request.uuid}.request.created.1"
     assert (people.status, people.errors, scripts.status, scripts.errors) == (0, "", 0, "")

@@ -37,7 +37,7 @@ async def listed(settings: WorkerSettings, *words: str) -> Undelivered:
 async def test_empty_outbox_has_nothing_to_list(worker_settings: WorkerSettings) -> None:
     answer = await command(worker_settings, "outbox", "list")
 
-    assert (answer.data, answer.text) == (Undelivered([], []), "none")
+    assert (answer.data, answer.text) == (Undelivered([], []), "none\n\nnone")
 
 
 @pytest.mark.usefixtures("failing")

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import click
 import msgspec
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
@@ -239,51 +238,6 @@ async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connectio
     await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "10")
 
     assert 1.0 <= clock.time() - begin < 3.0
-
-
-async def fill_outbox(database: Connection) -> CalculationRequest:
-    """Write as many events of another request as a replay may find pending."""
-    other = await store(database)
-    await database.execute(
-        """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT lane, request_id, type, sequence, payload
-          FROM outbox, generate_series(1, 10000)
-         WHERE request_id = $1
-        """,
-        other.id,
-    )
-    return other
-
-
-async def test_replay_waits_for_room_in_the_outbox(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    await database.execute("DELETE FROM outbox")
-    other = await fill_outbox(database)
-    replaying = asyncio.create_task(
-        command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
-    )
-    await asyncio.sleep(0.4)
-    assert not replaying.done()
-
-    await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
-
-    await replaying
-    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
-
-
-async def test_replay_ends_when_the_outbox_does_not_drain(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    stored_request: CalculationRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replay, "ROOM_SECONDS", 0.5)
-    await fill_outbox(database)
-
-    with pytest.raises(click.ClickException, match="does not drain"):
-        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
 
 
 async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
