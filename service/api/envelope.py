@@ -70,7 +70,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class Envelope(msgspec.Struct, Generic[Data], frozen=True):
-    """The body of every successful answer (interface, *Response envelope*)."""
+    """The body of every successful answer."""
 
     status: Status
     data: Data

@@ -90,7 +90,7 @@ MetaData = Annotated[dict[str, Any], _check_meta_data]
 
 
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a create request (interface, *Request, as sent on creation*)."""
+    """The body of a create request."""
 
     customer_email: Annotated[EmailAddress, fields.CUSTOMER_EMAIL]
     customer_phone: Annotated[PhoneNumber | None, fields.CUSTOMER_PHONE] = None

@@ -172,7 +172,7 @@ class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=True):
-    """A calculation request with its secret (interface, *Request, as returned*)."""
+    """A calculation request with its secret."""
 
     secret: Annotated[str, fields.SECRET]
     request_url: Annotated[str, fields.URI, fields.REQUEST_URL]

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 from litestar import MediaType
-from litestar.handlers import HTTPRouteHandler
 
 from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
 from service.api.errors import answer
@@ -22,8 +21,7 @@ from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.fields import REASON_CHARACTERS
 from service.contracts import asyncapi
-from service.contracts.headers import HEADERS, PARAMETERS
-from service.contracts.operations import ANY_FAILURE, OPERATIONS, Operation
+from service.contracts.operations import ANY_FAILURE, HEADERS, OPERATIONS, PARAMETERS, Operation
 from service.outbox import events
 from service.outbox.events import RequestEvent
 
@@ -104,6 +102,14 @@ _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHO
 @cache
 def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
+    schemes = dict(_SECURITY_SCHEMES)
+    if token_url is not None:
+        # These tokens are those of the other scheme, got in another way.
+        schemes[_CLIENT_CREDENTIALS] = {
+            "type": "oauth2",
+            "description": "An access token, requested with the id and the secret of a client of the issuer.",
+            "flows": {"clientCredentials": {"tokenUrl": token_url, "scopes": _SCOPES}},
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
@@ -112,75 +118,58 @@ def document(token_url: str | None = None) -> dict[str, Any]:
             {"name": "requests", "description": "Requests for calculations."},
             {"name": "questionnaire", "description": "The questions that customers answer."},
         ],
-        "paths": _paths(has_token_url=token_url is not None),
+        "paths": _paths(schemes),
         "components": {
             "schemas": _schemas(),
             "parameters": {name: {"name": name} | parameter for name, parameter in PARAMETERS.items()},
-            "securitySchemes": _SECURITY_SCHEMES | (_client_credentials(token_url) if token_url else {}),
+            "securitySchemes": schemes,
         },
     }
 
 
-def _client_credentials(token_url: str) -> dict[str, Any]:
-    """Describe access tokens from *token_url*. They are those of the other scheme, got in another way."""
-    return {
-        _CLIENT_CREDENTIALS: {
-            "type": "oauth2",
-            "description": "An access token, requested with the id and the secret of a client of the issuer.",
-            "flows": {"clientCredentials": {"tokenUrl": token_url, "scopes": _SCOPES}},
-        }
-    }
-
-
-def _paths(*, has_token_url: bool) -> dict[str, Any]:
+def _paths(schemes: Mapping[str, Any]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
-        handler = operation.handler
-        methods = handler.http_methods if isinstance(handler, HTTPRouteHandler) else {"GET"}
-        described = _describe(operation)
-        if has_token_url:
-            described["security"] = [
-                *operation.security,
-                *(
-                    {_CLIENT_CREDENTIALS: each[_ACCESS_TOKEN]}
-                    for each in operation.security
-                    if _ACCESS_TOKEN in each
-                ),
-            ]
-        for path in handler.paths:
-            item = paths.setdefault(re.sub(r":\w+}", "}", path), {})
-            item |= {method.lower(): described for method in methods}
+        (path,) = operation.handler.paths
+        item = paths.setdefault(re.sub(r":\w+}", "}", path), {})
+        item["post" if operation.bodies else "get"] = _describe(operation, schemes)
     return paths
 
 
-def _describe(operation: Operation) -> dict[str, Any]:
+def _describe(operation: Operation, schemes: Mapping[str, Any]) -> dict[str, Any]:
     text = inspect.getdoc(operation.handler.fn) or ""
     described: dict[str, Any] = {
         "operationId": operation.handler.handler_name,
         "summary": text.partition(".")[0],
         "description": text,
         "tags": [operation.tag],
-        "security": operation.security,
+        "security": [
+            *operation.security,
+            *(
+                {_CLIENT_CREDENTIALS: each[_ACCESS_TOKEN]}
+                for each in operation.security
+                if _CLIENT_CREDENTIALS in schemes and _ACCESS_TOKEN in each
+            ),
+        ],
         "parameters": [
             _reference("parameters", name) for name in (*operation.parameters, "X-Request-Id", "traceparent")
         ],
         "responses": _responses(operation),
     }
-    if operation.body:
-        schema = _reference("schemas", operation.body.__name__)
-        described["requestBody"] = {"required": True} | _content(schema, operation.body_examples)
+    if operation.bodies:
+        schema = _reference("schemas", CreateBody.__name__)
+        described["requestBody"] = {"required": True} | _content(schema, operation.bodies)
     return described
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    (payload,), _ = _generate(Envelope[type(operation.example)])  # type: ignore[misc]
-    examples = {"ok": operation.example, **operation.other_examples}
-    responses = {"200": _response(HTTPStatus.OK, operation.headers)}
-    responses["200"] |= _content(payload, {name: succeed(example) for name, example in examples.items()})
+    answers = {name: succeed(example) for name, example in operation.examples.items()}
+    schema = _reference("schemas", f"Envelope_{operation.payload.__name__}_")
+    responses = {"200": _response(HTTPStatus.OK, operation.headers) | _content(schema, answers)}
     if operation.links:
         responses["200"]["links"] = operation.links
-    for status in operation.bare:
-        responses[str(status.value)] = _response(status, operation.headers)
+    if "If-None-Match" in operation.parameters:
+        responses["304"] = _response(HTTPStatus.NOT_MODIFIED, operation.headers)
     return responses | _failures({**operation.failures, **ANY_FAILURE})
 
 
@@ -228,15 +217,11 @@ def _content(schema: dict[str, Any], examples: Mapping[str, Any]) -> dict[str, A
 
 
 def _schemas() -> dict[str, Any]:
-    bodies = [operation.body for operation in OPERATIONS if operation.body]
-    payloads = [Envelope[type(operation.example)] for operation in OPERATIONS]  # type: ignore[misc]
-    _, schemas = _generate(*bodies, *payloads, ErrorEnvelope)
-    for schema in schemas.values():
-        # Docstrings cite the interface for developers; readers of the document do not have it.
-        text = inspect.cleandoc(schema["description"])
-        schema["description"] = re.sub(r" \(interface, .*?\)", "", text)
+    payloads = [Envelope[operation.payload] for operation in OPERATIONS]  # type: ignore[name-defined]
+    schemas = asyncapi.generate(CreateBody, *payloads, ErrorEnvelope)
     _name_events(schemas)
     for schema in schemas.values():
+        schema["description"] = inspect.cleandoc(schema["description"])
         schema.pop("title", None)  # The name of a class, which Swagger UI would show.
     for event in events.SENT:  # Among alternatives, it would show the name of the component instead.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
@@ -260,10 +245,6 @@ def _name_events(schemas: dict[str, Any]) -> None:
     schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
         "oneOf": [_reference("schemas", name) for name in names]
     }
-
-
-def _generate(*types: object) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    return msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
 
 
 def _reference(kind: str, name: str) -> dict[str, Any]:

@@ -1,21 +1,21 @@
-"""The endpoints as the OpenAPI document shows them: examples, failures and headers beside each handler."""
+"""The endpoints as the OpenAPI document shows them: examples, failures, parameters and headers."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.handlers import ASGIRouteHandler, HTTPRouteHandler
+from litestar.handlers import BaseRouteHandler
 from msgspec.structs import replace
 
+from service import lines
 from service.api import handlers, idempotency_key, json_body, list_query, questionnaire
 from service.api.admission import bearer_token
 from service.api.errors import ApiError, InvalidSubmission
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
-from service.api.request_body import CreateBody, parse
+from service.api.request_body import LINE, CreateBody, parse
 from service.authentication.authenticator import (
     READ,
     READ_ALL,
@@ -60,6 +60,92 @@ RECORD = CalculationRequestView(
 _RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
 
 
+_UUID_PATTERN = "^req_[0-6][0-9A-Za-z]{21}$"
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "uuid": {
+        "in": "path",
+        "required": True,
+        "description": "The `uuid` of the request, as create returned it.",
+        "schema": {"type": "string"},
+        "example": RECORD.uuid,
+    },
+    "external_id": {
+        "in": "query",
+        "description": "Only requests with this identifier in the caller's own system.",
+        "schema": {"type": "string", "maxLength": lines.CHARACTERS, **LINE},
+    },
+    "limit": {
+        "in": "query",
+        "description": "The maximum number of requests on a page.",
+        "schema": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": list_query.LARGEST_LIMIT,
+            "default": list_query.DEFAULT_LIMIT,
+        },
+    },
+    "cursor": {
+        "in": "query",
+        "description": "The `next_cursor` of the previous page. Leave it out for the first page.",
+        "schema": {"type": "string", "pattern": _UUID_PATTERN},
+    },
+    "Idempotency-Key": {
+        "in": "header",
+        "description": "Makes it safe to send a request again: the same key with the same body returns the "
+        "same request. Up to 255 characters, for example a UUID; in double quotes, spaces and more "
+        "punctuation are allowed.",
+        "schema": {"type": "string", "pattern": idempotency_key.PATTERN},
+    },
+    "If-None-Match": {
+        "in": "header",
+        "description": "The `ETag` of the questions that the caller already has.",
+        "schema": {"type": "string"},
+    },
+    "X-Request-Id": {
+        "in": "header",
+        "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
+        "or `-` and begins with a letter or digit. Otherwise it is replaced.",
+        # Not `example`: Swagger UI would send that with every call.
+        "schema": {"type": "string", "examples": ["case-17"]},
+    },
+    "traceparent": {
+        "in": "header",
+        "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
+        "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
+    },
+}
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "X-Request-Id": {
+        "description": "The caller's, or a new one. Quote it when you report a problem.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
+        "example": "case-17",
+    },
+    "WWW-Authenticate": {
+        "description": "What is wrong with the token (RFC 6750, section 3).",
+        "schema": {"type": "string", "pattern": "^Bearer "},
+        "example": 'Bearer realm="calculation-requests"',
+    },
+    idempotency_key.REPLAYED: {
+        "description": "Present if this request was stored earlier, with the same `Idempotency-Key`.",
+        "schema": {"type": "string", "const": "true"},
+    },
+    "ETag": {
+        "description": "Changes when the questions change.",
+        "schema": {"type": "string", "pattern": '^W/"'},
+    },
+    "Cache-Control": {
+        "description": "The caller may cache the answer, and must revalidate it each time.",
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds to wait before the next attempt.",
+        "schema": {"type": "integer", "minimum": 1},
+        "example": 1,
+    },
+}
+
+
 def _refusal(check: Callable[..., object], *arguments: object) -> InvalidSubmission | ApiError:
     """Return the refusal that *check* raises."""
     try:
@@ -85,18 +171,20 @@ ANY_FAILURE: Mapping[str, Exception] = {
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of an endpoint beyond its handler."""
 
-    handler: HTTPRouteHandler | ASGIRouteHandler  # the latter is for GET
+    handler: BaseRouteHandler  # of one path
     tag: str
     security: list[dict[str, list[str]]]
-    example: msgspec.Struct  # the payload; its type is that of the answer
-    other_examples: Mapping[str, msgspec.Struct] = {}  # by name
+    examples: Mapping[str, msgspec.Struct]  # payloads by name; all are of the type of "ok"
     failures: Mapping[str, Exception]  # by the name of their example, beside ANY_FAILURE
-    parameters: tuple[str, ...] = ()  # names in headers.PARAMETERS
-    headers: Mapping[str, bool] = {}  # names in headers.HEADERS, of a success; True for those always sent
-    bare: tuple[HTTPStatus, ...] = ()  # statuses that are answered without a body
-    body: type[msgspec.Struct] | None = None
-    body_examples: Mapping[str, Any] = {}
+    parameters: tuple[str, ...] = ()  # names in PARAMETERS
+    headers: Mapping[str, bool] = {}  # names in HEADERS, of a success; True for those always sent
+    bodies: Mapping[str, Any] = {}  # examples of the body by name; only POST has one
     links: Mapping[str, Any] = {}
+
+    @property
+    def payload(self) -> type[msgspec.Struct]:
+        """The type of the payload of an answer."""
+        return type(self.examples["ok"])
 
 
 def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
@@ -111,9 +199,8 @@ OPERATIONS = (
         security=[{"access_token": [WRITE]}],
         parameters=("Idempotency-Key",),
         headers={idempotency_key.REPLAYED: False},
-        body=CreateBody,
-        body_examples={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
-        example=RECORD,
+        bodies={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
+        examples={"ok": RECORD},
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
@@ -141,7 +228,7 @@ OPERATIONS = (
         tag="requests",
         security=[{"access_token": [READ]}],
         parameters=("external_id", "limit", "cursor"),
-        example=CalculationRequestPage([RECORD], RECORD.uuid),
+        examples={"ok": CalculationRequestPage([RECORD], RECORD.uuid)},
         links=_link("next_page", to="list_requests", cursor="$response.body#/data/next_cursor"),
         failures={
             "insufficient_scope": InsufficientScope(READ),
@@ -154,8 +241,8 @@ OPERATIONS = (
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         parameters=("uuid",),
-        example=_RETRIEVED,
-        other_examples={
+        examples={
+            "ok": _RETRIEVED,
             "by_secret": replace(_RETRIEVED, notes=None, external_id=None, meta_data=None),
             "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
         },
@@ -174,13 +261,15 @@ OPERATIONS = (
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
         parameters=("uuid",),
-        example=CalculationRequestEvents(
-            [
-                in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
-                for event in asyncapi.SENT_EXAMPLES
-                if not isinstance(event, RequestEmailFailed)
-            ]
-        ),
+        examples={
+            "ok": CalculationRequestEvents(
+                [
+                    in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
+                    for event in asyncapi.SENT_EXAMPLES
+                    if not isinstance(event, RequestEmailFailed)
+                ]
+            )
+        },
         failures={
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
@@ -194,8 +283,7 @@ OPERATIONS = (
         security=[{"api_key": []}, {"access_token": []}],
         parameters=("If-None-Match",),
         headers={"ETag": True, "Cache-Control": True},
-        bare=(HTTPStatus.NOT_MODIFIED,),
-        example=QuestionnaireStructure(questionnaire.load().questionnaire[:4]),
+        examples={"ok": QuestionnaireStructure(questionnaire.load().questionnaire[:4])},
         failures={},
     ),
 )

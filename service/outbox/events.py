@@ -91,13 +91,16 @@ class CalculationCreated(msgspec.Struct, frozen=True):
         msgspec.Meta(
             min_length=1,
             max_length=255,
-            pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]+\Z",
+            pattern=r"^[^\s\x00-\x1f\x7f-\x9f]+$",
             description="No spaces, control or bidirectional characters; at least one visible character.",
         ),
     ]
 
     def __post_init__(self) -> None:
-        """Refuse more than the pattern does: narrowing the pattern would break the contract with senders."""
+        """Refuse more than the pattern does: narrowing the pattern would break the contract with senders.
+
+        One thing is a line break at the end, which Python's `$` takes.
+        """
         if failure := lines.check_filled_line(self.calculation_id):
             raise ValueError(f"calculation_id: {failure.message}")
 
