@@ -40,7 +40,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     host: NonBlank = "127.0.0.1"
     shutdown_seconds: Seconds = 20.0
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    log_format: Literal["json", "console"] = "json"
     otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
 
 

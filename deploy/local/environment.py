@@ -55,7 +55,7 @@ def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
 
 
 def _of_processes() -> dict[str, str]:
-    return {"HOST": "127.0.0.1", "LOG_FORMAT": "json", "LOG_LEVEL": os.environ.get("LOG_LEVEL") or "INFO"}
+    return {"HOST": "127.0.0.1", "LOG_LEVEL": os.environ.get("LOG_LEVEL") or "INFO"}
 
 
 def write(file: Path, named: Mapping[str, str]) -> None:

@@ -75,7 +75,7 @@ class OuterLayer:
         async def send_completed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = int(message["status"])  # not an enum: the console would show its name
+                status = int(message["status"])
                 message = _complete(message, request_id)
             await send(message)
 

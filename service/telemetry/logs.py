@@ -1,4 +1,4 @@
-"""Logging: one event per unit of work, as JSON or for the console, without personal or secret data."""
+"""Logging: one event per unit of work, as JSON, without personal or secret data."""
 
 import asyncio
 import json
@@ -32,15 +32,9 @@ def configure(settings: Settings) -> None:
 
     Ours bypass the standard library's logging, which takes several times as long.
     """
-    rendering: list[Processor] = [_in_json]
-    if settings.log_format == "console":
-        rendering = [
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()),
-        ]
     shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level]
     structlog.configure(
-        processors=[*shared, *rendering],
+        processors=[*shared, _in_json],
         logger_factory=_StandardOutput,
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
@@ -48,7 +42,7 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         ProcessorFormatter(
-            processors=[ProcessorFormatter.remove_processors_meta, *rendering],
+            processors=[ProcessorFormatter.remove_processors_meta, _in_json],
             foreign_pre_chain=[*shared, _tame],
         )
     )
@@ -64,7 +58,7 @@ class _StandardOutput:
     """
 
     def __init__(self, *_: object) -> None:
-        self._flushing: asyncio.AbstractEventLoop | None = None  # at the end of its turn
+        self._is_flushing = False  # at the end of this turn
 
     def info(self, line: str) -> None:
         """Write a line of any level."""
@@ -74,14 +68,14 @@ class _StandardOutput:
         except RuntimeError:
             self._flush()
             return
-        if self._flushing is not loop:
-            self._flushing = loop
+        if not self._is_flushing:
+            self._is_flushing = True
             loop.call_soon(self._flush)
 
     debug = warning = error = critical = info
 
     def _flush(self) -> None:
-        self._flushing = None
+        self._is_flushing = False
         _attempt(sys.stdout.flush)
 
 

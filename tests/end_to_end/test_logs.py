@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
@@ -307,22 +307,6 @@ async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, coun
         return await queues.count(channel, queue.dead_letters) == count
 
     await eventually(are_dead)
-
-
-async def test_console_format_is_for_people(
-    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, issuer: Issuer
-) -> None:
-    api = api_process(replace(service_settings, log_format="console"), tmp_path)
-    worker = worker_process(replace(worker_settings, log_format="console"), tmp_path)
-
-    async with started(api, worker), client_of(api, issuer.token()) as caller:
-        await create(caller)
-        await eventually(lambda: "email_handled" in worker.output)
-
-    assert re.search(r"^\S+Z \[info *\] request_served .*route=/v1/request ", api.output, re.MULTILINE)
-    for process in (api, worker):
-        assert not any(line.startswith("{") for line in process.output.splitlines())
-        _assert_nothing_to_hide(process.output, issuer.token())
 
 
 def _assert_lines_for_machines(output: str) -> None:

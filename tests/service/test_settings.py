@@ -22,7 +22,6 @@ def test_settings_are_read_from_the_environment() -> None:
 
     assert settings.port == 8080
     assert settings.auth_leeway_seconds == 1.5
-    assert settings.log_format == "json"
 
 
 def test_empty_variable_counts_as_unset() -> None:

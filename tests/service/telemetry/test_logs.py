@@ -4,10 +4,10 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import structlog
@@ -25,12 +25,11 @@ Capture = pytest.CaptureFixture[str]
 def configure() -> Iterator[Configure]:
     """Configure logging as a process does, until the test ends; returns a logger of ours."""
 
-    def configured(log_format: Literal["json", "console"] = "json") -> FilteringBoundLogger:
+    def configured() -> FilteringBoundLogger:
         settings = Settings(
             database_url="postgresql://host/database",
             app_url="https://app.example.com",
             request_secret_keys="",
-            log_format=log_format,
         )
         logs.configure(settings)
         logger: FilteringBoundLogger = structlog.get_logger()
@@ -89,18 +88,10 @@ def test_libraries_that_quote_messages_or_addresses_are_silent(configure: Config
     assert [(line["event"], line["level"]) for line in written(capsys)] == [("shown", "warning")]
 
 
-def test_console_format_is_for_people(configure: Configure, capsys: Capture) -> None:
-    configure("console").info("request_served", status=200)
-
-    line = capsys.readouterr().out
-    assert line.split(maxsplit=1)[1].split() == ["[info", "]", "request_served", "status=200"]
-
-
-@pytest.mark.parametrize("log_format", ["json", "console"])
 def test_line_that_cannot_be_written_does_not_stop_the_work(
-    configure: Configure, capsys: Capture, monkeypatch: pytest.MonkeyPatch, log_format: str
+    configure: Configure, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = configure(log_format)
+    log = configure()
     full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
     monkeypatch.setattr(sys, "stdout", full)
 
@@ -126,31 +117,3 @@ async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(
 
         assert at_once == ""
         assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["first", "second"]
-
-
-async def test_line_is_written_though_another_event_loop_has_ended_before_it_could(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    log = configure()
-    file = tmp_path / "log"
-
-    async def log_last() -> None:
-        log.info("last")
-
-    with file.open("w") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-
-        await asyncio.to_thread(_run_one_turn, log_last())
-        log.info("first of the next")
-        await asyncio.sleep(0)
-
-        assert len(file.read_text().splitlines()) == 2
-
-
-def _run_one_turn(work: Coroutine[None, None, None]) -> None:
-    """Run *work* in an event loop that is closed before what it has scheduled."""
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(work)
-    finally:
-        loop.close()
