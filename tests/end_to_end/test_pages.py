@@ -1,14 +1,11 @@
 """The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from deploy.local.machine.folders import LOCAL
 from service.app import create_app
@@ -17,7 +14,6 @@ from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness import browser
 from tests.harness.browser import Browser, Tab
-from tests.harness.certificates import Authority
 from tests.harness.in_process import serve
 from tests.harness.issuer import Issuer
 
@@ -155,73 +151,3 @@ async def test_calls_can_be_tried_out(
     headers = {line.partition(":")[0].strip(" '") for line in sent.split("-H")[1:]}
     assert headers == {"accept", "Authorization", "Content-Type"}
     assert stored["idempotency_key"] is None
-
-
-class TokenEndpoint:
-    """A server that answers every request with a token, and keeps the requests."""
-
-    def __init__(self, token: str) -> None:
-        self.url = ""
-        self.received: list[tuple[str, str]] = []  # heads and bodies of the POSTs
-        self._answer = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 600})
-
-    @asynccontextmanager
-    async def up(self, authority: Authority) -> AsyncIterator[None]:
-        """Serve until the block is left."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=authority.server_context())
-        async with server:
-            self.url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
-            yield
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        lengths = [line for line in head.lower().splitlines() if line.startswith("content-length:")]
-        body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
-        if head.startswith("POST"):
-            self.received.append((head, body.decode()))
-        lines = [
-            "HTTP/1.1 200 OK",
-            "Content-Type: application/json",
-            f"Content-Length: {len(self._answer)}",
-            "Connection: close",
-            "Access-Control-Allow-Origin: *",
-            "Access-Control-Allow-Headers: Authorization, Content-Type, X-Requested-With",
-        ]
-        writer.write("\r\n".join([*lines, "", self._answer]).encode())
-        await writer.drain()
-        writer.close()
-
-
-@pytest.fixture
-async def token_endpoint(issuer: Issuer, authority: Authority) -> AsyncIterator[TokenEndpoint]:
-    """A token endpoint of the issuer."""
-    endpoint = TokenEndpoint(issuer.token())
-    async with endpoint.up(authority):
-        yield endpoint
-
-
-@pytest.fixture
-async def base_url_with_tokens(
-    service_settings: ServiceSettings, token_endpoint: TokenEndpoint
-) -> AsyncIterator[str]:
-    """The URL of an API that knows the token endpoint."""
-    async with serve(create_app(replace(service_settings, auth_token_url=token_endpoint.url))) as url:
-        yield url
-
-
-async def test_page_gets_a_token_where_it_knows_the_token_url(
-    tab: Tab, base_url_with_tokens: str, token_endpoint: TokenEndpoint, database: Connection
-) -> None:
-    await tab.open(f"{base_url_with_tokens}/schema")
-    await tab.click(".auth-wrapper .authorize")
-    await tab.fill("[data-name=clientId]", "firm")
-    await tab.fill("[data-name=clientSecret]", "s3cret")
-    await tab.click(".scopes a", "select all")
-    await tab.click(".auth-container:has([data-name=clientId]) button.authorize")
-    await tab.shows("document.querySelector('.modal-ux').innerText.includes('Authorized')")
-    await tab.click(".auth-container .btn-done")
-    await try_out_create(tab)
-
-    assert len(token_endpoint.received) == 1
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert tab.errors == []

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import jsonschema_rs
 import msgspec
 import pytest
 from aio_pika import ExchangeType, Message
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.contracts import asyncapi
 from service.identifiers import parse_uuid
@@ -19,10 +18,9 @@ from service.outbox.waker import RelayWaker
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.conftest import announce_next, store, take
+from tests.worker.conftest import store, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
-from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -72,27 +70,6 @@ async def test_example_of_an_event_is_what_is_published(
     assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]
     assert message.headers == example["headers"]
     assert msgspec.json.decode(message.body) == example["payload"]
-
-
-async def test_what_the_relay_publishes_is_of_the_schemas(
-    relay: Relay, tap: AbstractQueue, database: Connection
-) -> None:
-    request = await store(database, external_id="crm-1", property_value=None)
-    await announce_next(database, request.id)
-
-    async with running(relay.run):
-        messages: list[AbstractIncomingMessage] = [await eventually(lambda: take(tap)) for _ in range(2)]
-
-    for message in messages:
-        assert message.type is not None
-        described = MESSAGES[message.type]
-        assert message.headers.keys() <= described["headers"]["properties"].keys()
-        for part, value in (
-            ("headers", dict(message.headers)),
-            ("payload", msgspec.json.decode(message.body)),
-        ):
-            schema = {**described[part], "components": DOCUMENT["components"]}
-            jsonschema_rs.Draft202012Validator(schema, validate_formats=True).validate(value)
 
 
 def test_example_of_a_created_request_is_what_the_notifications_read() -> None:

@@ -14,10 +14,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from service.authentication import api_keys
-from service.authentication.signing_keys import ALGORITHMS
+from service.authentication import api_keys, authenticator
+from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
+from service.authentication.signing_keys import ALGORITHMS, SigningKeys
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, open_pool
 from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
@@ -115,25 +116,13 @@ async def test_bad_access_token_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("algorithm", ["none", "HS256"])
 async def test_algorithms_that_anyone_could_sign_with_are_refused(
-    shared_client: httpx.AsyncClient, algorithm: str
+    shared_client: httpx.AsyncClient, issuer: Issuer, algorithm: str
 ) -> None:
-    forged = jwt.encode(
-        {"client_id": CONVEYANCER, "exp": int(time.time()) + 600},
-        "" if algorithm == "none" else "a secret that anyone might try, long enough",
-        algorithm=algorithm,
-        headers={"typ": "at+jwt", "kid": "local"},
-    )
-
-    for response in await ask(shared_client, bearer(forged)):
-        assert response.status_code == 401
-        assert "algorithm" in response.headers["WWW-Authenticate"]
-
-
-async def test_hmac_with_the_public_key_is_refused(shared_client: httpx.AsyncClient, issuer: Issuer) -> None:
     """Algorithm confusion: the public key, which everybody knows, used as the secret of an HMAC."""
     public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signed = _with_header(issuer.token(), alg="HS256")
-    forged = f"{signed}.{base64url_encode(hmac.digest(public, signed.encode(), 'sha256')).decode()}"
+    signed = _with_header(issuer.token(), alg=algorithm)
+    signature = b"" if algorithm == "none" else hmac.digest(public, signed.encode(), "sha256")
+    forged = f"{signed}.{base64url_encode(signature).decode()}"
 
     for response in await ask(shared_client, bearer(forged)):
         assert response.status_code == 401
@@ -249,6 +238,31 @@ async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSetti
 
         await eventually(a_token_is_accepted)  # the first, unless the machine is slow
         await eventually(lambda: is_refused(client))
+
+
+async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_does_not_prolong_it(
+    service_settings: ServiceSettings, own_issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
+    keys = SigningKeys(own_issuer.jwks.as_uri())
+    remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
+    async with open_pool(service_settings) as pool:
+        verifier = Authenticator(service_settings, keys, pool)
+
+        async def is_refused(token: str) -> bool:
+            try:
+                await verifier.verify_access_token(token, scope=READ)
+            except InvalidCredentials:
+                return True
+            return False
+
+        assert not await is_refused(remembered)
+        own_issuer.publish("next")  # and the key "local" no more
+        await keys.refresh()
+
+        assert await is_refused(new)
+        assert not await is_refused(remembered)
+        await eventually(lambda: is_refused(remembered))
 
 
 async def is_refused(client: httpx.AsyncClient) -> bool:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import msgspec
@@ -30,8 +29,8 @@ def schema_of(message: str, part: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
 
 
-def parser_faults(document: Any, folder: Path) -> str:
-    """Return the errors that AsyncAPI's own parser, in node, finds in a document.
+def test_document_is_valid(tmp_path: Path) -> None:
+    """AsyncAPI's own parser, in node, finds no error in the document.
 
     Of two packages on PyPI that know AsyncAPI 3, `pydantic-asyncapi` refuses valid AMQP channels and
     `asyncapi3` is new. Without node the other tests still check references, schemas and examples here, and
@@ -40,8 +39,8 @@ def parser_faults(document: Any, folder: Path) -> str:
     node = shutil.which("node")
     if node is None or not (_NODE_MODULES / "@asyncapi" / "parser").exists():
         pytest.skip("AsyncAPI's parser is not installed: `make deploy-check` installs it if there is node")
-    file = folder / "asyncapi.json"
-    file.write_bytes(msgspec.json.encode(document))
+    file = tmp_path / "asyncapi.json"
+    file.write_bytes(msgspec.json.encode(DOCUMENT))
     checked = subprocess.run(
         [node, CHECKOUT / "deploy" / "node" / "check-asyncapi.cjs", file],
         env={**os.environ, "NODE_PATH": str(_NODE_MODULES)},
@@ -50,29 +49,7 @@ def parser_faults(document: Any, folder: Path) -> str:
         timeout=60,
         check=False,
     )
-    assert checked.stderr == ""
-    assert (checked.returncode == 0) == (checked.stdout == "")
-    return checked.stdout
-
-
-def test_document_is_valid(tmp_path: Path) -> None:
-    assert parser_faults(DOCUMENT, tmp_path) == ""
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"action":"send"', '"action":"sends"'),
-        ('"is":"queue"', '"is":"heap"'),
-        ("#/channels/request.created/messages/request.created", "#/channels/request.created/messages/other"),
-        ('"type":"integer"', '"type":"whole"'),
-    ],
-)
-def test_error_in_the_document_is_found(tmp_path: Path, old: str, new: str) -> None:
-    text = msgspec.json.encode(DOCUMENT).decode()
-    assert old in text
-
-    assert parser_faults(msgspec.json.decode(text.replace(old, new)), tmp_path) != ""
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def test_every_reference_has_a_target() -> None:
@@ -89,10 +66,6 @@ def test_example_matches_its_schema(message: str) -> None:
             schema_of(message, part).validate(example[part])
 
 
-def test_every_event_that_is_sent_has_an_example() -> None:
-    assert tuple(type(example) for example in asyncapi.SENT_EXAMPLES) == events.SENT
-
-
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
 def test_schema_accepts_no_event_of_another_type(event: type[events.RequestEvent]) -> None:
     for other in events.SENT:
@@ -102,7 +75,7 @@ def test_schema_accepts_no_event_of_another_type(event: type[events.RequestEvent
 
 
 @pytest.mark.parametrize(
-    "calculation_id", ["", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"]
+    "calculation_id", ["", "calc_7\n", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"]
 )
 def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id: str) -> None:
     payload = {"request_uuid": "req_01a9ZkW3mT6qPxB8vNcR4d", "calculation_id": calculation_id}

@@ -134,26 +134,6 @@ def changed(path: str, value: object) -> Json:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (f"{SENT}/properties/added", TEXT),
-        (f"{BOTH_WAYS}/properties/added", TEXT),
-        (f"{SENT}/properties/property_value", NUMBER),  # no longer null
-        (f"{SENT}/properties/request_type", {"const": "SDLT_CALCULATION"}),
-        (f"{SENT}/properties/sequence/minimum", 2),
-        (f"{RECEIVED}/properties/added", TEXT),
-        (f"{RECEIVED}/required", ["calculation_id"]),
-        (f"{RECEIVED}/properties/request_uuid", TEXT_OR_NULL),
-        (f"{RECEIVED}/properties/calculation_id", TEXT),
-        ("channels/another", {"address": "another"}),
-        ("operations/another", {"action": "send", "messages": []}),
-    ],
-)
-def test_compatible_change_is_accepted(path: str, value: object) -> None:
-    assert breaks(TODAY, changed(path, value)) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
         (f"{SENT}/properties/external_id", GONE),
         (f"{SENT}/properties/uuid", NUMBER),
         (f"{SENT}/properties/uuid", TEXT_OR_NULL),

@@ -168,41 +168,6 @@ async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(
             }
 
 
-def test_null_is_allowed_only_where_it_is_true() -> None:
-    schemas = DOCUMENT["components"]["schemas"]
-    for method, path in (("post", "/v1/request"), ("get", "/v1/request/{uuid}")):
-        content = operation_of(path, method)["responses"]["200"]["content"]["application/json"]
-        name = content["schema"]["$ref"].rpartition("/")[2]
-        record = schemas[schemas[name]["properties"]["data"]["$ref"].rpartition("/")[2]]
-        nullable = {
-            field: {"type": "null"} in record["properties"][field].get("anyOf", [])
-            for field in ("secret", "request_url")
-        }
-        assert set(nullable.values()) == {method == "get"}
-
-
-def test_kinds_of_credentials_are_told_apart() -> None:
-    schemes = DOCUMENT["components"]["securitySchemes"]
-    security = {
-        (path, method): {
-            (scheme, *scopes) for each in operation["security"] for scheme, scopes in each.items()
-        }
-        for path, item in DOCUMENT["paths"].items()
-        for method, operation in item.items()
-    }
-
-    assert schemes.keys() == {"access_token", "api_key", "request_secret"}
-    assert "`request:read-all`" in schemes["access_token"]["description"]
-    assert security["/v1/request/{uuid}", "get"] == {
-        ("access_token", "request:read"),
-        ("access_token", "request:read-all"),
-        ("request_secret",),
-    }
-    assert [path for path, used in security.items() if ("request_secret",) in used] == [
-        ("/v1/request/{uuid}", "get")
-    ]
-
-
 async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.AsyncClient) -> None:
     response = await client.get("/v1/questionnaire/structure")
 
