@@ -35,21 +35,9 @@ class Sender(msgspec.Struct, frozen=True):
         mailboxes = getaddresses([text])
         name, address = mailboxes[0] if len(mailboxes) == 1 else ("", "")
         try:
-            valid = email_validator.validate_email(
-                address,
-                check_deliverability=False,
-                allow_smtputf8=False,
-                test_environment=True,
-                globally_deliverable=False,
-            )
+            return cls(name, in_ascii(address))
         except email_validator.EmailNotValidError:
             raise InvalidSetting("MAIL_FROM: expected `address` or `Name <address>`") from None
-        return cls(name, valid.ascii_email or valid.normalized)
-
-    @property
-    def domain(self) -> str:
-        """The right-hand side of the Message-IDs."""
-        return self.address.rpartition("@")[2]
 
 
 @lru_cache(maxsize=1024)  # A firm's addresses come again and again, a customer's twice.
@@ -58,7 +46,11 @@ def in_ascii(address: str) -> str:
     if ENCODED_WORD.search(address):
         raise email_validator.EmailNotValidError
     valid = email_validator.validate_email(
-        address, check_deliverability=False, allow_smtputf8=False, test_environment=True
+        address,
+        check_deliverability=False,
+        allow_smtputf8=False,
+        test_environment=True,
+        globally_deliverable=False,  # MAIL_FROM may be in a domain of one's own network.
     )
     return valid.ascii_email or address
 
@@ -76,7 +68,7 @@ def compose(
     words = _Words.of(request)
     firm = " ".join(firm.split())
     fields = {
-        "Message-ID": f"<{event_id}@{sender.domain}>",
+        "Message-ID": f"<{event_id}@{sender.address.rpartition('@')[2]}>",
         "Date": format_datetime(date),
         "From": mime.mailbox("From", sender.display_name, sender.address),
         "To": mime.mailbox("To", _in_header(words.customer), in_ascii(request.customer_email)),

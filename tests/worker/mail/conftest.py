@@ -54,11 +54,6 @@ async def all_are(database: Connection, state: str) -> bool:
     return list(await states(database)) == [state]
 
 
-async def two_are_sent(database: Connection) -> bool:
-    """Whether two e-mails have been sent."""
-    return (await states(database)).get("sent") == 2
-
-
 async def settled(database: Connection) -> bool:
     """Whether no e-mail is pending any more."""
     return "pending" not in await states(database)

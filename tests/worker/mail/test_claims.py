@@ -71,14 +71,6 @@ async def uptime(connection: Connection) -> float:
     return age
 
 
-async def test_expired_claim_is_taken_over(server: Server) -> None:
-    await prepare(server.url)
-    connection = await asyncpg.connect(server.url)
-
-    assert await claims(connection, seconds=await uptime(connection) / 2) == 1
-    await connection.close()
-
-
 async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery(server: Server) -> None:
     await prepare(server.url)
     victim, witness = await asyncpg.connect(server.url), await asyncpg.connect(server.url)

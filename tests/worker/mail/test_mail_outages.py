@@ -1,7 +1,5 @@
 """Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
 
-from typing import NamedTuple
-
 import pytest
 from structlog.testing import capture_logs
 
@@ -19,19 +17,6 @@ from tests.worker.mail.conftest import (
 )
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
-
-
-class Links(NamedTuple):
-    """The proxies to Postgres and to the mail server."""
-
-    postgres: TcpProxy
-    mail: TcpProxy
-
-
-@pytest.fixture
-def links(postgres_link: TcpProxy, mail_link: TcpProxy) -> Links:
-    """Proxies that the test can cut."""
-    return Links(postgres_link, mail_link)
 
 
 async def test_refused_connection_to_the_mail_server_charges_no_attempt(
@@ -124,20 +109,21 @@ async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
     worker_settings: WorkerSettings,
     mail_server: MailServer,
-    links: Links,
+    postgres_link: TcpProxy,
+    mail_link: TcpProxy,
     database: Connection,
     intended: CalculationRequest,
 ) -> None:
-    settings = settings_with(worker_settings, database_url=links.postgres.url, smtp_url=links.mail.url)
-    links.mail.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, database_url=postgres_link.url, smtp_url=mail_link.url)
+    mail_link.hold_before(b"Message-ID:")
 
     async with open_postman(settings) as postman, running(postman.run):
-        await eventually(links.mail.marker_reached.is_set)
-        await links.postgres.refuse()
-        links.mail.resume()
+        await eventually(mail_link.marker_reached.is_set)
+        await postgres_link.refuse()
+        mail_link.resume()
         await eventually(lambda: mail_server.accepted)
-        await eventually(lambda: links.postgres.refused >= 3)
-        links.postgres.admit()
+        await eventually(lambda: postgres_link.refused >= 3)
+        postgres_link.admit()
         await eventually(lambda: all_are(database, "sent"))
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

@@ -16,13 +16,6 @@ from tests.worker.mail.composing import (
 )
 
 
-def test_email_has_a_text_and_an_html_part() -> None:
-    message = received(compose())
-
-    assert message.get_content_type() == "multipart/alternative"
-    assert [part.get_content_type() for part in message.iter_parts()] == ["text/plain", "text/html"]
-
-
 def test_email_has_the_headers_of_an_automatic_message() -> None:
     message = received(compose())
 

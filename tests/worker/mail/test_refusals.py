@@ -11,7 +11,6 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
-from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
@@ -21,7 +20,6 @@ from tests.worker.mail.conftest import (
     states,
 )
 from worker.mail.postman import Postman
-from worker.settings import WorkerSettings
 
 
 async def test_email_refused_for_now_is_postponed_and_sent_later(
@@ -78,28 +76,6 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(failed)
     assert b"customer.example.com" not in payload
     assert mail_server.accepted == []
-
-
-async def test_email_refused_for_now_for_too_long_has_failed(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
-    await database.execute("UPDATE email SET created_at = now() - interval '1 hour'")
-    mail_server.rcpt_reply = "450 Mailbox busy"
-
-    async with (
-        open_postman(settings_with(worker_settings, email_give_up_seconds=3599.0)) as postman,
-        running(postman.run),
-    ):
-        await eventually(lambda: all_are(database, "failed"))
-
-    ((event_type, _, payload),) = await announced(database)
-    assert event_type == "request.email_failed"
-    assert msgspec.json.decode(payload)["data"]["smtp_code"] == 450
-    assert msgspec.json.decode(payload)["data"]["reason"] == "gave_up"
-    assert msgspec.json.decode(payload)["subject"] == intended.uuid
 
 
 @pytest.mark.usefixtures("intended")

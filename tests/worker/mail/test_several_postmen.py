@@ -39,19 +39,6 @@ async def test_email_of_a_process_that_died_is_taken_over(
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
 
 
-async def test_email_that_another_process_is_sending_is_not_claimed(
-    postman: Postman, database: Connection, intended: CalculationRequest
-) -> None:
-    await database.execute(
-        "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() + interval '1 minute'"
-    )
-
-    started = await postman.start_due()
-
-    assert started == 0
-    assert await database.fetchval("SELECT request_id FROM email") == intended.id
-
-
 async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     worker_settings: WorkerSettings,
     mail_server: MailServer,

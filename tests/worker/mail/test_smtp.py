@@ -24,12 +24,6 @@ from worker.settings import WorkerSettings
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
 
 
-@pytest.fixture
-def settings(mail_server: MailServer) -> WorkerSettings:
-    """Settings of which only those for mail are used."""
-    return mail_settings(mail_server.url)
-
-
 def mail_settings(url: str, **changes: Any) -> WorkerSettings:
     """Return settings with the URL of a mail server; the other servers do not exist."""
     return WorkerSettings(
@@ -83,18 +77,6 @@ def outcome_of(reply: Reply, *, attempts: int = 0, age: timedelta = timedelta())
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
     return postman.outcome_of(reply, email, mail_settings("smtp://nowhere.invalid"))
-
-
-async def test_reply_of_the_mail_server_is_recorded(
-    settings: WorkerSettings, mail_server: MailServer
-) -> None:
-    mail_server.data_reply = "250 queued as 4711"
-    with_mailer = Mailer(settings)
-
-    outcome = await send(with_mailer)
-
-    with_mailer.close()
-    assert (outcome.label, outcome.reply) == ("sent", "queued as 4711")
 
 
 async def test_connection_is_kept_for_the_next_email(
