@@ -19,7 +19,6 @@ from service.outbox.events import (
     in_envelope,
 )
 
-VERSION = "1"
 BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
 
 _ABOUT = """\
@@ -70,7 +69,7 @@ def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. Its "send" is what this service sends."""
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
+        "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "defaultContentType": events.CONTENT_TYPE,
         "servers": {
             "rabbitmq": {

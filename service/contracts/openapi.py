@@ -25,8 +25,6 @@ from service.contracts.operations import ANY_FAILURE, HEADERS, OPERATIONS, PARAM
 from service.outbox import events
 from service.outbox.events import RequestEvent
 
-VERSION = "1"
-
 _ABOUT = """\
 Stores requests for Stamp Duty Land Tax calculations, which case-management systems make for their
 customers, and returns them. Each customer is e-mailed a link.
@@ -87,7 +85,6 @@ _JSON_VALUE = {
     "propertyNames": {"pattern": r"^[^\u0000]*$"},
     "additionalProperties": {"$ref": "#/components/schemas/JsonValue"},
 }
-_META_DATA = {name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")}
 
 # The reason of a waiver is checked only if the fee is to be waived.
 _REASON = {"type": "string", "maxLength": REASON_CHARACTERS, **FILLED_TEXT}
@@ -112,7 +109,7 @@ def document(token_url: str | None = None) -> dict[str, Any]:
         }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Calculation requests", "version": VERSION, "description": _ABOUT},
+        "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "servers": [{"url": "/", "description": "The server that this document comes from."}],
         "tags": [
             {"name": "requests", "description": "Requests for calculations."},
@@ -227,7 +224,9 @@ def _schemas() -> dict[str, Any]:
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
-    body["properties"]["meta_data"] |= _META_DATA
+    body["properties"]["meta_data"] |= {
+        name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")
+    }
     schemas["JsonValue"] = _JSON_VALUE
     return schemas
 

@@ -60,7 +60,6 @@ RECORD = CalculationRequestView(
 _RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
 
 
-_UUID_PATTERN = "^req_[0-6][0-9A-Za-z]{21}$"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "uuid": {
         "in": "path",
@@ -87,7 +86,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "cursor": {
         "in": "query",
         "description": "The `next_cursor` of the previous page. Leave it out for the first page.",
-        "schema": {"type": "string", "pattern": _UUID_PATTERN},
+        "schema": {"type": "string", "pattern": "^req_[0-6][0-9A-Za-z]{21}$"},
     },
     "Idempotency-Key": {
         "in": "header",

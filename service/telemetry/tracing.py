@@ -44,12 +44,12 @@ def exporting(settings: Settings, *, service: str) -> Iterator[None]:
         yield
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    ours = Resource.create({"service.name": service, "service.version": VERSION})
-    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+    resource = Resource.create({"service.name": service, "service.version": VERSION})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     url = f"{settings.otel_exporter_otlp_endpoint.removesuffix('/')}/v1/traces"
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=_EXPORT_SECONDS)))
     _tracer = provider.get_tracer("calculation-requests", VERSION)
