@@ -6,7 +6,7 @@ IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 PARALLEL = -n auto --maxprocesses 8 --dist worksteal
-DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py test_engines.py \
+DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py \
                 check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help

@@ -2,7 +2,7 @@
 
 import functools
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ def check_rules(groups: Any, folder: Path) -> str:
     return promtool("check", "rules", "--lint=all", "--lint-fatal", rules)
 
 
-def run_test(groups: Any, test: Any, folder: Path, *, every: str = "15s") -> None:
+def run_tests(groups: Any, tests: Iterable[Any], folder: Path, *, every: str = "15s") -> None:
     """Evaluate rule groups on made-up series at this interval, and compare the results."""
     rules = written(folder / "rules.json", {"groups": groups})
-    bench = {"rule_files": [str(rules)], "evaluation_interval": every, "tests": [{"interval": every, **test}]}
+    each = [{"interval": every, **test} for test in tests]
+    bench = {"rule_files": [str(rules)], "evaluation_interval": every, "tests": each}
     promtool("test", "rules", written(folder / "test.json", bench))
 
 

@@ -13,7 +13,7 @@ from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
-from tests.deploy.promtool import run_test
+from tests.deploy.promtool import run_tests
 from tests.deploy.test_alerts import ALERTS, GROUPS, RUNBOOK, matchers, of_target
 from tests.harness.queues import declare_topology, open_channel
 from tests.harness.servers import run_as_operator
@@ -43,8 +43,8 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker: Serve
         await declare_topology(channel)
     of_a_node = await eventually(lambda: exported_by(port))
 
-    await asyncio.to_thread(run_test, GROUPS, look_at(of_a_node, nodes=2, fires=True), tmp_path)
-    await asyncio.to_thread(run_test, GROUPS, look_at(of_a_node, nodes=3, fires=False), tmp_path)
+    looks = [look_at(of_a_node, nodes=2, fires=True), look_at(of_a_node, nodes=3, fires=False)]
+    await asyncio.to_thread(run_tests, GROUPS, looks, tmp_path)
 
 
 async def exported_by(port: int) -> list[str]:

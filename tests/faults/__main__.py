@@ -2,12 +2,10 @@
 
 import argparse
 import asyncio
-import json
 import logging
 import secrets
 import signal
 import sys
-from pathlib import Path
 
 import uvloop
 
@@ -18,7 +16,7 @@ from tests.faults.plan import LOCAL, Plan
 from tests.faults.run import run
 from tests.faults.verdict.invariants import check_all
 from tests.faults.verdict.records import Record
-from tests.faults.verdict.report import summary, table, verdict
+from tests.faults.verdict.report import table, verdict
 
 _ROUND_SECONDS = 150.0  # in which every fault is injected once, mixed or alone
 
@@ -32,7 +30,6 @@ def main() -> int:
         requests=_or(arguments.requests, round(arguments.seconds * arguments.rate)),
         times=_or(arguments.times, max(1, round(arguments.seconds / _ROUND_SECONDS))),
         rate=arguments.rate,
-        http_share=0.15,
         seed=seed,
         broken=arguments.broken,
         faults=arguments.faults or (),
@@ -52,10 +49,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     breaches = check_all(record)
-    figures = summary(record, breaches, seed=seed)
-    print("", table(figures), "", verdict(breaches), sep="\n", flush=True)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print("", table(record), "", verdict(breaches), sep="\n", flush=True)
     return 1 if breaches else 0
 
 
@@ -85,30 +79,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)",
     )
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
-    parser.add_argument(
-        "--longest-stall",
-        type=float,
-        default=13.0,
-        help="in seconds: longer than every timeout",
-    )
+    parser.add_argument("--longest-stall", type=float, default=13.0, help="seconds, more than any timeout")
     parser.add_argument(
         "--recovery", type=float, default=5.0, help="seconds allowed after a fault; more on a busy machine"
     )
     parser.add_argument("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
     parser.add_argument("--seed", type=int, help="of every random choice (default: a random one)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument(
-        "--broken",
-        choices=sorted(BREAKAGES),
-        help="break the programs on purpose",
-    )
-    parser.add_argument(
-        "--faults",
-        nargs="*",
-        choices=sorted(fault.name for fault in FAULTS),
-        metavar="NAME",
-        help="only these: " + ", ".join(sorted(fault.name for fault in FAULTS)),
-    )
+    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break the programs on purpose")
+    names = sorted(fault.name for fault in FAULTS)
+    only = "only these: " + ", ".join(names)
+    parser.add_argument("--faults", nargs="*", choices=names, metavar="NAME", help=only)
     return parser
 
 

@@ -17,7 +17,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     times: int  # for each fault, at least
     rate: float
-    http_share: float
     seed: int
     broken: str | None
     faults: Sequence[str]  # the names of those to inject; all if empty

@@ -85,7 +85,6 @@ async def _live(plan: Plan, stage: Stage, report: Report) -> None:
             pool,
             stage.apis,
             rate=plan.rate,
-            http_share=plan.http_share,
             chance=random.Random(plan.seed + 1),  # noqa: S311 - its pace must not change the faults
         )
         group.create_task(load.run(stop))

@@ -46,10 +46,9 @@ async def measure(stand: Stand) -> list[Comparison]:
 
         comparisons = []
         for name, bars in _BARS.items():
-            sides = {
-                OURS: lambda name=name: read(ours, name),
-                ORM: lambda name=name: read(theirs, name),
-            }
+            sides = {OURS: lambda name=name: read(ours, name)}
+            if name != "list":
+                sides[ORM] = lambda name=name: read(theirs, name)
             if name == "questionnaire":
                 sides[EMPTY] = lambda name=name: read(empty, name)
             rounds = stand.sizes.rounds * _MORE_ROUNDS.get(name, 1)

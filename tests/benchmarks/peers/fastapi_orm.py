@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import jwt
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException, Query
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, EmailStr, Field, StringConstraints, model_validator
 from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, LargeBinary, String, select
@@ -62,7 +62,7 @@ class CalculationRequest(Base):
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
     conveyancer_id: Mapped[str] = mapped_column(ForeignKey("conveyancer.id"), index=True)
-    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), index=True)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     customer_email: Mapped[str]
     customer_phone: Mapped[str | None]
@@ -168,13 +168,6 @@ class RequestOut(BaseModel):
             request_url=f"{APP_URL}/calculator/request/{uuid_}?secret={row.secret}",
             **fields,
         )
-
-
-class Requests(BaseModel):
-    """A page of the list."""
-
-    requests: list[RequestOut]
-    next_cursor: str | None
 
 
 class Option(BaseModel):
@@ -367,23 +360,6 @@ async def retrieve_request(
     if row is None:
         raise HTTPException(404)
     return Envelope(data=RequestOut.of(row))
-
-
-@app.get("/v1/request")
-async def list_requests(
-    tenant: Annotated[str, Depends(reader)],
-    session: Session,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-) -> Envelope[Requests]:
-    """List the latest requests."""
-    statement = (
-        select(CalculationRequest)
-        .where(CalculationRequest.conveyancer_id == tenant)
-        .order_by(CalculationRequest.created_at.desc())
-        .limit(limit)
-    )
-    rows = await session.scalars(statement)
-    return Envelope(data=Requests(requests=[RequestOut.of(row) for row in rows], next_cursor=None))
 
 
 @app.get("/v1/questionnaire/structure", dependencies=[Depends(caller)])

@@ -1,6 +1,7 @@
 """Faults of the service's own processes: killed, frozen, restarted."""
 
 import asyncio
+from functools import partial
 
 from service.postgres import loans
 from tests.faults.catalogue.fault import fault
@@ -11,30 +12,6 @@ _REPEATED_AT_ONCE = 10  # keys
 _HELD_SECONDS = 5.0
 _HELD_AT_ONCE = 3  # of the four that a process sends at once
 _FREEZING_SECONDS = 0.2  # from a SIGSTOP until the process has stopped
-
-
-@fault("relay killed", "relay", repeats=True)
-async def kill_relays(world: World) -> None:
-    """SIGKILL to one relay, at times to all."""
-    await _kill(world, "relay")
-
-
-@fault("notifications killed", "notifications", repeats=False)
-async def kill_notifications(world: World) -> None:
-    """SIGKILL to one process that sends e-mails, at times to all."""
-    await _kill(world, "notifications")
-
-
-@fault("calculations killed", "calculations", repeats=False)
-async def kill_calculations(world: World) -> None:
-    """SIGKILL to one process that records calculations, at times to all."""
-    await _kill(world, "calculations")
-
-
-@fault("API killed", "api", repeats=False)
-async def kill_api(world: World) -> None:
-    """SIGKILL to one API, at times to both."""
-    await _kill(world, "api")
 
 
 @fault("APIs killed amid repeats", "api", repeats=False)
@@ -50,12 +27,17 @@ async def kill_apis_amid_repeats(world: World) -> None:
                 await api.becomes_ready()
 
 
-async def _kill(world: World, role: str) -> None:
+async def _kill(role: str, world: World) -> None:
+    """SIGKILL to one process of a role, at times to all."""
     victims = world.of_role(role)
     if world.chance.random() < 0.7:
         victims = [world.chance.choice(victims)]
     await asyncio.sleep(world.some_seconds(0.5))
     await asyncio.gather(*(victim.kill() for victim in victims))
+
+
+for _name, _role in (("relay", "relay"), ("notifications",) * 2, ("calculations",) * 2, ("API", "api")):
+    fault(f"{_name} killed", _role, repeats=_role == "relay")(partial(_kill, _role))
 
 
 @fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)

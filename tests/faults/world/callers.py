@@ -1,21 +1,15 @@
 """Callers that repeat each create under its Idempotency-Key until they get an answer."""
 
 import asyncio
-import random
 import time
-from collections.abc import Sequence
 from itertools import count
 from typing import Any
 from uuid import UUID
 
-import httpx
-
 from service.api import idempotency_key
 from service.identifiers import parse_uuid
-from service.outbox import lanes
-from tests.faults.verdict.latency import Latencies
-from tests.faults.verdict.records import Answer, Record
-from tests.faults.world.load import CUT_OFF, body_of
+from tests.faults.verdict.records import Answer
+from tests.faults.world.load import CUT_OFF, Caller, body_of
 from worker.waiting import wait_at_most
 
 _INTERVAL_SECONDS = 0.3
@@ -26,37 +20,18 @@ _IMPATIENCE = 0.1  # the share of calls with a short timeout
 _IMPATIENT_SECONDS = 0.02
 
 
-class Callers:
+class Callers(Caller):
     """Creates requests, each under a key, and records every answer."""
 
-    def __init__(
-        self, record: Record, latencies: Latencies, apis: Sequence[httpx.AsyncClient], chance: random.Random
-    ) -> None:
-        self._record = record
-        self._latencies = latencies
-        self._apis = apis
-        self._chance = chance
-        self._numbers = count(1)
-        self._under_way: set[asyncio.Task[None]] = set()
+    _numbers = count(1)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Create a few requests a second until *stop*, then wait for those in progress."""
-        try:
+        async with self._finishing():
             while not stop.is_set():
                 if len(self._under_way) < _AT_ONCE:
-                    self._start()
+                    self._start(self.create())
                 await wait_at_most(_INTERVAL_SECONDS, stop)
-            if self._under_way:
-                await asyncio.wait(self._under_way, timeout=10.0)
-        finally:
-            for task in self._under_way:
-                task.cancel()
-            await asyncio.gather(*self._under_way, return_exceptions=True)
-
-    def _start(self) -> None:
-        task = asyncio.create_task(self.create())
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
 
     async def create(self) -> None:
         """Send one create two or three times at once and then again, each until an API answers."""
@@ -72,8 +47,7 @@ class Callers:
         if request_id is None:
             self._doubt(key)
             return
-        self._record.acknowledged.add(key)
-        self._latencies.committed(key, lanes.lane_of(request_id))
+        self._acknowledge(key, request_id)
         await self._send(key, body)
 
     async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:
@@ -98,7 +72,3 @@ class Callers:
                     return parse_uuid(uuid)
             await asyncio.sleep(self._chance.uniform(0.0, _PAUSE_SECONDS))
         return None
-
-    def _doubt(self, key: str) -> None:
-        self._record.unknown.add(key)
-        self._latencies.forget(key)

@@ -3,7 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +17,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
+from service.server.background import in_background
 from tests.faults.verdict.latency import Latencies
 from tests.faults.verdict.records import Record
 from tests.faults.world.mail import REFUSED_RECIPIENT
@@ -28,18 +31,48 @@ _AT_ONCE = 32  # requests in progress; at that number the load falls behind inst
 _BEHIND_SECONDS = 1.0  # a longer delay is not caught up
 _COMMIT_SECONDS = 2.0
 _REFUSED_EVERY = 40
-_OPTIONAL: dict[str, Any] = {
-    "customer_phone": None,
-    "request_type": "SDLT_CALCULATION",
-    "property_value": 300_000,
-    "notes": None,
-    "meta_data": None,
-    "calculation_fee_exempt": False,
-    "calculation_fee_exempt_reason": None,
-}
+_HTTP_SHARE = 0.15  # of the requests; the others do not depend on the APIs
 
 
-class Load:
+class Caller:
+    """Creates requests, some at the same time, and records what becomes of each."""
+
+    def __init__(
+        self, record: Record, latencies: Latencies, apis: Sequence[httpx.AsyncClient], chance: random.Random
+    ) -> None:
+        self._record = record
+        self._latencies = latencies
+        self._apis = apis
+        self._chance = chance
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def _start(self, creating: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(creating)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    @asynccontextmanager
+    async def _finishing(self) -> AsyncIterator[None]:
+        """Wait at the end for the creates in progress, and give up those that take long."""
+        try:
+            yield
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=10.0)
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _acknowledge(self, key: str, request_id: UUID) -> None:
+        self._record.acknowledged.add(key)
+        self._latencies.committed(key, lanes.lane_of(request_id))
+
+    def _doubt(self, key: str) -> None:
+        self._record.unknown.add(key)
+        self._latencies.forget(key)
+
+
+class Load(Caller):
     """Stores *rate* requests a second and records the outcome of each."""
 
     def __init__(
@@ -50,44 +83,25 @@ class Load:
         apis: Sequence[httpx.AsyncClient],
         *,
         rate: float,
-        http_share: float,
         chance: random.Random,
     ) -> None:
-        self._record = record
-        self._latencies = latencies
+        super().__init__(record, latencies, apis, chance)
         self._pool = pool
-        self._apis = apis
         self._interval_seconds = 1 / rate
-        self._http_share = http_share
-        self._chance = chance
         self._waker = RelayWaker(pool, timeout_seconds=_COMMIT_SECONDS)
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._number = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Store requests until *stop*, then wait for those in progress."""
-        waking = asyncio.create_task(self._waker.run())
         due = time.monotonic()
-        try:
+        numbers = count(1)
+        async with in_background("harness", self._waker.run), self._finishing():
             while not stop.is_set():
                 if len(self._under_way) < _AT_ONCE:
-                    self._start()
+                    number = next(numbers)
+                    store = self._post if self._chance.random() < _HTTP_SHARE else self._insert
+                    self._start(store(f"case-{number}", body_of(f"case-{number}", number)))
                 due = max(due + self._interval_seconds, time.monotonic() - _BEHIND_SECONDS)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if self._under_way:
-                await asyncio.wait(self._under_way, timeout=10.0)
-        finally:
-            for task in (waking, *self._under_way):
-                task.cancel()
-            await asyncio.gather(waking, *self._under_way, return_exceptions=True)
-
-    def _start(self) -> None:
-        self._number += 1
-        store = self._post if self._chance.random() < self._http_share else self._insert
-        key = f"case-{self._number}"
-        task = asyncio.create_task(store(key, body_of(key, self._number)))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
 
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
@@ -113,23 +127,8 @@ class Load:
         else:
             self._acknowledge(key, request_id)
 
-    def _acknowledge(self, key: str, request_id: UUID) -> None:
-        self._record.acknowledged.add(key)
-        self._latencies.committed(key, lanes.lane_of(request_id))
-
-    def _doubt(self, key: str) -> None:
-        self._record.unknown.add(key)
-        self._latencies.forget(key)
-
 
 def body_of(key: str, number: int) -> dict[str, Any]:
     """Return the body of a create; every fortieth has a customer whom the mail server refuses."""
     prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
-    return (
-        A_REQUEST
-        | _OPTIONAL
-        | {
-            "customer_email": f"{prefix}{key}@customer.example.com",
-            "external_id": key,
-        }
-    )
+    return A_REQUEST | {"customer_email": f"{prefix}{key}@customer.example.com", "external_id": key}
