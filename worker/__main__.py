@@ -23,11 +23,11 @@ _log = structlog.get_logger()
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the roles named until SIGTERM, or one command of an operator. Returns the exit status."""
+    """Run one role, or all, until SIGTERM, or one command of an operator. Returns the exit status."""
     return command_line.run(PROGRAM, words, expects=(BrokerUnavailable,))
 
 
-def _work(*roles: str, others: Sequence[str] = ()) -> int:
+def _work(roles: Collection[str]) -> int:
     settings = load(WorkerSettings)
     logs.configure(settings)
     try:
@@ -36,7 +36,7 @@ def _work(*roles: str, others: Sequence[str] = ()) -> int:
             listen(settings.host, settings.health_port) as probes,
         ):
             spare_loaded_objects()
-            uvloop.run(_run(settings, {*roles, *others}, probes))
+            uvloop.run(_run(settings, roles, probes))
     except BaseExceptionGroup as failures:
         for failure in failures.exceptions:
             _log.critical("worker_failed", **logs.describe(failure))
@@ -50,16 +50,7 @@ async def _run(settings: WorkerSettings, roles: Collection[str], probes: socket.
 
 @click.pass_context
 def _work_in_all_roles(context: click.Context) -> int | None:
-    return None if context.invoked_subcommand else _work(*ROLES)
-
-
-def _role(name: str) -> click.Command:
-    """Return the command that runs this role, and others that are named after it."""
-    others = click.Argument(["others"], nargs=-1, type=click.Choice(ROLES), metavar="[ROLE]...")
-    text = f"Run a worker in this role, and in the others named, of {', '.join(ROLES)}."
-    return click.Command(
-        name, callback=partial(_work, name), params=[others], help=text, short_help="Run this role."
-    )
+    return None if context.invoked_subcommand else _work(ROLES)
 
 
 PROGRAM = click.Group(
@@ -68,7 +59,10 @@ PROGRAM = click.Group(
     invoke_without_command=True,
     callback=_work_in_all_roles,
     commands=[
-        *map(_role, ROLES),
+        *(
+            click.Command(role, callback=partial(_work, [role]), help="Run a worker in this role alone.")
+            for role in ROLES
+        ),
         outbox.outbox,
         emails.emails,
         dead_letters.dead_letters,

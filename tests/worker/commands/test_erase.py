@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests import event_history
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.identifiers import new_request_id, uuid_of
@@ -24,14 +22,11 @@ from tests.harness.processes import Ended, bare_environment, run_process
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
-from tests.worker.commands.conftest import command
 from tests.worker.commands.steps import attempt_emails, calculate, intend
 from tests.worker.commands.test_emails import assert_sound, key_of, states
-from tests.worker.conftest import bind_tap, created_event, hold_events, settings_with, store, take_all
+from tests.worker.conftest import created_event, hold_events, settings_with, store
 from worker.mail.postman import Postman
 from worker.relay.lanes import lock_lanes
-from worker.relay.loop import Relay
-from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 MARK = "Xq7personal"
@@ -127,33 +122,6 @@ async def test_nothing_personal_is_left_in_any_table(
     await assert_sound(database)
 
 
-async def test_types_and_times_of_its_events_are_left(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    await calculate(database, stored_request)
-    [before] = await event_history.read(database, [stored_request.id])
-
-    await erase(worker_settings, stored_request)
-
-    after = await event_history.read_erased(database, stored_request.id)
-    assert after is not None
-    written = [(each.event.type, each.event.sequence, each.at) for each in after.recorded_events]
-    assert written[:2] == [(each.event.type, each.event.sequence, each.at) for each in before.recorded_events]
-    assert [kind for kind, *_ in written[2:]] == ["request.email_failed"]
-
-
-async def test_erasing_again_changes_nothing(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    await erase(worker_settings, stored_request)
-    before = await dump(database)
-
-    done = await erase(worker_settings, stored_request)
-
-    assert done == Erasure(stored_request.uuid, was_erased_before=True)
-    assert await dump(database) == before
-
-
 async def test_two_operators_erase_once(
     worker_settings: WorkerSettings,
     database: Connection,
@@ -192,43 +160,6 @@ async def test_late_messages_about_an_erased_request_change_nothing(
     await deliveries.intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before
-
-
-async def test_events_of_an_erased_request_are_published_without_what_is_personal(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    channel: AbstractChannel,
-    relay: Relay,
-    publisher: Publisher,
-) -> None:
-    request = await store(database, external_id=MARK)
-    tap = await bind_tap(channel, "request.*")
-
-    await erase(worker_settings, request)
-    while await relay.relay_due(publisher, NEVER):
-        pass
-
-    published = [json.loads(message.body) for message in await take_all(tap)]
-    assert [(event["type"], event["data"]["external_id"]) for event in published] == [
-        ("request.created", None),
-        ("request.email_failed", None),
-    ]
-    await assert_sound(database)
-
-
-async def test_replay_leaves_erased_requests_out(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    other = await store(database)
-    await erase(worker_settings, stored_request)
-    await database.execute("DELETE FROM outbox")
-
-    await command(worker_settings, "outbox", "replay", "--from", "2020-01-01")
-    with pytest.raises(RequestErased):
-        await command(worker_settings, "outbox", "replay", "--uuid", stored_request.uuid)
-
-    assert {event["data"]["uuid"] for event in await unpublished(database)} == {other.uuid}
-    await assert_sound(database)
 
 
 async def test_lane_held_by_a_relay_is_waited_for(

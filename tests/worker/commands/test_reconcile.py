@@ -81,30 +81,6 @@ async def test_request_with_two_emails_adds_up(
     assert unsent == await found(database) == []
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE calculation_request SET sequence = 3",
-        "UPDATE email SET event_sequence = 2",
-        "UPDATE email SET event_sequence = 5 WHERE event_id LIKE '%another'",
-        "UPDATE email SET event_sequence = 3 WHERE event_id LIKE '%another'",
-        "UPDATE email SET event_sequence = NULL WHERE event_id LIKE '%another'",
-        "DELETE FROM email WHERE event_id LIKE '%another'",
-    ],
-)
-async def test_sequence_of_two_emails_that_does_not_add_up_is_found_once(
-    database: Connection, postman: Postman, settled: CalculationRequest, damage: str
-) -> None:
-    await intend_another(database, settled)
-    await attempt_emails(database, postman)
-    await database.execute("DELETE FROM outbox")
-    await database.execute(damage)
-
-    [wrong] = await found(database)
-
-    assert (wrong.name, wrong.count, wrong.uuids) == ("sequence_wrong", 1, [settled.uuid])
-
-
 async def test_recent_request_is_not_an_anomaly(
     database: Connection, stored_request: CalculationRequest
 ) -> None:

@@ -12,7 +12,6 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
-from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
@@ -281,28 +280,3 @@ async def test_many_requests_are_replayed_in_pages(
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
     assert (record["request_id"], record["conveyancer_id"]) == (None, None)
     assert record["subject"].startswith("2500 events from 2020-01-01T00:00:00Z to 20")
-
-
-async def test_replay_that_is_cut_off_keeps_whole_batches_and_the_next_does_the_rest(
-    worker_settings: WorkerSettings, database: Connection, postgres_link: TcpProxy
-) -> None:
-    requests = [await store(database) for _ in range(4)]
-    await database.execute("DELETE FROM outbox")
-    words = ("outbox", "replay", *ALWAYS, "--rate")
-    postgres_link.hold_before(f"{requests[2].uuid}.request.created.1".encode())  # to be written in a batch
-    away = settings_with(worker_settings, database_url=postgres_link.url)
-    cut_off = asyncio.create_task(command(away, *words, "2"))
-    await eventually(postgres_link.marker_reached.is_set)
-    await postgres_link.cut()
-    with pytest.raises(PostgresUnavailable):
-        await cut_off
-    written = await database.fetch("SELECT request_id FROM outbox ORDER BY id")
-
-    again = await command(worker_settings, *words, "1000")
-
-    assert written == [(requests[0].id,), (requests[1].id,)]
-    assert isinstance(again.data, Tally)
-    assert (again.data.events, again.data.requests_undelivered) == (2, 2)
-    assert "2 requests left out" in again.text
-    rows = await database.fetch("SELECT request_id FROM outbox ORDER BY id")
-    assert rows == [(request.id,) for request in requests]
