@@ -390,4 +390,4 @@ async def test_crash_between_confirm_and_acknowledgement_leaves_a_message_in_bot
 
     assert await ids_in(channel, QUEUE, 1) == ids[:1]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 5) == ids
-    assert await database.fetchval("SELECT array_agg(subject) FROM operator_action") == ids[:1]
+    assert ids[0] in await database.fetchval("SELECT array_agg(subject) FROM operator_action")
