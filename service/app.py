@@ -68,15 +68,6 @@ async def answer_probe(request: ApiRequest[None]) -> Response:
 async def _lifespan(
     app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
 ) -> AsyncIterator[None]:
-    async with open_resources(settings, secret_keys) as resources:
-        check = schema.readiness(resources.pool, seconds=settings.database_timeout_seconds)
-        app.state.probes = Probes(checks={"postgres": lasting(check, resources.pool)})
-        app.state.resources = resources
-        yield
-
-
-@asynccontextmanager
-async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) -> AsyncIterator[Resources]:
     """Open what the handlers work with, and close it in reverse."""
     seconds = settings.database_timeout_seconds
     async with AsyncExitStack() as stack:
@@ -85,10 +76,13 @@ async def open_resources(settings: ServiceSettings, secret_keys: SecretKeyRing) 
         relay = RelayWaker(pool, timeout_seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
-        yield Resources(
+        app.state.resources = Resources(
             settings=settings,
             authenticator=Authenticator(settings, signing_keys, pool),
             pool=pool,
             storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,
         )
+        check = schema.readiness(pool, seconds=seconds)
+        app.state.probes = Probes(checks={"postgres": lasting(check, pool)})
+        yield

@@ -13,14 +13,8 @@ _TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "
     "array": "an array",
 }
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
-_OF_FIELD = re.compile(r"(\w+): (.*)", re.DOTALL)  # the words of our own checks
-_OUR_WORDS = (
-    (re.compile(r"Invalid (enum )?value .*", re.DOTALL), "This value is not allowed"),
-    (re.compile(r"Expected `str` matching .*", re.DOTALL), "Expected the form in the AsyncAPI document"),
-    (re.compile(r"Expected `str` of length >= (\d+)"), r"Expected a string of \1 or more characters"),
-    (re.compile(r"Expected `str` of length <= (\d+)"), r"Expected a string of at most \1 characters"),
-)
+# What quotes the value, or our pattern for it.
+_QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)
 
 
 def why_unreadable(text: bytes, error: Exception) -> str:
@@ -54,18 +48,9 @@ def in_json_words(problem: str) -> str:
     )
 
 
-def locate(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the field at fault, such as `data.calculation_id`, and what is wrong with it: never its value.
-
-    The field is "" if the whole is at fault.
-    """
+def describe(error: msgspec.ValidationError) -> str:
+    """Return what is wrong and in which field, such as `data.calculation_id`: never its value."""
     problem, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").removeprefix(".")
-    if missing := _MISSING.fullmatch(problem):
-        return f"{field}.{missing[1]}".removeprefix("."), "missing"
-    if checked := _OF_FIELD.fullmatch(problem):
-        return f"{field}.{checked[1]}".removeprefix("."), checked[2]
-    for theirs, ours in _OUR_WORDS:
-        if found := theirs.fullmatch(problem):
-            return field, found.expand(ours)
-    return field, in_json_words(problem)
+    reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))
+    return f"{field}: {reason}" if field else reason

@@ -12,7 +12,7 @@ from service.api.resources import Resources
 from service.authentication.api_keys import looks_like_api_key
 from service.authentication.authenticator import Authenticator, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
-from service.server.asgi import Scope, header_values
+from service.server.asgi import header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
 
@@ -31,7 +31,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
     async def admit(request: AnyRequest) -> None:
         request.scope["user"] = await _authenticator(request).verify_access_token(
-            _token(request.scope), scope=scope
+            _token(request), scope=scope
         )
 
     return admit
@@ -39,7 +39,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    request.scope["user"] = await _authenticator(request).verify_reader(_token(request.scope))
+    request.scope["user"] = await _authenticator(request).verify_reader(_token(request))
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -49,7 +49,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     one.
     """
     authenticator = _authenticator(request)
-    token = _token(request.scope)
+    token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
         request.scope["user"] = await authenticator.verify_reader(token)
     elif looks_like_secret(token):
@@ -58,13 +58,13 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
         raise WrongSecret
 
 
-async def admit_api_key_or_token(scope: Scope) -> None:
+async def requires_api_key_or_token(request: AnyRequest) -> None:
     """Admit a caller of the questionnaire, with an API key or any access token.
 
     Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
     """
-    resources: Resources = scope["litestar_app"].state.resources
-    await resources.authenticator.verify_api_key_or_token(_token(scope))
+    resources: Resources = request.app.state.resources
+    await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
 def _authenticator(request: AnyRequest) -> Authenticator:
@@ -78,8 +78,8 @@ def _authenticator(request: AnyRequest) -> Authenticator:
     return resources.authenticator
 
 
-def _token(scope: Scope) -> str:
-    return bearer_token(header_values(scope, b"authorization"))
+def _token(request: AnyRequest) -> str:
+    return bearer_token(header_values(request.scope, b"authorization"))
 
 
 def bearer_token(authorization: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -101,20 +101,12 @@ def _meta() -> Meta:
     return Meta(datetime.now(UTC).isoformat(timespec="microseconds"))
 
 
-class Answer(Response, frozen=True):
-    """A response in the envelope, and the codes of its errors for the log."""
+def ok(data: object, *headers: Header) -> Response:
+    """Return an answer with *data*."""
+    return Response.of(HTTPStatus.OK, _JSON, _encoder.encode(succeed(data)), *headers)
 
-    error_codes: tuple[ErrorCode, ...] = ()
 
-    @classmethod
-    def ok(cls, data: object, *headers: Header) -> Self:
-        """Return an answer with *data*."""
-        return cls.of(HTTPStatus.OK, _JSON, _encoder.encode(succeed(data)), *headers)
-
-    @classmethod
-    def failed(cls, status: HTTPStatus, errors: list[FieldError], *headers: Header) -> Self:
-        """Return an answer with *errors*."""
-        envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
-        answer = cls.of(status, _JSON, _encoder.encode(envelope), *headers)
-        codes = tuple(dict.fromkeys(error.code for error in errors))
-        return msgspec.structs.replace(answer, error_codes=codes)
+def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> Response:
+    """Return an answer with *errors*."""
+    envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
+    return Response.of(status, _JSON, _encoder.encode(envelope), *headers)

@@ -4,6 +4,7 @@ What only HTTP knows is raised as an ApiError where the fact is known. The error
 Litestar, are translated here.
 """
 
+from asyncio import CancelledError
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Literal, TypeAlias
@@ -12,8 +13,8 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 
-from service.api import log_facts
-from service.api.envelope import Answer, ErrorCode, FieldError
+from service.api import envelope
+from service.api.envelope import ErrorCode, FieldError
 from service.authentication.authenticator import InsufficientScope, InvalidCredentials
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
@@ -24,7 +25,9 @@ from service.calculation_requests.model import (
     RequestNotFound,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
+from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
+from service.server import asgi
 from service.server.asgi import Header, Scope
 from service.telemetry import logs
 
@@ -34,7 +37,6 @@ Challenge: TypeAlias = Literal["", "invalid_request", "invalid_token", "insuffic
 
 _SOON: Header = (b"retry-after", b"1")
 _AFTER_REPAIR: Header = (b"retry-after", b"60")  # where an operator has to act first
-_CLIENT_DISCONNECTED = "client disconnected prematurely"  # Litestar's words
 
 _log = structlog.get_logger()
 
@@ -53,31 +55,33 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code: ErrorCode = code
+        self.errors = [FieldError(code, message, None, None)]
         self.headers = list(headers)
         if challenge is not None:
-            self.headers.append((b"www-authenticate", _authenticate(challenge, message, scope).encode()))
+            # RFC 6750, section 3
+            value = 'Bearer realm="calculation-requests"'
+            if challenge:
+                value += f', error="{challenge}", error_description="{message}"'
+            if scope is not None:
+                value += f', scope="{scope}"'
+            self.headers.append((b"www-authenticate", value.encode()))
+
+    def answer(self) -> asgi.Response:
+        """Return the answer."""
+        return envelope.failed(self.status, self.errors, *self.headers)
 
 
-class InvalidSubmission(Exception):
+class InvalidSubmission(ApiError):
     """Some fields of the body, or some query parameters, are not acceptable."""
 
     def __init__(self, errors: list[FieldError]) -> None:
-        super().__init__(len(errors))
+        super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, errors[0].code, errors[0].message)
         self.errors = errors
-
-
-def _authenticate(challenge: Challenge, message: str, scope: str | None) -> str:
-    """Return the value of WWW-Authenticate (RFC 6750, section 3)."""
-    value = 'Bearer realm="calculation-requests"'
-    if challenge:
-        value += f', error="{challenge}", error_description="{message}"'
-    return value if scope is None else f'{value}, scope="{scope}"'
 
 
 # How the errors of the rooms below, and of Litestar, are answered. An exception counts as the closest of its
 # base classes in this table.
-_ANSWERED_AS: Mapping[type[Exception], ApiError] = {
+_ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     # Raised by Litestar's router and body reader.
     ClientException: ApiError(
         HTTPStatus.BAD_REQUEST,
@@ -137,6 +141,13 @@ _ANSWERED_AS: Mapping[type[Exception], ApiError] = {
         "The secret of this request is unavailable until an operator restores its key: try again later.",
         _AFTER_REPAIR,
     ),
+    # The process stops before it has answered.
+    CancelledError: ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "unavailable",
+        "The service stopped before it could answer: try again after the time in Retry-After.",
+        _SOON,
+    ),
     Exception: ApiError(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "internal_error",
@@ -145,7 +156,8 @@ _ANSWERED_AS: Mapping[type[Exception], ApiError] = {
 }
 
 
-def _translate(error: Exception) -> ApiError:
+def translate(error: BaseException) -> ApiError:
+    """Return the refusal of a request that failed with *error*."""
     match error:
         case ApiError():
             return error
@@ -160,58 +172,45 @@ def _translate(error: Exception) -> ApiError:
                 scope=error.scope,
             )
         case MethodNotAllowedException():
-            return method_not_allowed((error.headers or {})["allow"])
+            return ApiError(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "This path does not have this method: the Allow header lists those that it has.",
+                (b"allow", (error.headers or {})["allow"].encode()),
+            )
+        case HTTPException(detail="client disconnected prematurely"):  # Litestar's words
+            return _ANSWERED_AS[ClientException]  # Nobody reads it.
     return next(_ANSWERED_AS[each] for each in type(error).__mro__ if each in _ANSWERED_AS)
 
 
-def method_not_allowed(allowed: str) -> ApiError:
-    """Return the refusal of a method that a path does not have."""
-    return ApiError(
-        HTTPStatus.METHOD_NOT_ALLOWED,
-        "method_not_allowed",
-        "This path does not have this method: the Allow header lists those that it has.",
-        (b"allow", allowed.encode()),
-    )
-
-
-def shut_down() -> ApiError:
-    """Return the refusal of a request that the process did not finish before it stopped."""
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "unavailable",
-        "The service stopped before it could answer: try again after the time in Retry-After.",
-        _SOON,
-    )
-
-
-def answer(error: Exception) -> Answer:
-    """Return the answer to a request that failed with *error*."""
-    if isinstance(error, InvalidSubmission):
-        return Answer.failed(HTTPStatus.UNPROCESSABLE_ENTITY, error.errors)
-    if isinstance(error, HTTPException) and error.detail == _CLIENT_DISCONNECTED:
-        return Answer.failed(HTTPStatus.BAD_REQUEST, [])  # Nobody reads it.
-    refused = _translate(error)
-    whole = FieldError(refused.code, str(refused), None, None)
-    return Answer.failed(refused.status, [whole], *refused.headers)
-
-
-def refuse(scope: Scope, error: Exception) -> Answer:
-    """Return the answer to a request that failed with *error*, and note why it failed, for the log."""
-    answered = answer(error)
-    log_facts.of(scope).error_codes = answered.error_codes
-    return answered
+def refuse(scope: Scope, error: BaseException) -> asgi.Response:
+    """Return the answer to a request that failed with *error*, and note its error codes, for the log."""
+    refused = translate(error)
+    scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
+    return refused.answer()
 
 
 def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer any exception, and log what operators need to know: Litestar's exception handler."""
-    answered = refuse(request.scope, error)
-    facts = log_facts.describe(request.scope)
-    if answered.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    answer = refuse(request.scope, error)
+    facts = describe(request.scope)
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
     if isinstance(error, SecretKeyMissing):
         request.app.state.resources.secret_keys.report_missing(error)
-    elif answered.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+    elif answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
-    headers = {name.decode(): value.decode() for name, value in answered.headers}
-    return Response(answered.body, status_code=answered.status, headers=headers)
+    headers = {name.decode(): value.decode() for name, value in answer.headers}
+    return Response(answer.body, status_code=answer.status, headers=headers)
+
+
+def describe(scope: Scope) -> dict[str, Any]:
+    """Return the fields of a log line about a request, beside those that the outer layer binds.
+
+    Of the path only a uuid is shown: otherwise it may hold anything.
+    """
+    state = scope["state"]
+    uuid = state.get("uuid") or scope.get("path_params", {}).get("uuid")
+    fields = {"uuid": uuid} if uuid and parse_uuid(uuid) else {}
+    return {**fields, "error_codes": state["error_codes"]} if "error_codes" in state else fields

@@ -2,17 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from http import HTTPStatus
 from uuid import UUID
 
 import structlog
-from litestar import HttpMethod, Response, get, post, route
+from litestar import HttpMethod, get, post, route
 from litestar.params import FromPath
 
-from service.api import admission, idempotency_key, json_body, list_query, log_facts, request_body
+from service.api import admission, envelope, idempotency_key, json_body, list_query, request_body
 from service.api.admission import SecretHolder
-from service.api.envelope import Answer
 from service.api.list_query import CalculationRequestPage
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
@@ -24,17 +22,17 @@ from service.calculation_requests.model import (
 from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
-from service.server.asgi import header_values
+from service.server.asgi import Response, header_values
 from service.telemetry import logs
 
 _log = structlog.get_logger()
 
 
 @post("/v1/request", status_code=200, before_request=admission.requires(WRITE))
-async def create_request(request: ApiRequest[Caller]) -> Answer:
+async def create_request(request: ApiRequest[Caller]) -> Response:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources, conveyancer_id = request.resources, request.user.conveyancer_id
-    facts = log_facts.of(request.scope)
+    state = request.scope["state"]
     key = idempotency_key.parse_key(header_values(request.scope, b"idempotency-key"))
     body = request_body.parse(await json_body.read(request))
     idempotency = body.idempotency(key)
@@ -49,37 +47,37 @@ async def create_request(request: ApiRequest[Caller]) -> Answer:
     )
     try:
         stored, is_repeat = await resources.storage.store(
-            new, idempotency=idempotency, traceparent=facts.traceparent, until=until
+            new, idempotency=idempotency, traceparent=state["traceparent"], until=until
         )
     except (PostgresUnavailable, asyncio.CancelledError):
-        facts.uuid = new.uuid  # It may be stored all the same.
+        state["uuid"] = new.uuid  # It may be stored all the same.
         raise
-    facts.uuid = stored.uuid
+    state["uuid"] = stored.uuid
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
-    return Answer.ok(resources.view(stored), *headers)
+    return envelope.ok(resources.view(stored), *headers)
 
 
 @get("/v1/request", before_request=admission.requires(READ))
-async def list_requests(request: ApiRequest[Caller]) -> Answer:
+async def list_requests(request: ApiRequest[Caller]) -> Response:
     """List the caller's requests, newest first."""
     resources = request.resources
     listing = list_query.parse_listing(request.scope["query_string"])
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
         found, next_cursor = await reading.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    return Answer.ok(CalculationRequestPage(resources.listed(found), next_cursor))
+    return envelope.ok(CalculationRequestPage(resources.listed(found), next_cursor))
 
 
-@route("/v1/request", http_method=HttpMethod.OPTIONS, status_code=204)
-async def show_methods() -> Response[None]:
+@route("/v1/request", http_method=HttpMethod.OPTIONS)
+async def show_methods() -> Response:
     """Show the methods of the path: Litestar's own answer names only those of one handler."""
-    return Response(None, headers={"Allow": "GET, OPTIONS, POST"})
+    return Response(HTTPStatus.NO_CONTENT, [(b"allow", b"GET, OPTIONS, POST")], b"")
 
 
 @get("/v1/request/{uuid:str}", before_request=admission.requires_reader_or_secret)
 async def retrieve_request(
     request: ApiRequest[Caller | InternalReader | SecretHolder], uuid: FromPath[str]
-) -> Answer:
+) -> Response:
     """Read a request back.
 
     The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id` and `meta_data`
@@ -87,17 +85,14 @@ async def retrieve_request(
     """
     resources, reader = request.resources, request.user
     if isinstance(reader, SecretHolder):
-        return Answer.ok(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
-    if isinstance(reader, InternalReader):
-        with _logged(reader, uuid):
-            request_id = _id_in(uuid)
-            async with resources.connection() as connection:
-                stored = await reading.read_internally(connection, request_id)
-        return Answer.ok(stored.view_without_secret())
-    request_id = _id_in(uuid)
+        return envelope.ok(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
+    request_id = _id_in(uuid, reader)
     async with resources.connection() as connection:
+        if isinstance(reader, InternalReader):
+            stored = await reading.read_internally(connection, request_id)
+            return envelope.ok(stored.view_without_secret())
         stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-    return Answer.ok(resources.view(stored))
+    return envelope.ok(resources.view(stored))
 
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
@@ -109,38 +104,27 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
 
 
 @get("/v1/request/{uuid:str}/events", before_request=admission.requires_reader)
-async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Answer:
+async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Response:
     """List what has happened to a request so far: its events, oldest first."""
-    resources, reader = request.resources, request.user
-    if isinstance(reader, InternalReader):
-        with _logged(reader, uuid):
-            request_id = _id_in(uuid)
-            async with resources.connection() as connection:
-                history = await event_history.read_internally(connection, request_id)
-        return Answer.ok(history.view())
-    request_id = _id_in(uuid)
-    async with resources.connection() as connection:
-        history = await event_history.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-    return Answer.ok(history.view())
+    reader = request.user
+    request_id = _id_in(uuid, reader)
+    async with request.resources.connection() as connection:
+        if isinstance(reader, InternalReader):
+            history = await event_history.read_internally(connection, request_id)
+        else:
+            history = await event_history.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+    return envelope.ok(history.view())
 
 
-def _id_in(uuid: str) -> UUID:
-    """Return the id that a path names. Raises RequestNotFound, without a statement, if it names none."""
+def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
+    """Return the id that a path names. Raises RequestNotFound, without a statement, if it names none.
+
+    Each attempt of an internal reader, who may read the requests of any firm, is logged.
+    """
     request_id = parse_uuid(uuid)
+    if isinstance(reader, InternalReader):
+        known = uuid if request_id else None  # Anything else may be personal data.
+        _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
     if request_id is None:
         raise RequestNotFound
     return request_id
-
-
-@contextmanager
-def _logged(reader: InternalReader, uuid: str) -> Iterator[None]:
-    """Log an attempt of an internal reader, who may read the requests of any firm."""
-    is_found = False
-    try:
-        yield
-        is_found = True
-    finally:
-        known = uuid if parse_uuid(uuid) else None  # Anything else may be personal data.
-        _log.info(
-            "request_read_internally", client_id=reader.client_id, found=is_found, **logs.about(known, None)
-        )

@@ -14,7 +14,7 @@ import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import NotFoundException
 
-from service.api import errors, log_facts
+from service.api import errors
 from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from service.telemetry import api_metrics, logs, tracing
@@ -69,7 +69,7 @@ class OuterLayer:
             scope = {**scope, "method": HttpMethod.GET}
         request_id = _request_id(scope["headers"])
         traceparent = tracing.onward(tracing.find(scope["headers"]))
-        log_facts.begin(scope, traceparent)
+        scope["state"]["traceparent"] = traceparent
         status = 0
 
         async def send_completed(message: Message) -> None:
@@ -85,17 +85,17 @@ class OuterLayer:
         api_metrics.requests_in_progress.inc()
         try:
             await self._route(scope, receive, send_completed)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as shutdown:
             if status:
                 raise
             # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
             # is nothing to pass the exception on to.
-            await errors.refuse(scope, errors.shut_down())(scope, receive, send_completed)
+            await errors.refuse(scope, shutdown)(scope, receive, send_completed)
         finally:
             api_metrics.requests_in_progress.dec()
             route = scope.get("path_template")
             try:
-                _record(method, route, status, time.perf_counter() - started_at, log_facts.describe(scope))
+                _record(method, route, status, time.perf_counter() - started_at, errors.describe(scope))
             finally:
                 structlog.contextvars.reset_contextvars(**bound)
         return route, status

@@ -1,21 +1,16 @@
 """The questionnaire: the questions of the calculation, read from a file, and their endpoint."""
 
 import hashlib
-import re
 from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import HttpMethod, asgi
+from litestar import get
 
-from service.api import admission
-from service.api.envelope import Answer
-from service.api.errors import method_not_allowed
-from service.server.asgi import Receive, Scope, Send, header_values
-
-_METHODS = "GET, OPTIONS"
-_OPAQUE_TAG = re.compile(r'"[^"]*"')  # of an ETag (RFC 9110, section 8.8.3)
+from service.api import admission, envelope
+from service.api.resources import ApiRequest
+from service.server.asgi import Response, header_values
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -65,38 +60,23 @@ def load() -> QuestionnaireStructure:
     return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
 
 
-def entity_tag(encoded: bytes) -> str:
-    """Return a weak ETag of the questions: the timestamp in the envelope differs each time."""
-    return f'W/"{hashlib.sha256(encoded).hexdigest()[:32]}"'
-
-
 _QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
-_ETAG = entity_tag(bytes(_QUESTIONS))
+# Weak, because the timestamp in the envelope differs each time.
+_ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 
 
-# Not `get`: Litestar's request, hooks and answer took a tenth of the time of a questionnaire.
-@asgi("/v1/questionnaire/structure", copy_scope=False)
-async def questionnaire_structure(scope: Scope, receive: Receive, send: Send) -> None:
+@get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
+async def questionnaire_structure(request: ApiRequest[None]) -> Response:
     """Return the questions from which a form is built, or 304 when the caller has them."""
-    answer = await _questionnaire(scope)
-    await answer(scope, receive, send)
-
-
-async def _questionnaire(scope: Scope) -> Answer:
-    if scope["method"] == HttpMethod.OPTIONS:
-        return Answer(HTTPStatus.NO_CONTENT, [(b"allow", _METHODS.encode())], b"")
-    if scope["method"] != HttpMethod.GET:
-        raise method_not_allowed(_METHODS)
-    await admission.admit_api_key_or_token(scope)
     # Callers keep the questions, and ask each time whether they are current. No `Vary`: the questions are the
     # same for every caller, and no shared cache may keep them.
     headers = [(b"etag", _ETAG.encode()), (b"cache-control", b"private, no-cache")]
-    if _is_current(header_values(scope, b"if-none-match")):
-        return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return Answer.ok(_QUESTIONS, *headers)
+    if _is_current(header_values(request.scope, b"if-none-match")):
+        return Response(HTTPStatus.NOT_MODIFIED, headers, b"")
+    return envelope.ok(_QUESTIONS, *headers)
 
 
 def _is_current(if_none_match: list[str]) -> bool:
-    """Compare weakly, as If-None-Match does (RFC 9110, sections 8.8.3.2 and 13.1.2)."""
+    """Compare weakly, as If-None-Match does (RFC 9110, section 13.1.2): the tag with its quotes counts."""
     tag = _ETAG.removeprefix("W/")
-    return any(field.strip() == "*" or tag in _OPAQUE_TAG.findall(field) for field in if_none_match)
+    return any(field.strip() == "*" or tag in field for field in if_none_match)

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from litestar import MediaType
 
-from service.api.envelope import Answer, Envelope, ErrorEnvelope, succeed
-from service.api.errors import answer
+from service.api.envelope import Envelope, ErrorEnvelope, succeed
+from service.api.errors import translate
 from service.api.request_body import FILLED_TEXT, CreateBody
 from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
@@ -24,6 +24,7 @@ from service.contracts import asyncapi
 from service.contracts.operations import ANY_FAILURE, HEADERS, OPERATIONS, PARAMETERS, Operation
 from service.outbox import events
 from service.outbox.events import RequestEvent
+from service.server.asgi import Response
 
 _ABOUT = """\
 Stores requests for Stamp Duty Land Tax calculations, which case-management systems make for their
@@ -172,9 +173,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 def _failures(failures: Mapping[str, Exception]) -> dict[str, Any]:
     """Describe the answers to *failures* by status."""
-    by_status: dict[HTTPStatus, dict[str, Answer]] = {}
+    by_status: dict[HTTPStatus, dict[str, Response]] = {}
     for name, failure in failures.items():
-        failed = answer(failure)
+        failed = translate(failure).answer()
         by_status.setdefault(failed.status, {})[name] = failed
     described = {}
     for status, answers in sorted(by_status.items()):
@@ -184,7 +185,7 @@ def _failures(failures: Mapping[str, Exception]) -> dict[str, Any]:
     return described
 
 
-def _shared_headers(answers: Iterable[Answer]) -> dict[str, bool]:
+def _shared_headers(answers: Iterable[Response]) -> dict[str, bool]:
     """Return the headers that some of the answers have; True for those that all have."""
     sent = [{name.decode() for name, _ in each.headers} for each in answers]
     return {

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import ClientException
-from litestar.handlers import BaseRouteHandler
+from litestar.handlers import HTTPRouteHandler
 from msgspec.structs import replace
 
 from service import lines
 from service.api import handlers, idempotency_key, json_body, list_query, questionnaire
 from service.api.admission import bearer_token
-from service.api.errors import ApiError, InvalidSubmission
+from service.api.errors import ApiError
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import LINE, CreateBody, parse
@@ -145,11 +145,11 @@ HEADERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _refusal(check: Callable[..., object], *arguments: object) -> InvalidSubmission | ApiError:
+def _refusal(check: Callable[..., object], *arguments: object) -> ApiError:
     """Return the refusal that *check* raises."""
     try:
         check(*arguments)
-    except (InvalidSubmission, ApiError) as error:
+    except ApiError as error:
         return error
     raise ValueError(check)
 
@@ -170,7 +170,7 @@ ANY_FAILURE: Mapping[str, Exception] = {
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of an endpoint beyond its handler."""
 
-    handler: BaseRouteHandler  # of one path
+    handler: HTTPRouteHandler  # of one path
     tag: str
     security: list[dict[str, list[str]]]
     examples: Mapping[str, msgspec.Struct]  # payloads by name; all are of the type of "ok"

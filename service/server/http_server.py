@@ -83,14 +83,11 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not self._stop.is_set():
             await self.on_tick(0)  # updates the Date header
-            self._end_overdue()
+            now = asyncio.get_running_loop().time()
+            # All connections at once: a timer for each request would cost every request.
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.end_if_overdue(now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
                     await self._stop.wait()
-
-    def _end_overdue(self) -> None:
-        """Check all connections at once: a timer for each request would cost every request."""
-        now = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, HttpProtocol):
-                connection.end_if_overdue(now)

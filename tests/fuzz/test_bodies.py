@@ -13,7 +13,7 @@ import pytest
 
 from service.api import request_body
 from service.api.envelope import ErrorEnvelope
-from service.api.errors import ApiError, InvalidSubmission, answer
+from service.api.errors import ApiError
 from service.api.json_body import LARGEST_BODY
 from service.contracts import openapi
 from tests.end_to_end.callers import client_of
@@ -65,8 +65,8 @@ def _judge(body: bytes) -> list[Any]:
     try:
         parsed = request_body.parse(body)
         parsed.validated(waiver_applies=parsed.asks_for_waiver)
-    except (ApiError, InvalidSubmission) as error:
-        envelope = msgspec.json.decode(answer(error).body, type=ErrorEnvelope)
+    except ApiError as error:
+        envelope = msgspec.json.decode(error.answer().body, type=ErrorEnvelope)
         assert envelope.errors
         _check_pointers(body, envelope)
         return envelope.errors

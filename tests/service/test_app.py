@@ -28,30 +28,6 @@ async def test_questionnaire_is_returned_in_the_envelope(shared_client: httpx.As
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nonsense", 404, "not_found"),
-        ("GET", "/v1/request/a/b", 404, "not_found"),
-        ("DELETE", "/v1/request", 405, "method_not_allowed"),
-        ("PUT", "/v1/questionnaire/structure", 405, "method_not_allowed"),
-    ],
-)
-async def test_errors_of_the_router_share_the_envelope(
-    shared_client: httpx.AsyncClient, method: str, path: str, status: int, code: str
-) -> None:
-    response = await shared_client.request(method, path)
-
-    assert response.status_code == status
-    body = response.json()
-    assert body["status"]["code"] == status
-    assert body["data"] is None
-    assert body["errors"][0]["code"] == code
-    assert body["meta"]["timestamp"]
-    assert response.headers["X-Request-Id"]
-    assert ("Allow" in response.headers) == (status == 405)
-
-
-@pytest.mark.parametrize(
     "alias",
     [
         "//metrics",
@@ -99,11 +75,6 @@ async def test_other_request_ids_are_replaced(shared_client: httpx.AsyncClient, 
     response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
 
     assert response.headers["X-Request-Id"] not in ("", sent)
-
-
-async def test_process_is_alive_and_ready(shared_client: httpx.AsyncClient) -> None:
-    assert (await shared_client.get("/livez")).status_code == 200
-    assert (await shared_client.get("/readyz")).json() == {"postgres": "ok"}
 
 
 async def test_process_is_not_ready_on_an_older_schema(

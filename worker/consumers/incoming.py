@@ -38,8 +38,7 @@ class Incoming(msgspec.Struct, frozen=True):
         try:
             return msgspec.convert(self.json, kind)
         except msgspec.ValidationError as error:
-            field, reason = json_faults.locate(error)
-            raise Malformed(reason, field=field) from None
+            raise Malformed(json_faults.describe(error)) from None
 
 
 def read(body: bytes) -> Incoming:

@@ -200,15 +200,6 @@ async def _get(client: httpx.AsyncClient, uuid: str, token: str) -> int:
     return response.status_code
 
 
-async def test_questionnaire_asks_postgres_nothing_with_an_access_token(
-    watched_client: httpx.AsyncClient, statements: StatementLog
-) -> None:
-    response = await watched_client.get("/v1/questionnaire/structure")
-
-    assert response.status_code == 200
-    assert statements.executed == []
-
-
 async def test_create_writes_little_wal(database: Connection) -> None:
     written = [await _wal_bytes(database) for _ in range(_CALLS)]
 

@@ -50,7 +50,7 @@ async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[h
 def assert_gone(answer: httpx.Response) -> None:
     """Check that an answer is the documented one."""
     assert answer.status_code == 410
-    documented = errors.answer(RequestErased())
+    documented = errors.translate(RequestErased()).answer()
     assert answer.json() | {"meta": None} == json.loads(documented.body) | {"meta": None}
 
 

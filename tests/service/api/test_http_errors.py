@@ -170,18 +170,6 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
         await asyncio.gather(*waiting)
 
 
-async def test_cause_of_a_503_is_logged(hurried: httpx.AsyncClient, database: Connection) -> None:
-    with capture_logs() as logs:
-        async with database.transaction():
-            await database.execute("LOCK TABLE calculation_request")
-            response = await hurried.post("/v1/request", json=A_REQUEST)
-
-    assert response.status_code == 503
-    warning = next(line for line in logs if line["log_level"] == "warning")
-    assert warning["event"] == "request_turned_away"
-    assert warning["error"].startswith("PostgresUnavailable (TimeoutError")
-
-
 async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(
     client: httpx.AsyncClient, database: Connection
 ) -> None:

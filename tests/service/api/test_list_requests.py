@@ -9,7 +9,6 @@ import httpx
 import msgspec
 import pytest
 
-from service.api.list_query import LARGEST_LIMIT
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
@@ -57,10 +56,6 @@ async def test_requests_are_listed_newest_first_as_retrieve_shows_them(
     assert response.json()["data"] == {"requests": created, "next_cursor": None}
 
 
-async def test_list_of_a_conveyancer_without_requests_is_empty(shared_client: httpx.AsyncClient) -> None:
-    assert await page(shared_client) == {"requests": [], "next_cursor": None}
-
-
 async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) -> None:
     created = await create(client, 21)
 
@@ -69,16 +64,6 @@ async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) ->
 
     assert first["requests"] == created[:20]
     assert rest == {"requests": created[20:], "next_cursor": None}
-
-
-async def test_largest_page_leads_to_the_next(client: httpx.AsyncClient) -> None:
-    created = await create(client, LARGEST_LIMIT + 1)
-
-    first = await page(client, limit=LARGEST_LIMIT)
-    rest = await page(client, limit=LARGEST_LIMIT, cursor=first["next_cursor"])
-
-    assert first["requests"] == created[:LARGEST_LIMIT]
-    assert rest == {"requests": created[LARGEST_LIMIT:], "next_cursor": None}
 
 
 async def test_last_page_may_be_full(client: httpx.AsyncClient) -> None:
@@ -181,14 +166,6 @@ async def test_at_most_fifty_unknown_parameters_are_reported(shared_client: http
 
     assert len(reported) == UNKNOWN_FIELDS_NAMED + 1
     assert ("limit", "out_of_range") in reported
-
-
-async def test_parameter_behind_thousands_of_empty_ones_is_read(
-    shared_client: httpx.AsyncClient,
-) -> None:
-    reported = errors(await shared_client.get(f"/v1/request?{'&' * 5_000}limit=0"))
-
-    assert reported == [("limit", "out_of_range")]
 
 
 @pytest.mark.parametrize(

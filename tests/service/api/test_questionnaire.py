@@ -4,7 +4,7 @@ import httpx
 import msgspec
 import pytest
 
-from service.api.questionnaire import entity_tag, load
+from service.api.questionnaire import load
 
 STRUCTURE = "/v1/questionnaire/structure"
 YES_NO = ["YES", "NO"]
@@ -95,13 +95,6 @@ def test_encoded_questions_have_the_fields_of_the_interface() -> None:
         assert list(question) == ["ref", "question", "info", "responseType", "responseOptions", "conditions"]
 
 
-def test_question_without_options_and_conditions_is_encoded_with_nulls() -> None:
-    case_ref = msgspec.json.decode(msgspec.json.encode(load()))["questionnaire"][0]
-
-    assert case_ref["responseOptions"] is None
-    assert case_ref["conditions"] is None
-
-
 def test_encoded_options_have_a_name_and_a_value() -> None:
     is_leasehold = msgspec.json.decode(msgspec.json.encode(load()))["questionnaire"][2]
 
@@ -109,13 +102,6 @@ def test_encoded_options_have_a_name_and_a_value() -> None:
         {"name": "Yes", "value": "YES"},
         {"name": "No", "value": "NO"},
     ]
-
-
-def test_etag_changes_only_with_the_questions() -> None:
-    encoded = msgspec.json.encode(load())
-
-    assert entity_tag(encoded) == entity_tag(msgspec.json.encode(load()))
-    assert entity_tag(encoded) != entity_tag(encoded.replace(b"England", b"England "))
 
 
 async def test_questions_that_the_caller_already_has_are_not_sent_again(

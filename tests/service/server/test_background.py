@@ -5,13 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from service.outbox import lanes
-from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, open_pool
 from service.server import background
 from service.server.background import in_background
-from service.settings import ServiceSettings
-from tests.harness.metrics import rises, value
+from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
 
@@ -82,22 +78,6 @@ async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends() -> N
     await asyncio.wait([using])
 
     assert using.cancelled()
-
-
-async def test_relay_is_woken_after_a_failed_notify(
-    service_settings: ServiceSettings, database: Connection
-) -> None:
-    woken, failures = asyncio.Event(), value("background_failures_total", work="relay_waker")
-    await database.add_listener(lanes.CHANNEL, lambda *_: woken.set())
-    async with open_pool(service_settings) as pool:
-        waker = RelayWaker(pool, timeout_seconds=5.0)
-        async with in_background("relay_waker", waker.run):
-            await database.execute("ALTER FUNCTION pg_notify(text, text) RENAME TO no_pg_notify")
-            waker.wake()
-            await eventually(lambda: value("background_failures_total", work="relay_waker") > failures)
-            await database.execute("ALTER FUNCTION no_pg_notify(text, text) RENAME TO pg_notify")
-            waker.wake()
-            await eventually(woken.is_set)
 
 
 async def test_background_work_ends_with_the_block() -> None:

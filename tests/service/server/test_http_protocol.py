@@ -243,16 +243,6 @@ async def test_missing_body_is_answered_408(
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_trickled_body_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
-    connection = await connect_to(impatient)
-    with capture_logs() as logs:
-        connection.send(head(impatient, "Content-Length: 60000"))
-        await connection.trickle(b" ")
-        await eventually(lambda: served(logs))
-
-    assert [(line["route"], line["status"]) for line in served(logs)] == [("/v1/request", 408)]
-
-
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
