@@ -22,7 +22,6 @@ from service.postgres.pool import open_pool
 from service.server import probes
 from service.server.asgi import Response
 from service.server.background import in_background
-from service.server.probes import Probes, lasting
 from service.settings import ServiceSettings
 
 
@@ -60,8 +59,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
 @get([*probes.PATHS])
 async def answer_probe(request: ApiRequest[None]) -> Response:
     """Answer a probe: anyone may call it."""
-    answers: Probes = request.app.state.probes
-    return await answers.answer(request.scope["path"])
+    return await probes.answer(request.scope["path"], request.app.state.checks)
 
 
 @asynccontextmanager
@@ -83,6 +81,5 @@ async def _lifespan(
             storage=Storage(pool, relay, timeout_seconds=seconds),
             secret_keys=secret_keys,
         )
-        check = schema.readiness(pool, seconds=seconds)
-        app.state.probes = Probes(checks={"postgres": lasting(check, pool)})
+        app.state.checks = {"postgres": probes.lasting(schema.readiness(pool, seconds=seconds), pool)}
         yield

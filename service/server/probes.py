@@ -57,25 +57,19 @@ def lasting(check: Check, pool: Pool) -> Check:
     return run
 
 
-class Probes(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to the probes of one process."""
-
-    checks: Checks
-    read_gauges: ReadGauges | None = None  # whose values are stored elsewhere, in bounded time
-
-    async def answer(self, path: str) -> Response:
-        """Return the answer to GET for one of PATHS."""
-        match path:
-            case "/livez":
-                return _in_json(HTTPStatus.OK, {"status": "alive"})
-            case "/readyz":
-                results = {name: await _result(check) for name, check in self.checks.items()}
-                is_ready = all(passed for passed, _ in results.values())
-                status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-                return _in_json(status, {name: state for name, (_, state) in results.items()})
-        if self.read_gauges is not None:
-            await self.read_gauges()
-        return Response.of(HTTPStatus.OK, b"text/plain; version=0.0.4; charset=utf-8", generate_latest())
+async def answer(path: str, checks: Checks, read_gauges: ReadGauges | None = None) -> Response:
+    """Return the answer to GET for one of PATHS. Gauges whose values are in Postgres are read first."""
+    match path:
+        case "/livez":
+            return _in_json(HTTPStatus.OK, {"status": "alive"})
+        case "/readyz":
+            results = {name: await _result(check) for name, check in checks.items()}
+            is_ready = all(passed for passed, _ in results.values())
+            status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+            return _in_json(status, {name: state for name, (_, state) in results.items()})
+    if read_gauges is not None:
+        await read_gauges()
+    return Response.of(HTTPStatus.OK, b"text/plain; version=0.0.4; charset=utf-8", generate_latest())
 
 
 def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
@@ -104,13 +98,12 @@ async def serve(
     checks: Checks, read_gauges: ReadGauges | None, listening: socket.socket, stop: asyncio.Event
 ) -> None:
     """Serve the probes of a process without an API until *stop*."""
-    probes = Probes(checks=checks, read_gauges=read_gauges)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # There is nothing to do at startup and shutdown.
         if scope["path"] in PATHS:
-            response = await probes.answer(scope["path"])
+            response = await answer(scope["path"], checks, read_gauges)
         else:
             response = _in_json(HTTPStatus.NOT_FOUND, {"status": "not found"})
         await response(scope, receive, send)
