@@ -30,8 +30,6 @@ from worker.mail.smtp import Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_NOT_COMPOSABLE = "not given to the mail server: no e-mail can be composed from these addresses"
-_INTERNAL_ERROR = "not given to the mail server: internal error, see the logs"
 _LONGEST_REPLY = 1000
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
@@ -179,7 +177,7 @@ class Postman:
                         before_content=partial(self._check_claim, email.event_id),
                     )
         except EmailNotValidError:
-            return email.ended(_NOT_COMPOSABLE, "not_composable")
+            return email.ended("not sent: no e-mail can be composed from these addresses", "not_composable")
         except MailServerUnavailable as outage:
             self._outage = outage
             return PutOff(email.event_id, "given_back")
@@ -193,7 +191,7 @@ class Postman:
                 _log.error("email_failed", **logs.describe(error))
             # For ever, at long intervals: no mail server refused it, so no event may say that it failed.
             pause = self._settings.email_retry_seconds * _LONGEST_RETRY
-            return PutOff(email.event_id, "put_off", pause, _INTERNAL_ERROR)
+            return PutOff(email.event_id, "put_off", pause, "not sent: internal error, see the logs")
         if reply.is_acceptance:
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
@@ -212,10 +210,7 @@ class Postman:
         return message.in_ascii(email.request.customer_email), content
 
     def _check_claim(self, event_id: str) -> None:
-        """Raise ClaimLost when another process may have taken the e-mail over.
-
-        This one was suspended too long.
-        """
+        """Raise ClaimLost if this process was suspended so long that another may have the e-mail."""
         if time.monotonic() >= self._claimed_until[event_id]:
             raise ClaimLost
 

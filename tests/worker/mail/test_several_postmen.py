@@ -6,13 +6,10 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
-from tests.harness.metrics import value
 from tests.harness.processes import started, worker_process
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -61,34 +58,6 @@ async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     assert started_again == 0
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert await all_are(database, "sent")
-
-
-@pytest.mark.usefixtures("intended")
-async def test_claim_is_renewed_after_a_failed_renewal(
-    worker_settings: WorkerSettings, mail_link: TcpProxy, database: Connection
-) -> None:
-    def failures() -> float:
-        return value("background_failures_total", work="email_claims")
-
-    mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(
-        worker_settings,
-        smtp_url=mail_link.url,
-        email_claim_seconds=1.0,
-        smtp_timeout_seconds=60.0,
-    )
-    before = failures()
-
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(mail_link.marker_reached.is_set)
-        await database.execute("ALTER TABLE email ADD CONSTRAINT unrenewed CHECK (false) NOT VALID")
-        await eventually(lambda: failures() > before)
-        await database.execute("ALTER TABLE email DROP CONSTRAINT unrenewed")
-        claimed_until = await database.fetchval("SELECT next_attempt_at FROM email")
-        await eventually(
-            lambda: database.fetchval("SELECT bool_or(next_attempt_at > $1) FROM email", claimed_until)
-        )
-        mail_link.resume()
 
 
 async def test_two_postmen_send_no_email_twice(
