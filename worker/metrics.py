@@ -1,8 +1,5 @@
 """The worker's Prometheus metrics, beside those that both processes have. Labels take few, known values."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from prometheus_client import Counter, Gauge, Histogram
 
 from service.outbox.events import EVENT_TYPES
@@ -18,33 +15,13 @@ outbox_failing = Gauge(
     "outbox_failing_events",
     "Events that were refused, to be retried; at most 10,000 held events are counted.",
 )
-outbox_waiting = Gauge(
-    "outbox_waiting_events",
-    "Events behind a failing one of their request; at most 10,000 held events are counted.",
-)
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."
 )
 
 events_published = Counter("relay_events_published_total", "Events that the broker confirmed.", ["type"])
-events_failed = Counter(
-    "relay_events_failed_total", "Events that were returned, refused or could not be encoded.", ["reason"]
-)
-confirm_seconds = Histogram(
-    "relay_confirm_seconds",
-    "From publishing a window to its last confirm.",
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-)
-unconfirmed_events = Gauge("relay_unconfirmed_events", "Events in the window being published.")
 delivery_seconds = Histogram(
     "relay_delivery_seconds", "From writing an event to its confirm.", buckets=_DELIVERY_SECONDS
-)
-wakeups = Counter("relay_wakeups_total", "What woke the idle relay.", ["source"])
-outages = Counter(
-    "relay_outages_total", "Outages of RabbitMQ or Postgres that stopped the relay.", ["dependency"]
-)
-lanes_passed_over = Counter(
-    "relay_lanes_passed_over_total", "Lanes in which an event was found below the low-water mark."
 )
 broker_blocked = Gauge("broker_blocked", "1 while an alarm of RabbitMQ blocks the relay.")
 broker_connected = Gauge(
@@ -85,7 +62,7 @@ reconciled_at = Gauge(
 )
 
 FROM_POSTGRES = (
-    *(outbox_pending, outbox_failing, outbox_waiting, outbox_oldest_age),
+    *(outbox_pending, outbox_failing, outbox_oldest_age),
     *(emails_pending, emails_oldest_age),
 )
 
@@ -96,21 +73,5 @@ for _gauge in (*FROM_POSTGRES, reconciled_at):
 # Create the series now: Prometheus sees no increase in a series that starts at 1.
 for _type in (*EVENT_TYPES, "other"):
     events_published.labels(_type)
-for _reason in ("returned", "refused", "unencodable"):
-    events_failed.labels(_reason)
-for _source in ("notify", "poll"):
-    wakeups.labels(_source)
-for _dependency in ("rabbitmq", "postgres"):
-    outages.labels(_dependency)
 for _outcome in ("sent", "postponed", "failed", "given_back", "put_off"):
     emails.labels(_outcome)
-
-
-@contextmanager
-def showing(gauge: Gauge, value: float) -> Iterator[None]:
-    """Set a gauge to *value* inside the block, and to 0 after it."""
-    gauge.set(value)
-    try:
-        yield
-    finally:
-        gauge.set(0)

@@ -21,7 +21,7 @@ from worker.consumers import calculations, notifications
 from worker.gauges import Reading
 from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.relay.backlog import outbox_gauges
+from worker.relay import outbox
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.retention import Retention
@@ -46,11 +46,11 @@ def assemble(
         woken = asyncio.Event()
         relay = Relay(settings, pool, woken)
         parts["relay"] = relay.run
-        parts["listener"] = Listener(settings, woken).run
+        parts["listener"] = Listener(settings, woken, relay.marks).run
         parts["discrepancies"] = partial(reconciliation.run, pool)
         if settings.retention_days is not None:
             parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
-        readings.append(outbox_gauges(relay.marks))
+        readings.append(partial(outbox.read_gauges, relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()

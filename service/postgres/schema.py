@@ -9,12 +9,11 @@ while callers queue behind it.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
-import msgspec
 
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -23,7 +22,7 @@ from service.postgres.pool import Connection, Pool
 _SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
-_ATTEMPTS = 600  # to get that lock, and to get a table's lock
+_ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
 # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a second.
 _LOCK_WAIT = "200ms"
@@ -39,37 +38,19 @@ class SchemaNotApplied(Exception):
     """The schema cannot be applied to this database."""
 
 
-class Version(msgspec.Struct, frozen=True):
-    """One step of a stored schema.
-
-    It is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Then it runs
-    statement by statement, so each of its statements must be safe to repeat after an interruption.
-    """
-
-    number: int
-    sql: str
-
-    @property
-    def parts(self) -> list[str]:
-        """The SQL to execute string by string; the statements of one string are one transaction."""
-        sql = f"{self.sql.rstrip()}\nINSERT INTO schema_version (version) VALUES ({self.number});"
-        return re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]
-
-
-def read_versions(folder: Path) -> list[Version]:
-    """Return the versions in a folder, 0002_…sql, 0003_…sql, in order."""
+def read_versions(folder: Path) -> list[str]:
+    """Return the SQL of the versions in a folder, 0002_…sql, 0003_…sql, in order."""
     files = sorted(folder.glob("*.sql"))
-    found = [Version(int(file.name.partition("_")[0]), file.read_text()) for file in files]
-    if [version.number for version in found] != list(range(2, len(found) + 2)):
+    if [int(file.name.partition("_")[0]) for file in files] != list(range(2, len(files) + 2)):
         raise AssertionError(f"versions must be numbered 2, 3, 4 …: {[file.name for file in files]}")
-    return found
+    return [file.read_text() for file in files]
 
 
 _VERSIONS = read_versions(Path(__file__).parent / "versions")
 VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql has
 
 
-async def apply(connection: Connection, versions: Sequence[Version] = _VERSIONS) -> int:
+async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
     """Bring a database to the newest version, while it is in use; return its version afterwards.
 
     An empty one gets schema.sql. Then the versions that it lacks are applied, each once. A database at the
@@ -78,13 +59,24 @@ async def apply(connection: Connection, versions: Sequence[Version] = _VERSIONS)
 
     Raises SchemaNotApplied.
     """
-    if await read_version(connection) < 1 + len(versions):
-        async with _lock_held(connection):
-            if await read_version(connection) == 0:
-                await _lay(connection)
-            for version in versions[await read_version(connection) - 1 :]:
-                await _apply(connection, version)
-    return await read_version(connection)
+    for _ in range(_ATTEMPTS):
+        version = await read_version(connection)
+        if version > len(versions):
+            return version
+        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
+        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+            try:
+                with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                    await _apply(connection, versions)
+                    continue
+            finally:
+                if not connection.is_closed():
+                    await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
+        await asyncio.sleep(_PAUSE_SECONDS)
+    raise SchemaNotApplied(
+        "A table stays locked, or another process is applying the schema: "
+        "end the long transaction in pg_stat_activity, then run this again."
+    )
 
 
 async def read_version(connection: Connection) -> int:
@@ -113,45 +105,25 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     return ready
 
 
-@asynccontextmanager
-async def _lock_held(connection: Connection) -> AsyncIterator[None]:
-    """Hold the lock that keeps other processes from applying the schema. Raises SchemaNotApplied."""
-    for _ in range(_ATTEMPTS):
-        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
-        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-            break
-        await asyncio.sleep(_PAUSE_SECONDS)
-    else:
-        raise SchemaNotApplied("Another process is applying the schema: look for it in pg_stat_activity.")
-    try:
-        yield
-    finally:
-        if not connection.is_closed():
-            await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
+async def _apply(connection: Connection, versions: Sequence[str]) -> None:
+    """Apply what the database lacks. Raises SchemaNotApplied on one with tables of others.
 
-
-async def _lay(connection: Connection) -> None:
-    """Lay schema.sql into an empty database. Raises SchemaNotApplied on one with tables of others."""
-    if await connection.fetchval("SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"):
-        raise SchemaNotApplied("The database has tables that `schema apply` did not make: use an empty one.")
-    await connection.execute(_SCHEMA.read_text())
-
-
-async def _apply(connection: Connection, version: Version) -> None:
-    """Apply a version; start it again when a table stays locked. Raises SchemaNotApplied.
-
-    An interrupted concurrent index build leaves an invalid index, which the part before it drops.
+    A version is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Then
+    it runs statement by statement, so each of its statements must be safe to repeat after an interruption. An
+    interrupted concurrent index build leaves an invalid index, which the statement before it drops.
     """
-    for _ in range(_ATTEMPTS):
-        try:
-            for part in version.parts:
-                lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
-                await connection.execute(f"SET lock_timeout = '{lock_wait}'")
-                await connection.execute(part)
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
-            await asyncio.sleep(_PAUSE_SECONDS)
-        else:
-            return
-    raise SchemaNotApplied(
-        "A table stays locked: end the long transaction in pg_stat_activity, then run this again."
-    )
+    if await read_version(connection) == 0:
+        if await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
+        ):
+            raise SchemaNotApplied(
+                "The database has tables that `schema apply` did not make: use an empty one."
+            )
+        await connection.execute(_SCHEMA.read_text())
+    stored = await read_version(connection)
+    for number, version in enumerate(versions[stored - 1 :], stored + 1):
+        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});"
+        for part in re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]:
+            lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
+            await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+            await connection.execute(part)

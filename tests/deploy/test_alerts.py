@@ -204,8 +204,6 @@ CASES = [
     silent("OutboxNotDraining", "Postgres is down", {OLDEST_EVENT: NOT_COUNTED}, at="10m"),
     fires("EventsFailing", "one is", {"outbox_failing_events": "1x60"}, at="6m"),
     silent("EventsFailing", "mended after four minutes", {"outbox_failing_events": "1x16 0x40"}, at="6m"),
-    fires("EventsPassedOver", "in one lane", {"relay_lanes_passed_over_total": "0x10 1x50"}, at="4m"),
-    silent("EventsPassedOver", "long ago", {"relay_lanes_passed_over_total": "0x10 1x150"}, at="30m"),
     fires(
         "ConsumerNotReading",
         "one queue",

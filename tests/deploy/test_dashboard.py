@@ -89,8 +89,8 @@ def test_panels_are_told_apart_and_do_not_overlap() -> None:
     [
         ('sum by (queue) (rate(consumer_messages_total{outcome="handled"}[5m]))', set()),
         ("outbox_pending", {"outbox_pending"}),
-        ("relay_confirm_seconds", {"relay_confirm_seconds"}),
-        ("sum(rate(relay_confirm_seconds_bucket[5m])) by (queue)", {"queue"}),
+        ("relay_delivery", {"relay_delivery"}),
+        ("sum(rate(relay_delivery_seconds_bucket[5m])) by (queue)", {"queue"}),
         ('emails_total{status="sent", pod!="1"} offset 5m', {"emails_total{status}"}),
         ('emails_pending{job="a} b{c"} > 5 and on (namespace) time() - jwks_age > 1e3', {"jwks_age"}),
     ],

@@ -19,13 +19,12 @@ from service.postgres.pool import open_pool
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
-from worker.relay.loop import Pace, Relay
+from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 REQUESTS = 4
 WINDOW = 8
-PACE = Pace(batch_size=WINDOW, retry_seconds=0.001, longest_retry_seconds=0.001)
 TYPES = ("request.created", "request.email_sent", "request.calculated")
 
 replies = st.sampled_from(
@@ -80,7 +79,7 @@ class RelayModel(RuleBasedStateMachine):
         self.pool = await self.resources.enter_async_context(open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
         await self.observer.execute("TRUNCATE outbox, outbox_held")
-        self.relay = Relay(self.settings, self.pool, asyncio.Event(), pace=PACE)
+        self.relay = Relay(self.settings, self.pool, asyncio.Event(), batch_size=WINDOW, retry_seconds=0.0001)
         while len(self.requests) < REQUESTS:
             request_id = new_request_id()
             if lanes.lane_of(request_id) == 0:
@@ -115,7 +114,9 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule(script=scripts)
     def relay_once(self, script: Script) -> None:
-        """Make one pass, with the broker's replies from *script*."""
+        """Make one pass in which all refused events are due, with the broker's replies from *script*."""
+        due = "UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0"
+        self.run(self.observer.execute(due))
         self.broker.script = script
         before = self.run(self._attempts())
         with suppress(BrokerUnavailable):
@@ -153,7 +154,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _relay_once(self) -> None:
         async with open_channel(self.settings, name="model") as channel:
             publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
-            await self.relay.relay_due(publisher, asyncio.Event())
+            await self.relay.relay_due(publisher)
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:

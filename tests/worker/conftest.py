@@ -25,7 +25,7 @@ from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.relay import outbox
-from worker.relay.loop import Pace, Relay
+from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -84,26 +84,26 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
 
 
 @pytest.fixture
-def pace() -> Pace:
+def pace() -> dict[str, Any]:
     """The pace of the relay, which `with_pace` changes."""
-    return Pace()
+    return {}
 
 
-def with_pace(**changes: Any) -> pytest.MarkDecorator:
+def with_pace(**pace: float) -> pytest.MarkDecorator:
     """Run a test with a relay of another pace."""
-    return pytest.mark.parametrize("pace", [Pace(**changes)], ids=[""])
+    return pytest.mark.parametrize("pace", [pace], ids=[""])
 
 
 @pytest.fixture
-def relay(worker_settings: WorkerSettings, pool: Pool, pace: Pace) -> Relay:
+def relay(worker_settings: WorkerSettings, pool: Pool, pace: dict[str, Any]) -> Relay:
     """A relay that nobody wakes."""
-    return Relay(worker_settings, pool, asyncio.Event(), pace=pace)
+    return Relay(worker_settings, pool, asyncio.Event(), **pace)
 
 
 @pytest.fixture
 def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int]]:
     """Make one pass of the relay; returns the number of events moved."""
-    return partial(relay.relay_due, publisher, asyncio.Event())
+    return partial(relay.relay_due, publisher)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the queues."""
 
-import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -61,7 +60,7 @@ async def test_example_of_an_event_is_what_is_published(
 ) -> None:
     example = example_of(event.type)
 
-    outcome = await publisher.publish([row_of(example["payload"])], abandoned=asyncio.Event())
+    outcome = await publisher.publish([row_of(example["payload"])])
 
     message = await eventually(lambda: take(tap))
     assert outcome.confirmed == {1}

@@ -97,7 +97,7 @@ async def _connect(
     seconds = settings.broker_timeout_seconds
     url = URL(settings.amqp_url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)  # RabbitMQ shows it
     async with open_connection(url, seconds=seconds) as connection:
-        with metrics.showing(connected, 1):
+        with connected.track_inprogress():
             async with _in_time(seconds):
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
             yield connection, channel

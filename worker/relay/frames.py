@@ -16,6 +16,8 @@ from service.outbox import events
 from worker.rabbitmq import topology
 from worker.relay.outbox import OutboxRow
 
+UNENCODABLE = (ValueError, TypeError, struct.error)  # what is raised for an event that AMQP cannot carry
+
 _HEADER, _BODY, _END = 2, 3, b"\xce"  # two types of frames, and the octet that ends a frame
 _FRAME = struct.Struct(">BHI")  # type, channel, size
 _CONTENT = struct.Struct(">HHQH")  # class, weight, body size, property flags
@@ -32,7 +34,7 @@ def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: i
     """Return the frames that publish an event as a persistent message.
 
     The body is split into frames of *longest_body* bytes. As in aiormq, that is negative when the broker sets
-    no limit. Raises ValueError, TypeError or struct.error when AMQP cannot carry the event.
+    no limit. Raises an error of UNENCODABLE when AMQP cannot carry the event.
     """
     fields = b"".join(
         (

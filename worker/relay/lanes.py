@@ -1,17 +1,12 @@
 """The lanes of the outbox: which of them have work, from where to read them, and their locks."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
-import structlog
 
 from service.outbox.lanes import LANES, LOCKS
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
-
-_log = structlog.get_logger()
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -36,58 +31,34 @@ class Work(msgspec.Struct, frozen=True):
         return list(fresh.union(self.due_lanes))
 
 
-class LaneMark:
-    """The id below which a lane has no event, and never will: the relay reads the lane from there.
+class LaneMarks:
+    """For each lane the id below which it has no event, and never will: the relay reads it from there.
 
     While an old snapshot is held, vacuum cannot remove deleted events. Reading from the start of a lane would
     step over all of them each time.
 
-    Ids are given out before transactions commit, so a gap between ids may still be filled. The mark passes
-    it only once every transaction that was open after the gap was seen has ended. That takes three looks: the
-    first sees the gap, the next records which transactions are open, a later one finds that they have ended.
+    Ids are given out before transactions commit, so a gap between ids may still be filled. The marks pass
+    gaps only once every transaction that was open after they were seen has ended. That takes three looks: the
+    first sees the gaps, the next records which transactions are open, a later one finds that they have ended.
     """
 
     def __init__(self) -> None:
-        self.low_water = 0
-        self._candidate = 0
-        self._awaited: int | None = None  # transactions below this must end first
+        self.forget()
 
-    def advance(self, work: Work, first: int) -> None:
-        """Record a look. *first* is the lowest id it found, or the next id to be given out."""
-        if self._candidate <= self.low_water:
-            self._candidate, self._awaited = first, None
-        elif self._awaited is None:
-            self._awaited = work.next_xid
-        elif work.xmin >= self._awaited:
-            self.low_water = min(self._candidate, first)
-            self._candidate, self._awaited = first, None
-
-
-class LaneMarks:
-    """The low-water marks of all lanes."""
-
-    def __init__(self) -> None:
-        self.low_water: list[int]  # Below it are no events of the lane, at most dead entries of the index.
-        self.forget_all()
+    def forget(self) -> None:
+        """Read every lane from its start again: a crash or failover of Postgres may have undone commits."""
+        self.low_water = [0] * LANES
+        self._candidates = self.low_water
+        self._awaited: int | None = 0  # Transactions below this must end first.
 
     def note(self, work: Work) -> None:
-        """Record a look at all lanes.
-
-        A mark above the last id means that a failover has lost events and their ids are given out again. Then
-        all lanes are read from their start.
-        """
-        if work.last_id + 1 < max(self.low_water):
-            _log.warning("outbox_ids_set_back", last_id=work.last_id)
-            self.forget_all()
-            return
-        for mark, first_id in zip(self._marks, work.first_ids, strict=True):
-            mark.advance(work, work.last_id + 1 if first_id is None else first_id)
-        self.low_water = [mark.low_water for mark in self._marks]
-
-    def forget_all(self) -> None:
-        """Read every lane from its start again."""
-        self._marks = [LaneMark() for _ in range(LANES)]
-        self.low_water = [0] * LANES
+        """Record a look at all lanes."""
+        if self._awaited is None:
+            self._awaited = work.next_xid
+        elif work.xmin >= self._awaited:
+            first_ids = [work.last_id + 1 if first is None else first for first in work.first_ids]
+            self.low_water = [min(pair) for pair in zip(self._candidates, first_ids, strict=True)]
+            self._candidates, self._awaited = first_ids, None
 
 
 async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
@@ -126,22 +97,6 @@ async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
     return Work(**row)
 
 
-async def find_passed(connection: Connection, marks: Sequence[int]) -> list[int]:
-    """Return the lanes with an event below their low-water mark, where there should be none."""
-    rows = await connection.fetch(
-        """
-        SELECT (number - 1)::smallint AS lane
-          FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
-         WHERE EXISTS (SELECT
-                         FROM outbox
-                        WHERE outbox.lane = number - 1
-                          AND outbox.id < low_water)
-        """,
-        marks,
-    )
-    return [row["lane"] for row in rows]
-
-
 async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> list[int]:
     """Lock those of *lanes* that are free, until the transaction ends. Returns them.
 
@@ -163,18 +118,3 @@ async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> list[int]:
         raise PostgresUnavailable.counted()
     locked: list[int] = row["lanes"]
     return locked
-
-
-@contextmanager
-def loss_noticed(connection: Connection) -> Iterator[asyncio.Event]:
-    """Yield an event that is set once the connection is lost, and with it the locks: publishing must end."""
-    lost = asyncio.Event()
-
-    def note_loss(_: object) -> None:
-        lost.set()
-
-    connection.add_termination_listener(note_loss)
-    try:
-        yield lost
-    finally:
-        connection.remove_termination_listener(note_loss)

@@ -8,22 +8,28 @@ from service.outbox import lanes
 from service.postgres import outages
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
+from worker.relay.lanes import LaneMarks
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_CHECK_SECONDS = 30.0  # from one self-test to the next: meanwhile the relay polls
+_CHECK_SECONDS = 30.0  # how long a half-open connection goes unnoticed
 
 
 class Listener:
-    """A direct connection that LISTENs. It tests itself, because a half-open connection raises no error."""
+    """A direct connection that LISTENs. It is checked, because a half-open connection raises no error."""
 
     def __init__(
-        self, settings: WorkerSettings, woken: asyncio.Event, *, check_seconds: float = _CHECK_SECONDS
+        self,
+        settings: WorkerSettings,
+        woken: asyncio.Event,
+        marks: LaneMarks,
+        *,
+        check_seconds: float = _CHECK_SECONDS,
     ) -> None:
         self._settings = settings
         self._woken = woken
+        self._marks = marks
         self._check_seconds = check_seconds
-        self._received = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen until *stop*. Reconnect whenever the connection fails."""
@@ -43,28 +49,13 @@ class Listener:
             command_timeout=seconds,
         )
         try:
-            await connection.add_listener(lanes.CHANNEL, self._receive)
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
+            await connection.add_listener(lanes.CHANNEL, lambda *_: self._woken.set())
+            self._marks.forget()  # The pool, or a pooler, may have hidden the loss of its own connections.
             while not stop.is_set():
-                await self._test(connection, seconds)
+                await connection.execute("SELECT 1")
                 pauses.reset()
                 await wait_at_most(self._check_seconds, lost, stop)
-                if lost.is_set():
-                    raise PostgresUnavailable
         finally:
             connection.terminate()
-
-    async def _test(self, connection: Connection, seconds: float) -> None:
-        """Receive a NOTIFY sent over this connection, and see that the server takes writes."""
-        self._received.clear()
-        await lanes.notify(connection)
-        await wait_at_most(seconds, self._received)
-        if not self._received.is_set():
-            raise PostgresUnavailable from TimeoutError()  # It is dead, or leads through a pooler.
-        if await connection.fetchval("SHOW transaction_read_only") == "on":
-            raise PostgresUnavailable  # The API writes, and notifies, on another server.
-
-    def _receive(self, *_: object) -> None:
-        self._received.set()
-        self._woken.set()

@@ -3,14 +3,12 @@
 import asyncio
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel
 
@@ -28,7 +26,7 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BrokerUnavailable, TopologyDiffers, open_role
 from worker.relay import outbox
-from worker.relay.lanes import LaneMarks, Work, find_passed, find_work, lock_lanes, loss_noticed
+from worker.relay.lanes import LaneMarks, find_work, lock_lanes
 from worker.relay.outbox import LaneLost, OutboxRow
 from worker.relay.publisher import Outcome, Publisher
 from worker.relay.refusals import Retries
@@ -41,24 +39,17 @@ _LANES_AT_ONCE = LANES // 2
 # After a relay has moved something, it looks again after each of these pauses before it waits for a NOTIFY.
 # A busy writer sends one only every 20 ms, which spares its commits. A look costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-_LONGEST_LOOK_SECONDS = 30.0
+# Without marks a look may step over millions of dead rows, which vacuum cannot remove during a backup.
+_FIRST_LOOK_SECONDS = 30.0
 # After the longest publish, before Postgres takes the relay for dead and frees its lanes.
 _SPARE_SECONDS = 2.0
+_BATCH_SIZE = 1_000  # events of a window, which are in memory
+_HELD_BATCH_SIZE = 20  # held events of each kind beside them
+_RETRY_SECONDS = 1.0  # the first wait of a refused event, and from one retry to the next
+
+_NOT_CONNECTED = "not connected to RabbitMQ"
 
 _log = structlog.get_logger()
-
-
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a relay does at once, and how often it tries again. Durations are in seconds."""
-
-    batch_size: int = 1_000  # of a window, whose events are in memory
-    held_batch_size: int = 20  # held events of each kind beside them
-    retry_seconds: float = 1.0  # the first wait of a refused event, and from one retry to the next
-    longest_retry_seconds: float = 300.0
-    look_back_seconds: float = 60.0
-
-
-_PACE = Pace()
 
 
 class Relay:
@@ -69,27 +60,31 @@ class Relay:
     """
 
     def __init__(
-        self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event, *, pace: Pace = _PACE
+        self,
+        settings: WorkerSettings,
+        pool: Pool,
+        woken: asyncio.Event,
+        *,
+        batch_size: int = _BATCH_SIZE,
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self.marks = LaneMarks()
         self._settings = settings
         self._pool = pool
         self._woken = woken
-        self._pace = pace
-        self._connected = False
-        self._obstacle = ""
+        self._batch_size = batch_size
+        self._retry_seconds = retry_seconds
+        self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
-        self._retries = Retries(pause_seconds=pace.retry_seconds)
-        self._look_back_at = time.monotonic() + pace.look_back_seconds
+        self._retries = Retries(pause_seconds=retry_seconds)
         self._statement_seconds = max(settings.database_timeout_seconds, 5.0)
-        self._look_seconds = self._statement_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
     async def check(self) -> None:
         """Raise NotReady while RabbitMQ is unavailable or blocks publishers."""
         await self._alarm.check()
-        if not self._connected:
-            raise NotReady(self._obstacle or "not connected to RabbitMQ")
+        if self._obstacle:
+            raise NotReady(self._obstacle)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Relay until *stop*, through every outage of RabbitMQ and Postgres."""
@@ -99,13 +94,11 @@ class Relay:
                 async with open_role(self._settings, name="relay", needs=[topology.REQUESTS]) as channel:
                     await self._relay_on(channel, pauses, stop)
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
-                dependency = "rabbitmq" if isinstance(error, BrokerUnavailable) else "postgres"
-                metrics.outages.labels(dependency).inc()
-                self.marks.forget_all()  # A failover may have set ids back.
-                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
+                self.marks.forget()
+                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else _NOT_CONNECTED
                 await pauses.log_and_wait(error, stop)
             finally:
-                self._connected, self._alarm = False, Alarm()
+                self._alarm = Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop* or the first outage. Wait only when nothing is due."""
@@ -113,12 +106,12 @@ class Relay:
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
             await publisher.probe(self._alarm, stop)
-            self._connected = True
+            self._obstacle = ""
             while not stop.is_set():
                 if channel.is_closed:
                     raise BrokerUnavailable("the channel was closed")
                 self._woken.clear()
-                moved = await self.relay_due(publisher, stop)
+                moved = await self.relay_due(publisher)
                 pauses.reset()
                 if moved:
                     quick_looks = iter(_QUICK_LOOK_SECONDS)
@@ -126,62 +119,31 @@ class Relay:
                     await wait_at_most(seconds, self._woken, stop)
                 else:
                     await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
-                    metrics.wakeups.labels("notify" if self._woken.is_set() else "poll").inc()
 
-    async def relay_due(self, publisher: Publisher, stop: asyncio.Event) -> int:
+    async def relay_due(self, publisher: Publisher) -> int:
         """Make one pass over every lane with work.
 
         Returns the number of events that left their lane, confirmed or held. Raises BrokerUnavailable, after
         settling what was confirmed.
         """
-        if self._retries.recovering:
-            await self._make_refused_due()
-        work = await self._find_work()
+        seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
+        async with loans.connection(self._pool, seconds=seconds) as connection:
+            recovering = self._retries.recovering
+            # Some more at each pass, until none is left: their queue takes events again.
+            if (
+                recovering
+                and await outbox.make_refused_due(connection, recovering, limit=_HELD_BATCH_SIZE) == 0
+            ):
+                recovering.clear()
+            work = await find_work(connection, self.marks.low_water)
+        self.marks.note(work)
         lanes = work.lanes
         random.shuffle(lanes)  # so that relays that start together do not compete for the same lanes
         moved = 0
         for first in range(0, len(lanes), _LANES_AT_ONCE):
-            if not stop.is_set():
-                some = lanes[first : first + _LANES_AT_ONCE]
-                moved += await self._relay_lanes(publisher, some, work.due_lanes)
+            some = lanes[first : first + _LANES_AT_ONCE]
+            moved += await self._relay_lanes(publisher, some, work.due_lanes)
         return moved
-
-    async def _make_refused_due(self) -> None:
-        """Make some refused events due at each pass, until none is left: their queue takes events again."""
-        async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
-            limit = self._pace.held_batch_size
-            if await outbox.make_refused_due(connection, self._retries.recovering, limit=limit) == 0:
-                self._retries.recovering.clear()
-
-    async def _find_work(self) -> Work:
-        """Look for work from the marks on.
-
-        The first look has no marks, and may step over millions of dead rows while an old snapshot is held. So
-        after a look that timed out, the next may take twice as long.
-        """
-        if time.monotonic() >= self._look_back_at:
-            await self._look_back()
-        seconds = self._look_seconds
-        self._look_seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
-        async with loans.connection(self._pool, seconds=seconds) as connection:
-            work = await find_work(connection, self.marks.low_water)
-        self._look_seconds = self._statement_seconds
-        self.marks.note(work)
-        return work
-
-    async def _look_back(self) -> None:
-        """As a precaution, look for events below the marks. If there are any, read all from the start."""
-        self._look_back_at = time.monotonic() + self._pace.look_back_seconds
-        try:
-            async with loans.connection(self._pool, seconds=self._statement_seconds) as connection:
-                passed = await find_passed(connection, self.marks.low_water)
-        except PostgresUnavailable as error:
-            _log.warning("look_back_failed", error=logs.summarize(error))
-            return
-        if passed:
-            _log.error("events_passed_over", lanes=passed)
-            metrics.lanes_passed_over.inc(len(passed))
-            self.marks.forget_all()
 
     async def _relay_lanes(self, publisher: Publisher, lanes: Sequence[int], due_lanes: Sequence[int]) -> int:
         """Publish the oldest events of some lanes, and held events that are due; delete those confirmed.
@@ -201,8 +163,7 @@ class Relay:
             if not fresh and not due:
                 return 0
             window = [*_first_of_each_request(fresh), *due]
-            with loss_noticed(connection) as lost:
-                outcome = await publisher.publish(window, abandoned=lost)
+            outcome = await publisher.publish(window)
             delivered = [row for row in fresh if row.id in outcome.confirmed]
             await outbox.delete(connection, "outbox", delivered)
             moved = len(delivered)
@@ -228,12 +189,12 @@ class Relay:
             connection,
             locked,
             low_water=[low_water[lane] for lane in locked],
-            limit=math.ceil(self._pace.batch_size / len(locked)),
+            limit=math.ceil(self._batch_size / len(locked)),
         )
         due_lanes = sorted({*locked} & {*due_lanes})
         if not due_lanes:
             return fresh, []
-        limit = math.ceil(self._pace.held_batch_size / len(due_lanes))
+        limit = math.ceil(_HELD_BATCH_SIZE / len(due_lanes))
         return fresh, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
 
     async def _settle_held(
@@ -252,16 +213,7 @@ class Relay:
         refused = [row for row in (*fresh, *due) if row.id in outcome.refused]
         await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
         await outbox.delete(connection, "outbox_held", redelivered)
-        await outbox.postpone(
-            connection,
-            refused,
-            outcome.refused,
-            base_seconds=self._pace.retry_seconds,
-            longest_seconds=self._pace.longest_retry_seconds,
-        )
-        for row in to_hold:
-            if row.must_wait:
-                _log.info("event_held", **_story(row))
+        await outbox.postpone(connection, refused, outcome.refused, base_seconds=self._retry_seconds)
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         for row in refused:

@@ -12,6 +12,9 @@ from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated, event_id
 from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
+from worker import metrics
+from worker.gauges import COUNT_LIMIT
+from worker.relay.lanes import LaneMarks
 
 
 class LaneLost(Exception):
@@ -153,16 +156,11 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 
 
 async def postpone(
-    connection: Connection,
-    events: Sequence[OutboxRow],
-    errors: Mapping[int, str],
-    *,
-    base_seconds: float,
-    longest_seconds: float,
+    connection: Connection, events: Sequence[OutboxRow], errors: Mapping[int, str], *, base_seconds: float
 ) -> None:
     """Charge held events one attempt, with its error by the row's id.
 
-    They are due again after a delay that doubles with each.
+    They are due again after a delay that doubles with each, up to five minutes.
     """
     if not events:
         return
@@ -172,7 +170,7 @@ async def postpone(
            SET attempts = attempts + 1,
                last_error = failure.error,
                next_attempt_at = clock_timestamp()  -- the transaction has been open for a whole publish
-                                 + make_interval(secs => least($5, $4 * 2 ^ least(attempts, 30)))
+                                 + make_interval(secs => least(300, $4 * 2 ^ least(attempts, 30)))
           FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
          WHERE outbox_held.lane = failure.lane
            AND outbox_held.id = failure.id
@@ -180,7 +178,6 @@ async def postpone(
         *_keys(events),
         [errors[event.id] for event in events],
         base_seconds,
-        longest_seconds,
     )
 
 
@@ -218,6 +215,37 @@ async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, lim
         limit,
     )
     return int(woken.removeprefix("UPDATE "))
+
+
+async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
+    """Set the gauges of the outbox, at a cost that does not grow with it.
+
+    At most COUNT_LIMIT pending events are counted, an equal share of it in each lane, and as many held ones.
+    Dead rows below the low-water marks cost nothing.
+    """
+    (row,) = await connection.fetch(
+        """
+        SELECT pending, failing, oldest_seconds
+          FROM (SELECT count(*) AS pending,
+                       greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
+                  FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
+                 CROSS JOIN LATERAL (SELECT created_at
+                                       FROM outbox
+                                      WHERE lane = (number - 1)::smallint
+                                        AND id >= low_water
+                                      ORDER BY id
+                                      LIMIT $2 / cardinality($1::bigint[])) AS head) AS fresh,
+               (SELECT count(*) FILTER (WHERE attempts > 0) AS failing
+                  FROM (SELECT attempts
+                          FROM outbox_held
+                         LIMIT $2) AS head) AS held
+        """,
+        marks.low_water,
+        COUNT_LIMIT,
+    )
+    metrics.outbox_pending.set(row["pending"])
+    metrics.outbox_failing.set(row["failing"])
+    metrics.outbox_oldest_age.set(row["oldest_seconds"])
 
 
 def _keys(events: Sequence[OutboxRow]) -> tuple[list[int], list[int]]:

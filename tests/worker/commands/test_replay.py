@@ -31,7 +31,6 @@ from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
-NEVER = asyncio.Event()
 ALWAYS = ("--from", "2020-01-01T00:00:00Z")
 Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
 
@@ -41,7 +40,7 @@ def deliver(relay: Relay, publisher: Publisher, tap: AbstractQueue) -> Deliver:
     """Relay until nothing is due, and return the messages that arrived."""
 
     async def relay_all() -> list[AbstractIncomingMessage]:
-        while await relay.relay_due(publisher, NEVER):
+        while await relay.relay_due(publisher):
             pass
         return await take_all(tap)
 

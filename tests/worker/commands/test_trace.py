@@ -1,7 +1,5 @@
 """`trace`: the progress of one request."""
 
-import asyncio
-
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
@@ -16,8 +14,6 @@ from worker.mail.postman import Postman
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
-
-NEVER = asyncio.Event()
 
 
 async def trace_of(settings: WorkerSettings, request: CalculationRequest) -> Trace:
@@ -39,7 +35,7 @@ def states(trace: Trace) -> list[tuple[str, int, str]]:
 
 async def deliver(relay: Relay, publisher: Publisher) -> None:
     """Relay until nothing is due."""
-    while await relay.relay_due(publisher, NEVER):
+    while await relay.relay_due(publisher):
         pass
 
 

@@ -13,7 +13,6 @@ from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
-from service.outbox import events
 from service.outbox.lanes import LANES, lane_of, notify
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -21,13 +20,11 @@ from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
-from tests.harness.metrics import rises
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import (
     TRACEPARENT,
     announce_next,
-    created_event,
     open_publisher,
     passes,
     settings_with,
@@ -41,13 +38,12 @@ from tests.worker.deliveries import calculate
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.lanes import lock_lanes
 from worker.relay.listener import Listener
-from worker.relay.loop import Pace, Relay
+from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 LANE = 0
-NEVER = asyncio.Event()
 
 RelayOnce = Callable[[], Awaitable[int]]
 
@@ -124,18 +120,6 @@ async def test_event_is_published_as_a_persistent_cloud_event_without_personal_d
         "external_id": "case-7",
         "sequence": 1,
     }
-
-
-async def test_second_event_of_a_request_waits_for_the_confirm_of_the_first(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue, stored_request: CalculationRequest
-) -> None:
-    await announce_next(database, stored_request.id)
-
-    first_pass = await relay_once(), await take_ids(tap)
-    second_pass = await relay_once(), await take_ids(tap)
-
-    assert first_pass == (1, [id_of(stored_request)])
-    assert second_pass == (1, [id_of(stored_request, "request.email_sent", 2)])
 
 
 @with_pace(batch_size=2)
@@ -225,43 +209,6 @@ async def test_idle_lane_is_read_from_behind_the_deleted_events(
     assert relay.marks.low_water == [4] * LANES
 
 
-@with_pace(look_back_seconds=0.2)
-async def test_event_below_the_marks_is_found_in_the_end(
-    relay_once: RelayOnce, database: Connection, stored_request: CalculationRequest
-) -> None:
-    for _ in range(8):
-        await relay_once()
-    event = events.encode(created_event(stored_request), time=stored_request.created_at, traceparent=None)
-    await database.execute(
-        """
-        INSERT INTO outbox (lane, id, request_id, type, sequence, payload) OVERRIDING SYSTEM VALUE
-        VALUES ($1, 0, $2, 'request.created', 1, $3)
-        """,
-        lane_of(stored_request.id),
-        stored_request.id,
-        event,
-    )
-
-    with rises("relay_lanes_passed_over_total"):
-        await eventually(relay_once)
-
-
-async def test_events_are_read_after_ids_were_set_back_without_an_error(
-    relay_once: RelayOnce, database: Connection
-) -> None:
-    """As after a failover that lost the last commits, behind a pooler that hid it."""
-    for _ in range(3):
-        await store(database)
-    for _ in range(8):
-        await relay_once()
-    await database.execute("ALTER SEQUENCE outbox_id_seq RESTART")
-    await store(database)
-
-    moved = [await relay_once() for _ in range(2)]
-
-    assert sum(moved) == 1
-
-
 async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others_relayed(
     relay_once: RelayOnce, database: Connection, stored_request: CalculationRequest
 ) -> None:
@@ -283,7 +230,7 @@ async def test_two_relays_deliver_every_event_once_and_in_order(
     requests = [await store(database) for _ in range(10)]
     async with AsyncExitStack() as resources:
         pools = [await resources.enter_async_context(open_pool(worker_settings)) for _ in range(2)]
-        relays = [Relay(worker_settings, pool, asyncio.Event(), pace=Pace(batch_size=7)) for pool in pools]
+        relays = [Relay(worker_settings, pool, asyncio.Event(), batch_size=7) for pool in pools]
 
         async with running(*(relay.run for relay in relays)):
             for _ in range(20):
@@ -363,7 +310,7 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
     relay: Relay, held_publisher: Publisher, broker_link: TcpProxy, database: Connection
 ) -> None:
     await store(database)
-    relaying = asyncio.create_task(relay.relay_due(held_publisher, NEVER))
+    relaying = asyncio.create_task(relay.relay_due(held_publisher))
     await eventually(lambda: publishing_under_way(database))
 
     await asyncio.sleep(loans.SILENCE_SECONDS + 0.5)
@@ -372,23 +319,24 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
     assert await relaying == 1
 
 
-async def test_publishing_ends_with_the_connection_to_postgres_and_settles_nothing(
+async def test_window_is_not_settled_after_the_connection_to_postgres_was_lost(
     relay: Relay,
     held_publisher: Publisher,
+    broker_link: TcpProxy,
     database: Connection,
     publisher: Publisher,
 ) -> None:
     """The lane is another relay's then."""
     await store(database)
-    relaying = asyncio.create_task(relay.relay_due(held_publisher, NEVER))
+    relaying = asyncio.create_task(relay.relay_due(held_publisher))
     process = await eventually(lambda: publishing_under_way(database))
 
     await database.execute("SELECT pg_terminate_backend($1)", process)
+    broker_link.resume()
 
     with pytest.raises(PostgresUnavailable):
-        async with asyncio.timeout(5):  # The publisher would wait for 10 s.
-            await relaying
-    assert await relay.relay_due(publisher, NEVER) == 1
+        await relaying
+    assert await relay.relay_due(publisher) == 1
 
 
 async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_settled(
@@ -396,7 +344,7 @@ async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_sett
 ) -> None:
     kept, gone = await store(database), await store(database)
     await into_one_lane(database)
-    relaying = asyncio.create_task(relay.relay_due(held_publisher, NEVER))
+    relaying = asyncio.create_task(relay.relay_due(held_publisher))
     await eventually(lambda: publishing_under_way(database))
 
     await database.execute("DELETE FROM outbox WHERE request_id = $1", gone.id)
@@ -417,7 +365,7 @@ async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
     async with open_publisher(settings) as publisher:
         broker_link.hold_before(id_of(unconfirmed).encode())
         with pytest.raises(BrokerUnavailable):
-            await relay.relay_due(publisher, NEVER)
+            await relay.relay_due(publisher)
         broker_link.resume()
 
     left = await database.fetch("SELECT request_id, state FROM undelivered_event")
@@ -466,22 +414,10 @@ async def test_woken_relay_does_not_wait_for_its_next_poll(
     woken = asyncio.Event()
     relay = Relay(settings, pool, woken)
 
-    async with running(relay.run, Listener(settings, woken).run):
+    async with running(relay.run, Listener(settings, woken, relay.marks).run):
         await eventually(lambda: passes(relay.check))
         request = await store(database)
         await notify(database)
         await eventually(lambda: is_empty(database))
 
     assert await take_ids(tap) == [id_of(request)]
-
-
-async def test_stopped_relay_leaves_unpublished_events(
-    relay: Relay, publisher: Publisher, database: Connection, stored_request: CalculationRequest
-) -> None:
-    stop = asyncio.Event()
-    stop.set()
-
-    moved = await relay.relay_due(publisher, stop)
-
-    assert moved == 0
-    assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id

@@ -19,8 +19,6 @@ from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
-NEVER = asyncio.Event()
-
 
 def row(number: int, *, event_type: str = "request.calculated", payload: bytes = b"{}") -> OutboxRow:
     """Return an event; each has its own request."""
@@ -47,62 +45,36 @@ async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy)
         broker_link.resume()
 
 
-async def test_empty_window_needs_no_publish(publisher: Publisher) -> None:
-    outcome = await publisher.publish([], abandoned=NEVER)
-
-    assert (outcome.confirmed, outcome.refused, outcome.outage) == (frozenset(), {}, None)
-
-
 async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: AbstractQueue) -> None:
     window = [row(number) for number in range(1, 101)]
 
-    outcome = await publisher.publish(window, abandoned=NEVER)
+    outcome = await publisher.publish(window)
 
     assert (len(outcome.confirmed), outcome.refused, outcome.outage) == (100, {}, None)
     assert await take_ids(tap) == [event.event_id for event in window]
 
 
-async def test_returned_event_fails_and_the_others_are_confirmed(
-    publisher: Publisher, channel: AbstractChannel
-) -> None:
-    await channel.queue_delete(topology.NOTIFICATIONS.name)
-
-    outcome = await publisher.publish([row(1), row(2, event_type="request.created"), row(3)], abandoned=NEVER)
-
-    assert outcome.confirmed == {1, 3}
-    assert outcome.refused == {2: "returned: no queue is bound for it"}
-    assert outcome.outage is None
-
-
-async def test_refused_event_fails_and_the_others_are_confirmed(
-    publisher: Publisher, channel: AbstractChannel, tap: AbstractQueue
-) -> None:
-    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    await bind_tap(channel, "request.calculated", arguments=full)
-    await publisher.publish([row(1)], abandoned=NEVER)
-
-    outcome = await publisher.publish([row(2), row(3, event_type="request.email_sent")], abandoned=NEVER)
-
-    assert outcome.confirmed == {3}
-    assert outcome.refused == {2: "refused by the broker"}
-    assert outcome.outage is None
-    assert len(await take_ids(tap)) == 3
-
-
-async def test_publisher_can_be_used_after_refused_and_returned_events(
+async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_still_be_used(
     publisher: Publisher, channel: AbstractChannel
 ) -> None:
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await bind_tap(channel, "request.calculated", arguments=full)
     await channel.queue_delete(topology.NOTIFICATIONS.name)
-    await publisher.publish([row(1), row(2), row(3, event_type="request.created")], abandoned=NEVER)
+    await publisher.publish([row(1)])
+
+    window = [row(2), row(3, event_type="request.created"), row(4, event_type="request.email_sent")]
+    with_failures = await publisher.publish(window)
     await declare_topology(channel)
+    afterwards = await publisher.publish([row(5), row(6, event_type="request.created")])
 
-    outcome = await publisher.publish([row(4), row(5, event_type="request.created")], abandoned=NEVER)
-
-    assert outcome.confirmed == {5}
-    assert outcome.refused == {4: "refused by the broker"}
-    assert outcome.outage is None
+    assert with_failures.confirmed == {4}
+    assert with_failures.refused == {
+        2: "refused by the broker",
+        3: "returned: no queue is bound for it",
+    }
+    assert afterwards.confirmed == {6}
+    assert afterwards.refused == {5: "refused by the broker"}
+    assert with_failures.outage is afterwards.outage is None
 
 
 async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
@@ -110,7 +82,7 @@ async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
 ) -> None:
     window = [row(1), row(2, event_type="x" * 300), row(3), row(4, event_type="\ud800"), row(5)]
 
-    outcome = await publisher.publish(window, abandoned=NEVER)
+    outcome = await publisher.publish(window)
 
     assert outcome.confirmed == {1, 3, 5}
     assert set(outcome.refused) == {2, 4}
@@ -128,7 +100,7 @@ async def test_no_confirm_in_time_is_an_outage(
         publisher = await Publisher.on(channel, timeout_seconds=0.2)
         broker_link.hold()
 
-        outcome = await publisher.publish([row(1), row(2)], abandoned=NEVER)
+        outcome = await publisher.publish([row(1), row(2)])
 
         broker_link.resume()
     assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
@@ -142,7 +114,7 @@ async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_ar
     await queue.bind(topology.REQUESTS, ANY_EVENT)
     confirmed, refused = row(1), row(2)
     broker_link.hold_before(refused.event_id.encode())
-    publishing = asyncio.create_task(held_publisher.publish([confirmed, refused], abandoned=NEVER))
+    publishing = asyncio.create_task(held_publisher.publish([confirmed, refused]))
     await eventually(lambda: count(channel, queue.name))
 
     await channel.exchange_delete(topology.REQUESTS)
@@ -158,9 +130,9 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(
     publisher: Publisher, channel: AbstractChannel
 ) -> None:
     await channel.exchange_delete(topology.REQUESTS)
-    await publisher.publish([row(1)], abandoned=NEVER)
+    await publisher.publish([row(1)])
 
-    outcome = await publisher.publish([row(2)], abandoned=NEVER)
+    outcome = await publisher.publish([row(2)])
 
     assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
     assert outcome.outage is not None
@@ -171,7 +143,7 @@ async def test_cancelled_publish_leaves_nothing_running(
 ) -> None:
     broker_link.hold()
     tasks_before = asyncio.all_tasks()
-    publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)], abandoned=NEVER))
+    publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)]))
     await eventually(lambda: len(asyncio.all_tasks() - tasks_before) >= 2)
 
     publishing.cancel()
@@ -186,7 +158,7 @@ async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(
 ) -> None:
     broker_link.hold()
     window = [row(number, payload=b"x" * 100_000) for number in range(500)]
-    publishing = asyncio.create_task(held_publisher.publish(window, abandoned=NEVER))
+    publishing = asyncio.create_task(held_publisher.publish(window))
     await asyncio.sleep(0)  # Start it, and fill the buffers.
 
     await broker_link.cut()
