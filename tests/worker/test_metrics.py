@@ -213,7 +213,7 @@ async def test_emails_are_counted_by_outcome(
 
 @pytest.mark.usefixtures("stored_request")
 async def test_metrics_name_no_tenant_and_need_no_token(worker_settings: WorkerSettings, pool: Pool) -> None:
-    readings = [READ_OUTBOX, ledger.read_gauges]
+    readings: list[gauges.Reading] = [READ_OUTBOX, ledger.read_gauges]
     read_gauges = partial(gauges.read, pool, readings, timeout_seconds=5.0)
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
