@@ -22,6 +22,7 @@ from tests.worker.conftest import (
     created_body,
     hold_events,
     open_postman,
+    passes,
     publish,
     settings_with,
     store,
@@ -158,7 +159,8 @@ async def test_relay_exports_its_connection(
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     relay = Relay(settings, pool, asyncio.Event())
     async with running(relay.run):
-        await eventually(lambda: value("broker_connected", connection="relay") == 1)
+        await eventually(lambda: passes(relay.check))
+        assert value("broker_connected", connection="relay") == 1
         await broker_link.refuse()
         await eventually(lambda: value("broker_connected", connection="relay") == 0)
         broker_link.admit()
