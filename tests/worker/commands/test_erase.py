@@ -30,7 +30,6 @@ from worker.relay.lanes import lock_lanes
 from worker.settings import WorkerSettings
 
 MARK = "Xq7personal"
-NEVER = asyncio.Event()
 MARKED: dict[str, Any] = {
     "customer_email": f"{MARK}@customer.example.com",
     "customer_phone": MARK,
