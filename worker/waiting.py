@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from contextlib import suppress
 
 import structlog
 
@@ -35,16 +34,14 @@ class Pauses:
 
 async def wait_at_most(seconds: float, *events: asyncio.Event) -> None:
     """Wait until one of *events* is set, or *seconds* have passed."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await wait_for_first(*events)
+    await wait_for_first(*events, seconds=seconds)
 
 
-async def wait_for_first(*events: asyncio.Event) -> None:
-    """Wait until one of *events* is set."""
+async def wait_for_first(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of *events* is set, or *seconds* have passed."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()
