@@ -132,22 +132,6 @@ async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
     assert list((await states(database)).values()) == ["sent", "pending"]
 
 
-async def test_email_that_is_being_sent_is_not_sent_again_but_may_be_cancelled(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
-    await intend(database, stored_request)
-    await database.execute(
-        "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() + interval '1 hour'"
-    )
-
-    numbers = [
-        await changed(worker_settings, verb, "--uuid", stored_request.uuid) for verb in ("resend", "cancel")
-    ]
-
-    assert numbers == [0, 1]
-    assert await states(database) == {key_of(stored_request): "failed"}
-
-
 async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(
     worker_settings: WorkerSettings,
     database: Connection,

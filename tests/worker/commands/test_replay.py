@@ -13,16 +13,12 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
-from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import calculate, intend, refuse_email, send_another_email, store_many
-from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, settings_with, store, take_all
+from tests.worker.commands.steps import calculate, intend, store_many
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
 from worker.commands.replay import Selection, Tally
@@ -91,43 +87,6 @@ async def test_replayed_events_are_the_same_to_the_byte(
     assert ids(after) == ids(before)
     assert isinstance(answer.data, Tally)
     assert (answer.data.requests, answer.data.events) == (1, 3)
-
-
-async def test_every_email_of_a_request_is_replayed(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    deliver: Deliver,
-    mail_server: MailServer,
-) -> None:
-    request = await store(database)
-    await refuse_email(database, postman, mail_server, request)
-    await calculate(database, request)
-    await send_another_email(database, postman, mail_server, request)
-    before = await deliver()
-
-    await command(worker_settings, "outbox", "replay", *ALWAYS)
-
-    after = await deliver()
-    assert [message.routing_key for message in before] == [
-        "request.created",
-        "request.email_failed",
-        "request.calculated",
-        "request.email_sent",
-    ]
-    assert [message.body for message in after] == [message.body for message in before]
-
-
-async def test_time_of_a_calculation_does_not_depend_on_later_changes(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
-    await calculate(database, await store(database))
-    before = await deliver()
-    await database.execute("UPDATE calculation_request SET updated_at = updated_at + interval '1 h'")
-
-    await command(worker_settings, "outbox", "replay", *ALWAYS)
-
-    assert [message.body for message in await deliver()] == [message.body for message in before]
 
 
 async def test_replay_leaves_out_nothing_but_the_trace(
@@ -236,22 +195,6 @@ async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connectio
     await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "10")
 
     assert 1.0 <= clock.time() - begin < 3.0
-
-
-async def test_replay_locks_a_batch_in_one_statement_and_reads_no_personal_data(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
-    for _ in range(5):
-        await store(database)
-    await database.execute("DELETE FROM outbox")
-    statements = StatementLog()
-
-    async with TcpProxy(worker_settings.database_url, statements.watch) as link:
-        await command(settings_with(worker_settings, database_url=link.url), "outbox", "replay", *ALWAYS)
-
-    assert await database.fetchval("SELECT count(*) FROM outbox") == 5
-    assert len([each for each in statements.executed if "FOR NO KEY UPDATE" in each]) == 1
-    assert [name for name in A_REQUEST if any(name in each for each in statements.executed)] == []
 
 
 async def test_request_erased_during_a_replay_is_left_out(

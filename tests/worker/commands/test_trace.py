@@ -6,7 +6,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email, send_another_email
+from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email
 from tests.worker.commands.test_erase import erase
 from tests.worker.conftest import KEYS, announce_next, hold_events
 from worker.commands.trace import Trace
@@ -118,25 +118,6 @@ async def test_refused_email_is_shown_as_failed(
 
     assert states(trace)[1] == ("request.email_failed", 2, "pending")
     assert trace.conclusion == "The e-mail has failed: refused."
-
-
-async def test_every_email_is_shown_and_the_last_decides(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
-    await refuse_email(database, postman, mail_server, stored_request)
-    await send_another_email(database, postman, mail_server, stored_request)
-
-    trace = await trace_of(worker_settings, stored_request)
-
-    assert states(trace)[1:] == [("request.email_failed", 2, "pending"), ("request.email_sent", 3, "pending")]
-    assert [email.state for email in trace.emails] == ["failed", "sent"]
-    assert trace.conclusion == "The mail server has accepted the e-mail. There is no calculation yet."
-    text = (await command(worker_settings, "trace", stored_request.uuid)).text
-    assert sum(line.startswith("e-mail ") for line in text.splitlines()) == 2
 
 
 async def test_finished_request_is_shown_with_every_step(
