@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT, Claimed, Place, claimed, working_folder
+from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 
 CLAIM_AND_DIE = """
 import os, sys
@@ -19,18 +19,6 @@ with working_folder(place, "server") as folder:
     (folder / "data").write_text("half written")
     os._exit(9)
 """
-
-
-def test_claimed_folder_is_refused_to_others_with_the_process_id_of_its_owner(tmp_path: Path) -> None:
-    lock = tmp_path / "run.lock"
-    with claimed(lock), pytest.raises(Claimed, match=r"run is in use by process \d+\."), claimed(lock):
-        pass
-
-
-def test_claim_ends_with_its_context(tmp_path: Path) -> None:
-    for _ in range(2):
-        with claimed(tmp_path / "run.lock"):
-            pass
 
 
 def test_kept_folder_is_the_same_next_time(place: Place) -> None:

@@ -29,12 +29,6 @@ STRUCTURE = "/v1/questionnaire/structure"
 A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-@pytest.fixture
-def environment(database_url: str) -> dict[str, str]:
-    """The environment of an operator's commands."""
-    return bare_environment(DATABASE_URL=database_url)
-
-
 async def test_schema_may_be_applied_again(environment: Mapping[str, str], database: Connection) -> None:
     await database.execute("DROP SCHEMA public CASCADE")
     await database.execute("CREATE SCHEMA public")

@@ -20,7 +20,7 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Ended, bare_environment
+from tests.harness.processes import Ended
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.test_emails import assert_sound, states
@@ -31,16 +31,6 @@ from worker.mail.ledger import Intent
 from worker.settings import WorkerSettings
 
 UNKNOWN = "req_0000000000000000000000"
-
-
-@pytest.fixture
-def environment(service_settings: ServiceSettings) -> dict[str, str]:
-    """The environment of an operator's commands on requests."""
-    return bare_environment(
-        DATABASE_URL=service_settings.database_url,
-        APP_URL=service_settings.app_url,
-        REQUEST_SECRET_KEYS=service_settings.request_secret_keys,
-    )
 
 
 @pytest.fixture

@@ -11,15 +11,9 @@ from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.processes import Ended, bare_environment
+from tests.harness.processes import Ended
 
 STRUCTURE = "/v1/questionnaire/structure"
-
-
-@pytest.fixture
-def environment(service_settings: ServiceSettings) -> dict[str, str]:
-    """The environment of an operator's commands."""
-    return bare_environment(DATABASE_URL=service_settings.database_url)
 
 
 async def statuses(client: httpx.AsyncClient, uuid: str) -> list[int]:
@@ -109,15 +103,9 @@ async def test_firm_that_is_registered_again_stays_disabled(environment: Mapping
     ids=" ".join,
 )
 async def test_outdated_schema_is_reported_in_one_line(
-    service_settings: ServiceSettings, database: Connection, *, words: tuple[str, ...]
+    environment: Mapping[str, str], database: Connection, *, words: tuple[str, ...]
 ) -> None:
     await database.execute("DELETE FROM schema_version")
-    environment = bare_environment(
-        DATABASE_URL=service_settings.database_url,
-        APP_URL=service_settings.app_url,
-        REQUEST_SECRET_KEYS=service_settings.request_secret_keys,
-    )
-
     ended = await run("service", *words, environment=environment)
 
     assert (ended.status, ended.output) == (1, "")

@@ -12,6 +12,7 @@ from tests.faults.world.world import HARNESS, World
 
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _LOCKED_SECONDS = 4.0
+_RELOAD = "SELECT pg_reload_conf()"
 
 
 @fault("backends terminated", "backends", "postgres", repeats=True)
@@ -51,11 +52,11 @@ async def kill_postgres(world: World) -> None:
 @fault("Postgres read-only", "postgres", "backends", "postgres links", repeats=True)
 async def make_postgres_read_only(world: World) -> None:
     """No session can write for a while. All stay open."""
-    await world.on_postgres(_all_read_only)
+    await world.on_postgres(_executing("ALTER SYSTEM SET default_transaction_read_only = on", _RELOAD))
     try:
         await _wait_read_only(world)
     finally:
-        await world.on_postgres(_all_writable)
+        await world.on_postgres(_executing("ALTER SYSTEM RESET default_transaction_read_only", _RELOAD))
 
 
 @fault("Postgres demoted", "postgres", "backends", "postgres links", repeats=True)
@@ -64,12 +65,12 @@ async def demote_postgres(world: World) -> None:
 
     As behind a proxy to the primary: that becomes a standby, and later the proxy leads to the new primary.
     """
-    await world.on_postgres(_later_read_only)
+    await world.on_postgres(_executing("ALTER ROLE ALL SET default_transaction_read_only = on"))
     await world.on_postgres(_terminate_some(1.0))
     try:
         await _wait_read_only(world)
     finally:
-        await world.on_postgres(_later_writable)
+        await world.on_postgres(_executing("ALTER ROLE ALL RESET default_transaction_read_only"))
 
 
 async def _wait_read_only(world: World) -> None:
@@ -80,22 +81,12 @@ async def _wait_read_only(world: World) -> None:
         world.record.read_only.append(Interval(began, time.monotonic()))
 
 
-async def _all_read_only(connection: Connection) -> None:
-    await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
-    await connection.execute("SELECT pg_reload_conf()")
+def _executing(*statements: str) -> Callable[[Connection], Awaitable[None]]:
+    async def execute(connection: Connection) -> None:
+        for statement in statements:
+            await connection.execute(statement)
 
-
-async def _all_writable(connection: Connection) -> None:
-    await connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
-    await connection.execute("SELECT pg_reload_conf()")
-
-
-async def _later_read_only(connection: Connection) -> None:
-    await connection.execute("ALTER ROLE ALL SET default_transaction_read_only = on")
-
-
-async def _later_writable(connection: Connection) -> None:
-    await connection.execute("ALTER ROLE ALL RESET default_transaction_read_only")
+    return execute
 
 
 async def _lock_table(world: World, *, table: str) -> None:

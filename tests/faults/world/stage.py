@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from tests.faults.world import own_queues, workers
 from tests.faults.world.auditor import Auditor
 from tests.faults.world.callers import Callers
 from tests.faults.world.mail import MailServer
-from tests.faults.world.team import Team
+from tests.faults.world.team import team
 from tests.faults.world.workers import APIS, CALCULATORS, NOTIFIERS, RELAYS, Command
 from tests.faults.world.world import World, connect
 from tests.harness import databases, queues
@@ -30,9 +30,7 @@ from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
 from tests.harness.servers import Servers
 
 # Settings that differ from the defaults: the longest pauses between retries would outlast the run.
-_SOONER: Mapping[str, str] = {
-    "EMAIL_RETRY_SECONDS": "0.1",
-}
+_SOONER = {"EMAIL_RETRY_SECONDS": "0.1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ async def started(
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(MailServer(NOTIFIERS, chance))
         hold_snapshot = partial(_hold_snapshot, servers.postgres.url)
-        for work in (auditor.run, Team(servers.broker.url).run, hold_snapshot):
+        for work in (auditor.run, team(servers.broker.url).run, hold_snapshot):
             await stack.enter_async_context(in_background("harness", work))
         running = await stack.enter_async_context(
             workers.started(

@@ -18,25 +18,20 @@ def calculation_of(uuid: str) -> str:
     return f"calculation-of-{uuid}"
 
 
-class Team:
-    """Makes one calculation for each request."""
+def team(url: str) -> Reader:
+    """Return a reader that makes one calculation for each request."""
+    return Reader(url, TEAM, _calculate, prefetch=50)
 
-    def __init__(self, url: str) -> None:
-        self._reader = Reader(url, TEAM, self._calculate, prefetch=50)
 
-    async def run(self) -> None:
-        """Consume until cancelled."""
-        await self._reader.run()
-
-    async def _calculate(self, channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
-        uuid = msgspec.json.decode(message.body, type=CloudEvent[RequestCreated]).data.uuid
-        exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
-        answer = Message(
-            msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid))),
-            content_type="application/json",
-            delivery_mode=DeliveryMode.PERSISTENT,
-            message_id=calculation_of(uuid),
-        )
-        async with asyncio.timeout(_PUBLISH_SECONDS):
-            await exchange.publish(answer, topology.CALCULATION_RESULTS.routing_key, mandatory=True)
-        await message.ack()
+async def _calculate(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
+    uuid = msgspec.json.decode(message.body, type=CloudEvent[RequestCreated]).data.uuid
+    exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
+    answer = Message(
+        msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid))),
+        content_type="application/json",
+        delivery_mode=DeliveryMode.PERSISTENT,
+        message_id=calculation_of(uuid),
+    )
+    async with asyncio.timeout(_PUBLISH_SECONDS):
+        await exchange.publish(answer, topology.CALCULATION_RESULTS.routing_key, mandatory=True)
+    await message.ack()
