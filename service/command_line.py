@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from datetime import MAXYEAR, UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -126,7 +126,9 @@ def time(text: str) -> datetime:
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z") from None
+        read = datetime.min  # noqa: DTZ901 - refused below
+    if not 1970 < read.year < MAXYEAR:  # no request can be as old, and commands calculate with times
+        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 

@@ -100,6 +100,7 @@ def test_argument_is_read(kind: Any, word: str, value: object, capsys: pytest.Ca
     [
         (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
         (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
+        *((command_line.time, day, "is not a time like") for day in ("0001-01-01", "9999-12-31T23:59Z")),
         *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b", "\u3164")),
         *(
             (command_line.line, text, "characters")
