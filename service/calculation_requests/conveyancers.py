@@ -68,10 +68,3 @@ async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -
     if charges is None:
         raise UnknownConveyancer
     return bool(charges)
-
-
-async def check_registered(connection: Connection, conveyancer_id: str) -> None:
-    """Raise UnknownConveyancer unless this conveyancer is registered, and not disabled."""
-    exists = "SELECT EXISTS (SELECT FROM active_conveyancer WHERE id = $1)"
-    if not await connection.fetchval(exists, conveyancer_id):
-        raise UnknownConveyancer

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from service.calculation_requests import erased, reading
+from service.calculation_requests import reading
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
 from service.outbox.events import (
@@ -86,7 +86,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> EventHist
     """
     for history in await read(connection, [request_id]):
         return history
-    await erased.check(connection, request_id)
+    await reading.check_erased(connection, request_id)
     raise RequestNotFound
 
 

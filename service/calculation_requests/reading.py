@@ -1,21 +1,23 @@
 """The statements that read calculation requests."""
 
 import hmac
+import re
 from collections.abc import Collection
 from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers, erased
+from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
+    COLUMNS,
+    REQUEST_COLUMNS,
     AnnouncedRequest,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
-    with_columns,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.postgres.pool import Connection
@@ -28,21 +30,7 @@ async def find_by_idempotency_key(
 
     Raises IdempotencyKeyReused if its body was another one, RequestErased and UnknownConveyancer.
     """
-    row = await connection.fetchrow(
-        """
-        SELECT request.id, request.idempotency_sha256, erased.id AS erased_id
-          FROM active_conveyancer AS conveyancer
-          LEFT JOIN calculation_request AS request
-            ON request.conveyancer_id = conveyancer.id
-           AND request.idempotency_key = $1
-          LEFT JOIN erased_request AS erased
-            ON erased.conveyancer_id = conveyancer.id
-           AND erased.key_sha256 = sha256(convert_to($1, 'UTF8'))
-         WHERE conveyancer.id = $2
-        """,
-        idempotency.key,
-        conveyancer_id,
-    )
+    row = await connection.fetchrow(_FIND_BY_IDEMPOTENCY_KEY, idempotency.key, conveyancer_id)
     if row is None:
         raise UnknownConveyancer
     if row["erased_id"] is not None:
@@ -51,7 +39,20 @@ async def find_by_idempotency_key(
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
         raise IdempotencyKeyReused
-    return await find(connection, row["id"], conveyancer_id=conveyancer_id)
+    return CalculationRequest(*row[:-2])
+
+
+_FIND_BY_IDEMPOTENCY_KEY = f"""
+    SELECT {REQUEST_COLUMNS}, request.idempotency_sha256, erased.id AS erased_id
+      FROM active_conveyancer AS conveyancer
+      LEFT JOIN calculation_request AS request
+        ON request.conveyancer_id = conveyancer.id
+       AND request.idempotency_key = $1
+      LEFT JOIN erased_request AS erased
+        ON erased.conveyancer_id = conveyancer.id
+       AND erased.key_sha256 = sha256(convert_to($1, 'UTF8'))
+     WHERE conveyancer.id = $2
+"""  # noqa: S608 - constants only
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
@@ -68,9 +69,8 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 
 
 # Erased requests are looked for only if there is no row.
-_FIND = with_columns(
-    """
-    SELECT {request_columns},
+_FIND = f"""
+    SELECT {REQUEST_COLUMNS},
            CASE WHEN request.id IS NULL
                 THEN EXISTS (SELECT
                                FROM erased_request
@@ -82,8 +82,7 @@ _FIND = with_columns(
         ON request.id = $1
        AND request.conveyancer_id = conveyancer.id
      WHERE conveyancer.id = $2
-    """
-)
+"""  # noqa: S608 - constants only
 
 
 async def find_by_secret(
@@ -108,13 +107,13 @@ async def find_by_secret(
     return CalculationRequest(*row)
 
 
-_FIND_BY_SECRET = with_columns(
-    """
-    SELECT {customer_columns}
+# Null for what is the firm's alone, and not for the customer.
+_CUSTOMER_COLUMNS = re.sub("(notes|external_id|meta_data)", r"NULL AS \1", COLUMNS)
+_FIND_BY_SECRET = f"""
+    SELECT {_CUSTOMER_COLUMNS}
       FROM calculation_request
      WHERE id = $1
-    """
-)
+"""  # noqa: S608 - constants only
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
@@ -124,20 +123,18 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     """
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
-        await erased.check(connection, request_id)
+        await check_erased(connection, request_id)
         raise RequestNotFound
     return CalculationRequest(*row)
 
 
 # One of the two statements behind an access token that are not limited to one conveyancer. The other is that
 # of `event_history.read`.
-_READ_INTERNALLY = with_columns(
-    """
-    SELECT {request_columns}
+_READ_INTERNALLY = f"""
+    SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request
      WHERE request.id = $1
-    """
-)
+"""  # noqa: S608 - constants only
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -162,7 +159,7 @@ async def read_page(
         arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
     rows = await connection.fetch(*arguments, listing.before, listing.limit + 1)
     if not rows:
-        await conveyancers.check_registered(connection, conveyancer_id)
+        await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
     page = [CalculationRequest(*row) for row in rows[: listing.limit]]
     return page, page[-1].uuid if len(rows) > listing.limit else None
 
@@ -171,10 +168,9 @@ async def read_page(
 # column from the order and may read the primary key backwards: Postgres 18, with a generic plan, read 395,000
 # rows of other conveyancers for a page of 21 (8,699 blocks instead of 4). The constant limit, one more than
 # the largest page has, makes a generic plan expect a small page.
-_LIST_NEWEST = with_columns(
-    """
+_LIST_NEWEST = f"""
     SELECT *
-      FROM (SELECT {columns}
+      FROM (SELECT {COLUMNS}
               FROM calculation_request
              WHERE conveyancer_id >= $1
                AND (conveyancer_id, id) < ($1, $2)
@@ -183,12 +179,10 @@ _LIST_NEWEST = with_columns(
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, id DESC
      LIMIT $3
-    """
-)
-_LIST_NEWEST_BY_EXTERNAL_ID = with_columns(
-    """
+"""  # noqa: S608 - constants only
+_LIST_NEWEST_BY_EXTERNAL_ID = f"""
     SELECT *
-      FROM (SELECT {columns}
+      FROM (SELECT {COLUMNS}
               FROM calculation_request
              WHERE external_id IS NOT NULL
                AND (conveyancer_id, external_id) >= ($1, $2)
@@ -198,82 +192,46 @@ _LIST_NEWEST_BY_EXTERNAL_ID = with_columns(
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, external_id DESC, id DESC
      LIMIT $4
-    """
-)
+"""  # noqa: S608 - constants only
 
 
-async def lock_all(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, AnnouncedRequest]:
+async def lock(
+    connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
+) -> dict[UUID, AnnouncedRequest]:
     """Lock the rows of these requests until the transaction ends, and return those that exist.
 
     So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
     with several requests do not deadlock. For workers and operators, not for the API.
+
+    If it does not wait, rows that another transaction has locked are left out. So one that is locked for
+    minutes, by hand for instance, does not delay a batch.
     """
-    rows = await connection.fetch(_LOCK_ALL, request_ids)
+    rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     return {row["id"]: AnnouncedRequest(*row) for row in rows}
 
 
-async def lock_free(connection: Connection, request_ids: Collection[UUID]) -> dict[UUID, AnnouncedRequest]:
-    """Lock as `lock_all` does, but leave out the rows that another transaction has locked, without waiting.
-
-    So one row that is locked for minutes, by hand for instance, does not delay a batch. Only for the worker.
-    """
-    rows = await connection.fetch(_LOCK_FREE, request_ids)
-    return {row["id"]: AnnouncedRequest(*row) for row in rows}
-
-
-_LOCK_ALL = f"""
+_LOCK = f"""
     SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id
        FOR NO KEY UPDATE
 """  # noqa: S608 - constants only
-_LOCK_FREE = f"{_LOCK_ALL} SKIP LOCKED"
+
+
+async def check_erased(connection: Connection, request_id: UUID) -> None:
+    """Raise RequestErased if this was a request of any conveyancer."""
+    if await find_erased(connection, [request_id]):
+        raise RequestErased
+
+
+async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these requests, of any conveyancer, that were erased."""
+    rows = await connection.fetch("SELECT id FROM erased_request WHERE id = ANY($1)", request_ids)
+    return {row["id"] for row in rows}
 
 
 async def find_existing(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
     """Return the ids of those of these requests that exist. Only for the worker."""
     rows = await connection.fetch("SELECT id FROM calculation_request WHERE id = ANY($1)", request_ids)
     return {row["id"] for row in rows}
-
-
-async def sample_secret_keys(connection: Connection) -> dict[str, int]:
-    """Return the ids of the keys of stored secrets, and how many requests of a sample have each."""
-    rows = await connection.fetch(_SAMPLE_KEY_IDS)
-    return {row["secret_key_id"]: row["requests"] for row in rows}
-
-
-# The sample is the oldest and the newest thousand requests, and ten thousand spread evenly over the time
-# between: 500 times twenty. It is read within a second, by the primary key, which is the order in time.
-_SAMPLE_KEY_IDS = """
-    WITH ends AS (
-        SELECT (SELECT id FROM calculation_request ORDER BY id LIMIT 1) AS oldest,
-               (SELECT id FROM calculation_request ORDER BY id DESC LIMIT 1) AS newest
-    ),
-    times AS (
-        SELECT ('x0000' || left(replace(oldest::text, '-', ''), 12))::bit(64)::bigint AS began,
-               ('x0000' || left(replace(newest::text, '-', ''), 12))::bit(64)::bigint AS ended
-          FROM ends
-         WHERE oldest IS NOT NULL
-    ),
-    looks AS (
-        SELECT rpad(lpad(to_hex(began + (ended - began) * number / 500), 12, '0'), 32, '0')::uuid AS since
-          FROM times, generate_series(0, 499) AS number
-    ),
-    sampled AS (
-        (SELECT id, secret_key_id FROM calculation_request ORDER BY id LIMIT 1000)
-        UNION
-        (SELECT id, secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000)
-        UNION
-        SELECT near.id, near.secret_key_id
-          FROM looks,
-               LATERAL (SELECT id, secret_key_id
-                          FROM calculation_request
-                         WHERE id >= since
-                         ORDER BY id
-                         LIMIT 20) AS near
-    )
-    SELECT secret_key_id, count(*) AS requests
-      FROM sampled
-     GROUP BY secret_key_id
-"""

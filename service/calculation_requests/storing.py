@@ -12,11 +12,11 @@ import msgspec
 from service.calculation_requests import conveyancers, reading, request_secrets
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
+    COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
-    with_columns,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
@@ -164,11 +164,11 @@ _SPAN = {
 # ends, unless it is locked already. ON CONFLICT is for creates committed after this statement began.
 #
 # Selects from active_conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
-INSERT = with_columns(
-    """
+_VALUES = ", ".join(f"${10 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+INSERT = f"""
     WITH stored AS (
-        INSERT INTO calculation_request ({columns}, idempotency_key, idempotency_sha256)
-        SELECT {values}, $2, $3
+        INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
+        SELECT {_VALUES}, $2, $3
           FROM active_conveyancer
          WHERE active_conveyancer.id = $1
            AND ($2::text IS NULL
@@ -188,9 +188,7 @@ INSERT = with_columns(
     SELECT $4, stored.id, $5, stored.sequence, $6, $7
       FROM stored
     RETURNING request_id, CASE WHEN $8 THEN pg_notify($9, '')::text END
-    """,
-    values_after=9,
-)
+"""  # noqa: S608 - constants only
 
 
 def insert_arguments(

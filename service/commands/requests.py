@@ -8,7 +8,7 @@ import asyncpg
 import click
 import msgspec
 
-from service.calculation_requests import email_addresses, erased, reading, request_secrets, storing
+from service.calculation_requests import email_addresses, reading, request_secrets, storing
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, on_record, postgres, uuid
@@ -122,8 +122,8 @@ async def change(
 
     Raises RequestErased and RequestNotFound.
     """
-    if not await reading.lock_all(connection, [request_id]):
-        await erased.check(connection, request_id)
+    if not await reading.lock(connection, [request_id]):
+        await reading.check_erased(connection, request_id)
         raise RequestNotFound
     is_new = await connection.fetchval(
         """
@@ -178,6 +178,6 @@ async def _erase(connection: Connection, request_id: UUID, by: Operator) -> bool
     if await erasing.erase(connection, [request_id]):
         await operator_actions.record(connection, "request erase", [(request_id, None)], by)
         return True
-    if not await erased.among(connection, [request_id]):
+    if not await reading.find_erased(connection, [request_id]):
         raise RequestNotFound
     return False

@@ -111,7 +111,7 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
     Returns their keys, by request. An e-mail that a worker has claimed may be sent all the same: the
     worker may have read its row already.
     """
-    requests = await reading.lock_all(connection, request_ids)
+    requests = await reading.lock(connection, request_ids)
     await _add_first(connection, list(requests))
     rows = await connection.fetch(
         """
@@ -158,7 +158,7 @@ async def add_again(connection: Connection, keys: Mapping[str, UUID]) -> dict[UU
     *keys* are those of the e-mails, with their requests. Returns the new keys by request. An e-mail that is
     pending, or is not the last of its request, gets none, nor does one of an erased request.
     """
-    requests = await reading.lock_all(connection, set(keys.values()))
+    requests = await reading.lock(connection, set(keys.values()))
     rows = await connection.fetch(
         """
         INSERT INTO email (event_id, request_id)

@@ -22,7 +22,7 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     Pending e-mails are cancelled, also those that have not begun: request.email_failed says so. One that a
     process has in hand may arrive all the same.
     """
-    found = list(await reading.lock_all(connection, request_ids))
+    found = list(await reading.lock(connection, request_ids))
     if found:
         await emails.cancel(connection, found)
         # The mail server's replies may quote addresses.

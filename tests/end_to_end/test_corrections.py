@@ -179,7 +179,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
 async def event_of(database: Connection, created: Mapping[str, str]) -> RequestCreated:
     """Return the request.created of a request."""
     request_id = id_of(created)
-    request = (await reading.lock_all(database, [request_id]))[request_id]
+    request = (await reading.lock(database, [request_id]))[request_id]
     return RequestCreated(**request.event_payload(sequence=1))
 
 

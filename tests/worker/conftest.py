@@ -47,7 +47,7 @@ async def store(
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
-        request = (await reading.lock_all(connection, [request_id]))[request_id]
+        request = (await reading.lock(connection, [request_id]))[request_id]
         event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
         announcement = storing.Announcement(request.id, event, storing.now(), traceparent)
         await storing.announce(connection, [announcement])

@@ -155,7 +155,7 @@ async def replay_batch(
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
     async with loans.bounded_transaction(connection):
-        await reading.lock_all(connection, request_ids)
+        await reading.lock(connection, request_ids)
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
         )

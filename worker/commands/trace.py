@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from service import command_line
-from service.calculation_requests import erased, event_history
+from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import Answer, answering, cell, table
@@ -57,7 +57,7 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
     history = await _read_history(connection, request_id)
     request = history.request
-    erased_at = await erased.read_time(connection, request_id)
+    erased_at = await connection.fetchval("SELECT erased_at FROM erased_request WHERE id = $1", request_id)
     newest = await emails_command.read(connection, Choice(request_id=request_id), limit=_MOST_EMAILS)
     emails = newest[::-1]
     undelivered = await outbox.read_undelivered(connection, request_id=request_id)

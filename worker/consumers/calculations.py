@@ -5,7 +5,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import erased, reading
+from service.calculation_requests import reading
 from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound
 from service.calculation_requests.storing import Announcement, announce, now
 from service.identifiers import parse_uuid
@@ -74,12 +74,12 @@ async def record_results(connection: Connection, results: Sequence[Delivered[Res
     or CalculationAlreadyRecorded when the request has another calculation.
     """
     ids = {result.content.request_id for result in results}
-    free = await reading.lock_free(connection, ids)
+    free = await reading.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
     # Last: a request that is erased meanwhile must count as locked or as erased, not as unknown.
-    gone = await erased.among(connection, absent) if absent else set()
+    gone = await reading.find_erased(connection, absent) if absent else set()
     outcomes: list[Exception | None] = []
     new = []
     for result in results:

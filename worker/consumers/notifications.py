@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import erased
+from service.calculation_requests import reading
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
@@ -77,7 +77,7 @@ async def intend_emails(connection: Connection, created: Sequence[Delivered[Crea
     intents = [Intent(event.id, event.request_id, traceparent) for event, traceparent in created]
     known = await ledger.add(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:
-        known |= await erased.among(connection, missing)
+        known |= await reading.find_erased(connection, missing)
     return [
         None if intent.request_id in known else RequestNotFound("data.uuid: there is no such request")
         for intent in intents

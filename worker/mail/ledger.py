@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import CalculationRequest, with_columns
+from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
 from service.operations import emails
 from service.operations.emails import EmailEnd
 from service.outbox.events import Reason
@@ -98,8 +98,7 @@ async def claim(
 
 
 # Reads the requests one by one, by their primary key: a generic plan expects many e-mails of any limit.
-_CLAIM = with_columns(
-    """
+_CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
         SELECT now()
@@ -122,13 +121,12 @@ _CLAIM = with_columns(
                                FOR UPDATE SKIP LOCKED)
         RETURNING event_id, request_id, created_at, attempts, traceparent
     )
-    SELECT {request_columns}, firm.name, claimed.event_id, claimed.created_at, claimed.attempts,
+    SELECT {REQUEST_COLUMNS}, firm.name, claimed.event_id, claimed.created_at, claimed.attempts,
            claimed.traceparent
       FROM claimed
      CROSS JOIN LATERAL (SELECT * FROM calculation_request WHERE id = claimed.request_id LIMIT 1) AS request
      CROSS JOIN LATERAL (SELECT name FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS firm
-    """
-)
+"""  # noqa: S608 - constants only
 
 
 async def renew(
@@ -161,7 +159,7 @@ async def record(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
     ended before is left alone. An end holds even if another process has taken the e-mail over, because the
     mail server decided.
     """
-    requests = await reading.lock_free(connection, {end.request_id for end in ends})
+    requests = await reading.lock(connection, {end.request_id for end in ends}, waits=False)
     free = [end.key for end in ends if end.request_id in requests]
     rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY event_id FOR UPDATE SKIP LOCKED", free)
     pending = {row["event_id"] for row in rows}

@@ -181,28 +181,21 @@ async def test_doctor_leaves_no_trace(environment: Mapping[str, str], database: 
     assert await database.fetchval(counts) == 0
 
 
-async def test_missing_key_is_found_in_the_middle_of_many_requests(
-    environment: dict[str, str], database: Connection
+async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(
+    environment: dict[str, str], client: httpx.AsyncClient, database: Connection
 ) -> None:
     before = await found(environment, "secret keys")
-    await database.execute(
-        """
-        INSERT INTO calculation_request (
-                   id, conveyancer_id, created_at, updated_at, customer_email, customer_first_name,
-                   customer_last_name, sender_email, sender_organization_name, sender_first_name,
-                   sender_last_name, case_ref, request_type, calculation_fee_exempt, secret_salt,
-                   secret_key_id)
-        SELECT ('0' || to_hex(1700000000000 + number * 60000::bigint) || '70008000000000000000')::uuid,
-               'acme', now(), now(), '', '', '', '', '', '', '', '', '', false, '',
-               CASE WHEN number BETWEEN 20000 AND 20200 THEN 'lost' ELSE 'current' END
-          FROM generate_series(1, 40000) AS number
-        """
-    )
+    assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'newest'")
+    await remember_keys(database, SecretKeyRing.parse(f"of-workers:{'B' * 43}"))
 
-    finding = await found(environment, "secret keys")
+    findings = [each for each in await examine_service(environment) if each.check == "secret keys"]
 
     assert before.state == "ok"
-    assert (finding.state, finding.says) == ("wrong", "stored requests need lost, which is missing")
+    assert [(finding.state, finding.says) for finding in findings] == [
+        ("wrong", "stored requests need newest, which is missing"),
+        ("wrong", "stored requests need of-workers, which is missing"),
+    ]
 
 
 async def test_another_key_under_the_same_id_is_found(
@@ -216,7 +209,7 @@ async def test_another_key_under_the_same_id_is_found(
 
     finding = await found(environment, "secret keys")
 
-    assert (before.state, before.says) == ("ok", "has every key of 1 sampled requests")
+    assert (before.state, before.says) == ("ok", "has every key that was in use before")
     assert finding.state == "wrong"
     assert finding.says == f"another key than before has the id {first.current_id}"
 
