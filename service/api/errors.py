@@ -196,9 +196,7 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
     facts = describe(request.scope)
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
-    if isinstance(error, SecretKeyMissing):
-        request.app.state.resources.secret_keys.report_missing(error)
-    elif answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause nothing was tried; the access log has a line for each caller already.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answer.headers}

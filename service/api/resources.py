@@ -46,8 +46,7 @@ class Resources(msgspec.Struct, frozen=True):
         for stored in found:
             try:
                 shown.append(self.view(stored))
-            except SecretKeyMissing as error:
-                self.secret_keys.report_missing(error)
+            except SecretKeyMissing:
                 shown.append(stored.view_without_secret())
         return shown
 

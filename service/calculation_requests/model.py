@@ -89,22 +89,18 @@ class CalculationRequest(AnnouncedRequest, frozen=True):
     secret_salt: bytes
     secret_key_id: str
 
-    def secret(self, keys: SecretKeyRing) -> str:
-        """Return the secret that opens this request. Raises SecretKeyMissing."""
-        return keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
-
-    def request_url(self, keys: SecretKeyRing, app_url: str) -> str:
-        """Return the customer's link as the interface specifies it: never to be logged or queued.
+    def secret_and_url(self, keys: SecretKeyRing, app_url: str) -> tuple[str, str]:
+        """Return the secret that opens this request, and the customer's link: never to be logged or queued.
 
         Raises SecretKeyMissing.
         """
-        return f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={self.secret(keys)}"
+        secret = keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
+        return secret, f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={secret}"
 
     def view(self, keys: SecretKeyRing, app_url: str) -> "CalculationRequestView":
         """Return what the API shows of this request. Raises SecretKeyMissing."""
-        return CalculationRequestView(
-            **self._shown(), secret=self.secret(keys), request_url=self.request_url(keys, app_url)
-        )
+        secret, url = self.secret_and_url(keys, app_url)
+        return CalculationRequestView(**self._shown(), secret=secret, request_url=url)
 
     def view_without_secret(self) -> "RetrievedCalculationRequest":
         """Return what is shown to an internal reader, or while the key of the secret is missing."""

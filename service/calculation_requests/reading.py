@@ -90,16 +90,14 @@ async def find_by_secret(
 ) -> CalculationRequest:
     """Return the request that this ASCII secret opens, without what is its firm's alone.
 
-    Raises WrongSecret, also when there is no such request, or when the key of its secret is missing, which is
-    logged.
+    Raises WrongSecret, also when there is no such request, or when the key of its secret is missing.
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
     # It takes as long without a request or its key: the time must not show which uuids exist.
     salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
     try:
         expected = keys.secret(request_id, salt=salt, key_id=key_id)
-    except SecretKeyMissing as error:
-        keys.report_missing(error)
+    except SecretKeyMissing:
         row, expected = None, keys.secret(request_id, salt=salt, key_id=keys.current_id)
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()) or row is None:

@@ -3,32 +3,20 @@
 import base64
 import hmac
 import re
-import secrets
-import time
 from uuid import UUID
 
 import msgspec
-import structlog
 
-from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
 _KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
-_REPORT_SECONDS = 60.0  # between two reports of a missing key
-
-_log = structlog.get_logger()
 
 
 class SecretKeyMissing(Exception):
     """The secret of this request is unavailable: its key is missing. Try again later."""
-
-    def __init__(self, key_id: str, uuid: str) -> None:
-        super().__init__(key_id, uuid)
-        self.key_id = key_id
-        self.uuid = uuid
 
 
 class WrongSecret(Exception):
@@ -40,7 +28,6 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     current_id: str
     keys: dict[str, bytes]
-    reported: dict[str, float] = {}  # the missing keys, and when each may be reported again
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
@@ -59,24 +46,13 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
         """Derive the secret of one request: 43 URL-safe characters.
 
-        Raises SecretKeyMissing when the ring does not have the key that the request was made with.
+        Raises SecretKeyMissing without the key that the request was made with; `doctor` names it.
         """
         if key_id not in self.keys:
-            raise SecretKeyMissing(key_id, uuid_of(request_id))
+            metrics.secret_keys_missing.inc()
+            raise SecretKeyMissing
         digest = hmac.digest(self.keys[key_id], salt + request_id.bytes, "sha256")
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-
-    def report_missing(self, missing: SecretKeyMissing) -> None:
-        """Log and count a missing key, with a request that needs it. Each key is reported once in a while.
-
-        Otherwise anyone who knows a uuid could fill the log, without a token.
-        """
-        now = time.monotonic()
-        if now < self.reported.get(missing.key_id, now):
-            return
-        self.reported[missing.key_id] = now + _REPORT_SECONDS
-        metrics.secret_keys_missing.inc()
-        _log.error("secret_key_missing", key_id=missing.key_id, uuid=missing.uuid)
 
 
 async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str]:
@@ -99,11 +75,6 @@ async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str
 def looks_like_secret(text: str) -> bool:
     """Whether *text* has the form of a secret, which no access token and no API key has."""
     return _SECRET.fullmatch(text) is not None
-
-
-def new_salt() -> bytes:
-    """Return 16 random bytes for a new request."""
-    return secrets.token_bytes(16)
 
 
 def _decode_key(encoded: str) -> bytes:

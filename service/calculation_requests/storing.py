@@ -1,6 +1,7 @@
 """The statements that write calculation requests, each with the event that announces the change."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers, reading, request_secrets
+from service.calculation_requests import conveyancers, reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
@@ -45,7 +46,7 @@ def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKey
         created_at=created_at,
         updated_at=created_at,
         calculation_id=None,
-        secret_salt=request_secrets.new_salt(),
+        secret_salt=secrets.token_bytes(16),
         secret_key_id=keys.current_id,
         sequence=1,
         **sent,

@@ -1,6 +1,7 @@
 """`request find|correct|new-secret|erase`: the requests of customers who call, and of every firm."""
 
 import hashlib
+import secrets
 from datetime import datetime
 from uuid import UUID
 
@@ -8,7 +9,7 @@ import asyncpg
 import click
 import msgspec
 
-from service.calculation_requests import email_addresses, reading, request_secrets, storing
+from service.calculation_requests import email_addresses, reading, storing
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, on_record, postgres, uuid
@@ -138,7 +139,7 @@ async def change(
         """,
         request_id,
         address,
-        request_secrets.new_salt(),
+        secrets.token_bytes(16),
         key_id,
         storing.now(),
     )

@@ -216,7 +216,7 @@ OPERATIONS = (
             "compressed": _refusal(json_body.check_declared, "application/json", "gzip"),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
-            "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
+            "secret_key_missing": SecretKeyMissing(),
             "refused_fields": _refusal(
                 lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
             ),
@@ -252,7 +252,7 @@ OPERATIONS = (
             "unknown_conveyancer": UnknownConveyancer(),
             "unknown_uuid": RequestNotFound(),
             "erased": RequestErased(),
-            "secret_key_missing": SecretKeyMissing("older", RECORD.uuid),
+            "secret_key_missing": SecretKeyMissing(),
         },
     ),
     Operation(

@@ -1,8 +1,6 @@
 """How Postgres fails: errors that mean it is unavailable, and errors that leave a session usable."""
 
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import asyncpg
 
@@ -64,14 +62,3 @@ def is_harmless(error: BaseException) -> bool:
         # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.
         return isinstance(error, _REJECTIONS) and error.severity is not None
     return isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise PostgresUnavailable in place of the error of an outage."""
-    try:
-        yield
-    except OUTAGE_ERRORS as error:
-        if is_outage(error):
-            raise PostgresUnavailable.counted() from error
-        raise

@@ -34,7 +34,7 @@ postgres_unavailable = Counter(
 )
 secret_keys_missing = Counter(
     "request_secret_keys_missing_total",
-    "Reports that REQUEST_SECRET_KEYS lacks a key of stored requests, one a minute at most for each key.",
+    "Times that a secret could not be derived, because REQUEST_SECRET_KEYS lacks its key.",
 )
 
 background_failures = Counter(

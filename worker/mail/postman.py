@@ -12,7 +12,7 @@ import structlog
 from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
+from service.calculation_requests.request_secrets import SecretKeyRing
 from service.operations.emails import EmailEnd
 from service.outbox.waker import RelayWaker
 from service.postgres import loans
@@ -202,7 +202,7 @@ class Postman:
         content = message.compose(
             email.request,
             firm=email.firm,
-            request_url=email.request.request_url(self._keys, self._settings.app_url),
+            request_url=email.request.secret_and_url(self._keys, self._settings.app_url)[1],
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,

@@ -5,8 +5,7 @@ import asyncio
 import asyncpg
 
 from service.outbox import lanes
-from service.postgres import outages
-from service.postgres.outages import PostgresUnavailable
+from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
 from worker.relay.lanes import LaneMarks
 from worker.settings import WorkerSettings
@@ -36,9 +35,8 @@ class Listener:
         pauses = Pauses("listener_paused")
         while not stop.is_set():
             try:
-                with outages.translated():
-                    await self._listen(pauses, stop)
-            except PostgresUnavailable as error:
+                await self._listen(pauses, stop)
+            except (PostgresUnavailable, *OUTAGE_ERRORS) as error:
                 await pauses.log_and_wait(error, stop)
 
     async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:

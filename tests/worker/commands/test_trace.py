@@ -21,7 +21,7 @@ async def trace_of(settings: WorkerSettings, request: CalculationRequest) -> Tra
     answer = await command(settings, "trace", request.uuid)
     said = rendered(answer)
     assert "@" not in said
-    assert request.secret(KEYS) not in said
+    assert request.secret_and_url(KEYS, "")[0] not in said
     assert request.customer_last_name not in said
     assert isinstance(answer.data, Trace)
     assert answer.text.splitlines()[:2] == [request.uuid, answer.data.conclusion]
