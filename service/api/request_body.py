@@ -18,7 +18,6 @@ from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH
 from service.calculation_requests.model import Idempotency, RequestType
 
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
-_LARGE_BODY = 32 * 1024  # bytes
 _INT64 = range(-(2**63), 2**63)
 
 # The patterns show readers of the OpenAPI document what the checks below refuse with codes of their own.
@@ -134,12 +133,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
     values: Mapping[str, Any]
     errors: Sequence[FieldError]
+    asks_for_waiver: bool
     reason_error: FieldError | None
-
-    @property
-    def asks_for_waiver(self) -> bool:
-        """Whether the fee is to be waived."""
-        return self.values.get("calculation_fee_exempt") is True
 
     def validated(self, *, waiver_applies: bool) -> dict[str, Any]:
         """Return the columns to be stored. Raises InvalidSubmission with every failing field."""
@@ -177,14 +172,22 @@ _NO_WAIVER = {"calculation_fee_exempt": False, "calculation_fee_exempt_reason": 
 
 def parse(body: bytes) -> ParsedBody:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission if it is not an object."""
-    values, errors = _read_at_once(body) or _read_field_by_field(_decode_plain(body))
-    errors += _failing_fields(values)
+    errors: list[FieldError] = []
+    try:
+        values = msgspec.structs.asdict(_decoder.decode(body))
+    except msgspec.ValidationError:
+        values, errors = _read_field_by_field(_decode_plain(body))
+    except json_faults.UNREADABLE as error:
+        raise _malformed(body, error) from None
+    for name, check in _checks.items():
+        value = values.get(name)
+        if value is not None and (failure := check(value)):
+            errors.append(_field_error(name, *failure))
+    asks_for_waiver = values.get("calculation_fee_exempt") is True
     reason_error = None
-    if values.get("calculation_fee_exempt") is True:
-        name = "calculation_fee_exempt_reason"
-        failure = _check_reason(values.get(name))
-        reason_error = _field_error(name, *failure) if failure else None
-    return ParsedBody(values, errors, reason_error)
+    if asks_for_waiver and (failure := _check_reason(values.get("calculation_fee_exempt_reason"))):
+        reason_error = _field_error("calculation_fee_exempt_reason", *failure)
+    return ParsedBody(values, errors, asks_for_waiver, reason_error)
 
 
 def _check_reason(value: object) -> Failure | None:
@@ -198,34 +201,9 @@ def _check_reason(value: object) -> Failure | None:
     return lines.BLANK if lines.is_blank(value) else _check_text(value)
 
 
-def _read_at_once(body: bytes) -> tuple[dict[str, Any], list[FieldError]] | None:
-    """Return all fields, or None when they must be read one by one: some are wrong, or the body is large.
-
-    A large body is read once only: read twice, a refusal would cost more than storing the request.
-    """
-    if len(body) > _LARGE_BODY:
-        return None
-    try:
-        return msgspec.structs.asdict(_decoder.decode(body)), []
-    except msgspec.ValidationError:
-        return None
-    except json_faults.UNREADABLE as error:
-        raise _malformed(body, error) from None
-
-
 def _malformed(body: bytes, error: Exception) -> ApiError:
     reason = json_faults.why_unreadable(body, error)
     return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
-
-
-def _failing_fields(values: Mapping[str, Any]) -> list[FieldError]:
-    """Return what is wrong with the fields that have the right type."""
-    failing = []
-    for name, check in _checks.items():
-        value = values.get(name)
-        if value is not None and (failure := check(value)):
-            failing.append(_field_error(name, *failure))
-    return failing
 
 
 def _decode_plain(body: bytes) -> dict[str, Any]:

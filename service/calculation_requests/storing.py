@@ -99,22 +99,30 @@ class Storage:
     async def store(
         self,
         request: CalculationRequest,
-        *,
         idempotency: Idempotency | None,
         traceparent: str | None,
         until: float,
     ) -> Stored:
-        """Store a request, and wake the relay. A repeat returns what is stored with its key, as it is now.
+        """Store a request until a deadline, and wake the relay. A repeat returns what is stored with its key.
 
-        While another create uses the key, this one waits without a connection: however many wait for one
-        key, they delay no other caller. *until* is the deadline, on the monotonic clock.
+        While another create uses the key, this one waits without a connection: it delays no other caller.
 
-        Raises PostgresUnavailable, after which the request may be stored. Raises UnknownConveyancer,
+        Raises PostgresUnavailable, after which the request may be stored; UnknownConveyancer,
         IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.
         """
         waits_until = time.monotonic() + self._timeout_seconds * _KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
-        while not await self._insert(request, idempotency, traceparent, until=until):
+        while True:
+            with (
+                self._relay.lend_notify() as wakes,
+                tracing.span("INSERT calculation_request", "client", lambda: _SPAN),
+            ):
+                arguments = insert_arguments(request, idempotency, traceparent, wakes=wakes)
+                is_stored = request.id in await self._group_commit.execute(arguments, until=until)
+            if is_stored:
+                if not wakes:
+                    self._relay.wake()
+                return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
             async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
@@ -128,26 +136,6 @@ class Storage:
                 raise IdempotencyKeyInFlight
             await asyncio.sleep(min(pause, left))
             pause *= 2
-        return Stored(request, is_repeat=False)
-
-    async def _insert(
-        self,
-        request: CalculationRequest,
-        idempotency: Idempotency | None,
-        traceparent: str | None,
-        *,
-        until: float,
-    ) -> bool:
-        """Store a request in a group, and wake the relay. False, and nothing is stored, as INSERT says."""
-        with (
-            self._relay.lend_notify() as wakes,
-            tracing.span("INSERT calculation_request", "client", lambda: _SPAN),
-        ):
-            arguments = insert_arguments(request, idempotency, traceparent, wakes=wakes)
-            is_stored = request.id in await self._group_commit.execute(arguments, until=until)
-        if is_stored and not wakes:
-            self._relay.wake()
-        return is_stored
 
 
 _SPAN = {

@@ -15,23 +15,14 @@ LARGEST_GROUP = 32
 _LEAST_SHARE = 3 / 4
 _SLOW_SHARE = 1 / 4  # of that time, from which on a group is slow
 
-Arguments: TypeAlias = Sequence[Any]
 Ids: TypeAlias = set[Any]
 
 
 class _Member(NamedTuple):
     """A caller: its arguments, and the ids that it waits for."""
 
-    arguments: Arguments
+    arguments: Sequence[Any]
     answer: "asyncio.Future[Ids]"
-
-
-class _Group:
-    """A leader, the first member, and its followers."""
-
-    def __init__(self, leader: _Member, *, gathers_until: float) -> None:
-        self.members = [leader]
-        self.gathers_until = gathers_until
 
 
 class GroupCommit:
@@ -53,9 +44,10 @@ class GroupCommit:
         self._statement = statement
         self._seconds = seconds
         self._largest_now = LARGEST_GROUP
-        self._latest: _Group | None = None
+        self._gathering: list[_Member] = []  # the group that callers may join, its leader first
+        self._gathers_until = -math.inf
 
-    async def execute(self, arguments: Arguments, *, until: float) -> Ids:
+    async def execute(self, arguments: Sequence[Any], *, until: float) -> Ids:
         """Run the statement with *arguments*; return the ids that it returned for the whole group.
 
         *until* is the deadline of this caller, on the monotonic clock.
@@ -63,32 +55,30 @@ class GroupCommit:
         Raises PostgresUnavailable, and whatever the statement raises for these arguments.
         """
         member = _Member(arguments, asyncio.get_running_loop().create_future())
-        group = self._latest
-        if group and time.monotonic() < group.gathers_until and len(group.members) < self._largest_now:
+        group = self._gathering
+        if group and time.monotonic() < self._gathers_until and len(group) < self._largest_now:
             with self._pool.place_in_queue():
-                group.members.append(member)
+                group.append(member)
                 return await member.answer
-        self._latest = _Group(member, gathers_until=until - self._seconds * _LEAST_SHARE)
-        await self._lead(self._latest, until=until)
-        return await member.answer
-
-    async def _lead(self, group: _Group, *, until: float) -> None:
-        """Get an answer for each member. Raises PostgresUnavailable if there is none for the leader."""
-        leader = group.members[0]
+        group = self._gathering = [member]
+        self._gathers_until = until - self._seconds * _LEAST_SHARE
         try:
             async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
                 await asyncio.sleep(0)  # Lets callers of the same turn of the event loop join.
-                group.gathers_until = -math.inf
-                present = [member for member in group.members if not member.answer.done()]
+                if self._gathering is group:
+                    self._gathering = []
+                present = [each for each in group if not each.answer.done()]
                 await self._serve(connection, present, until=until)
         except PostgresUnavailable:
-            if not leader.answer.done():
+            if not member.answer.done():
                 raise
         finally:
-            group.gathers_until = -math.inf
-            for follower in group.members[1:]:
+            if self._gathering is group:
+                self._gathering = []
+            for follower in group[1:]:
                 if not follower.answer.done():
                     follower.answer.set_exception(PostgresUnavailable.counted())
+        return await member.answer
 
     async def _serve(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
         """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""

@@ -55,13 +55,13 @@ class Pool:
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or none is open and connecting has just failed."""
-        if self._is_full or (self._pauses_reconnecting and not self._opened):
+        if self._waiting >= self._queue_size or (self._pauses_reconnecting and not self._opened):
             raise PostgresUnavailable.counted()
 
     @contextmanager
     def place_in_queue(self) -> Iterator[None]:
         """Take a place in the queue for the block. Raises PostgresUnavailable when it is full."""
-        if self._is_full:
+        if self._waiting >= self._queue_size:
             raise PostgresUnavailable.counted()
         self._waiting += 1
         try:
@@ -160,10 +160,6 @@ class Pool:
     def _forget(self, connection: Connection) -> None:
         self._opened.remove(connection)
         connection.terminate()  # even if the server has closed it: asyncpg may not have noticed yet
-
-    @property
-    def _is_full(self) -> bool:
-        return self._waiting >= self._queue_size
 
     @property
     def _in_use(self) -> int:

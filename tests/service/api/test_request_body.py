@@ -238,10 +238,8 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body: bytes) -> None:
     ],
 )
 def test_malformed_body_is_refused_with_the_reason_and_the_position(body: bytes, reason: str) -> None:
-    for sent in (body, body + b" " * 40_000):  # A large body is read in another way.
-        with pytest.raises(ApiError) as refusal:
-            request_body.parse(sent)
+    with pytest.raises(ApiError) as refusal:
+        request_body.parse(body)
 
-        if "early" not in reason or sent == body:
-            assert str(refusal.value) == f"The body is not readable JSON: {reason}."
-        assert _MARK not in str(refusal.value)
+    assert str(refusal.value) == f"The body is not readable JSON: {reason}."
+    assert _MARK not in str(refusal.value)
