@@ -185,10 +185,7 @@ class Postman:
             _log.warning("email_claim_lost")
             return PutOff(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
-            if isinstance(error, SecretKeyMissing):
-                self._keys.report_missing(error)
-            else:
-                _log.error("email_failed", **logs.describe(error))
+            _log.error("email_failed", **logs.describe(error))
             # For ever, at long intervals: no mail server refused it, so no event may say that it failed.
             pause = self._settings.email_retry_seconds * _LONGEST_RETRY
             return PutOff(email.event_id, "put_off", pause, "not sent: internal error, see the logs")

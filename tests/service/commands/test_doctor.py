@@ -205,7 +205,7 @@ async def test_another_key_under_the_same_id_is_found(
     first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
     assert await remember_keys(database, first) == []
     before = await found(environment, "secret keys")
-    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'B' * 43}"
+    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'C' * 43},older:{'B' * 43}"
 
     finding = await found(environment, "secret keys")
 
