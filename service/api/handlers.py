@@ -90,7 +90,7 @@ async def retrieve_request(
     async with resources.connection() as connection:
         if isinstance(reader, InternalReader):
             stored = await reading.read_internally(connection, request_id)
-            return envelope.ok(stored.view_without_secret())
+            return envelope.ok(stored.view(secret=None, request_url=None))
         stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
     return envelope.ok(resources.view(stored))
 

@@ -30,7 +30,6 @@ _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 
 Check = Callable[[Any], Failure | None]
-_UNKNOWN: Failure = ("unknown_field", "There is no such field: check its name.")
 _NO_NUL: Failure = ("invalid_characters", "NUL characters are not allowed.")
 
 
@@ -174,11 +173,15 @@ def parse(body: bytes) -> ParsedBody:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission if it is not an object."""
     errors: list[FieldError] = []
     try:
-        values = msgspec.structs.asdict(_decoder.decode(body))
-    except msgspec.ValidationError:
-        values, errors = _read_field_by_field(_decode_plain(body))
+        try:
+            values = msgspec.structs.asdict(_decoder.decode(body))
+        except msgspec.ValidationError:
+            values, errors = _read_field_by_field(msgspec.json.decode(body))
     except json_faults.UNREADABLE as error:
-        raise _malformed(body, error) from None
+        reason = json_faults.why_unreadable(body, error)
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}."
+        ) from None
     for name, check in _checks.items():
         value = values.get(name)
         if value is not None and (failure := check(value)):
@@ -201,24 +204,10 @@ def _check_reason(value: object) -> Failure | None:
     return lines.BLANK if lines.is_blank(value) else _check_text(value)
 
 
-def _malformed(body: bytes, error: Exception) -> ApiError:
-    reason = json_faults.why_unreadable(body, error)
-    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
-
-
-def _decode_plain(body: bytes) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(body)
-    except json_faults.UNREADABLE as error:
-        raise _malformed(body, error) from None
-    if not isinstance(decoded, dict):
-        failing = FieldError("invalid_type", "The body must be a JSON object.", None, "")
-        raise InvalidSubmission([failing])
-    return decoded
-
-
-def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[FieldError]]:
+def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401 - any JSON value
     """Return the fields of the right type, and an error for each that is not, is missing or unknown."""
+    if not isinstance(body, dict):
+        raise InvalidSubmission([FieldError("invalid_type", "The body must be a JSON object.", None, "")])
     values: dict[str, Any] = {}
     errors = []
     for name, field in _fields.items():
@@ -233,7 +222,9 @@ def _read_field_by_field(body: dict[str, Any]) -> tuple[dict[str, Any], list[Fie
         except msgspec.ValidationError as error:
             errors.append(_field_error(name, *_classify(str(error), body[name])))
     unknown = islice((name for name in body if name not in _fields), UNKNOWN_FIELDS_NAMED)
-    errors += [_field_error(name, *_UNKNOWN) for name in unknown]
+    errors += [
+        _field_error(name, "unknown_field", "There is no such field: check its name.") for name in unknown
+    ]
     return values, errors
 
 

@@ -11,7 +11,6 @@ from litestar.datastructures import State
 from service.authentication.authenticator import Authenticator
 from service.calculation_requests.model import (
     CalculationRequest,
-    CalculationRequestView,
     RetrievedCalculationRequest,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
@@ -36,9 +35,9 @@ class Resources(msgspec.Struct, frozen=True):
         """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
         return loans.connection(self.pool, seconds=self.settings.database_timeout_seconds)
 
-    def view(self, stored: CalculationRequest) -> CalculationRequestView:
+    def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
-        return stored.view(self.secret_keys, self.settings.app_url)
+        return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
@@ -47,7 +46,7 @@ class Resources(msgspec.Struct, frozen=True):
             try:
                 shown.append(self.view(stored))
             except SecretKeyMissing:
-                shown.append(stored.view_without_secret())
+                shown.append(stored.view(secret=None, request_url=None))
         return shown
 
 

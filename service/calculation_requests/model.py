@@ -97,20 +97,12 @@ class CalculationRequest(AnnouncedRequest, frozen=True):
         secret = keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
         return secret, f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={secret}"
 
-    def view(self, keys: SecretKeyRing, app_url: str) -> "CalculationRequestView":
-        """Return what the API shows of this request. Raises SecretKeyMissing."""
-        secret, url = self.secret_and_url(keys, app_url)
-        return CalculationRequestView(**self._shown(), secret=secret, request_url=url)
-
-    def view_without_secret(self) -> "RetrievedCalculationRequest":
-        """Return what is shown to an internal reader, or while the key of the secret is missing."""
-        return RetrievedCalculationRequest(**self._shown(), secret=None, request_url=None)
-
-    def _shown(self) -> dict[str, Any]:
+    def view(self, secret: str | None, request_url: str | None) -> "RetrievedCalculationRequest":
+        """Return what the API shows of this request: all but the two, and these two as given."""
         shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
         if self.meta_data is not None:
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
-        return shown
+        return RetrievedCalculationRequest(**shown, secret=secret, request_url=request_url)
 
 
 # Rows become structs by position, so the columns are written once, as the fields of the struct. Not
@@ -158,6 +150,6 @@ class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=T
 
 
 _SHOWN = tuple(
-    name for name in CalculationRequestView.__struct_fields__ if name not in {"secret", "request_url"}
+    name for name in RetrievedCalculationRequest.__struct_fields__ if name not in {"secret", "request_url"}
 )
 _shown_values = attrgetter(*_SHOWN)
