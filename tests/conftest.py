@@ -177,7 +177,7 @@ async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIter
 async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
     """A channel to a broker with the topology declared and every queue empty."""
     async with await aio_pika.connect(amqp_url) as connection:
-        if (await topology.ensure(connection)).differences:
+        if await topology.ensure(connection):
             await _remove_topology(connection)
             await topology.ensure(connection)
         opened = await connection.channel()

@@ -57,8 +57,6 @@ class ScriptedBroker:
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
         self.connections = 0  # accepted so far
-        self.missing: set[str] = set()  # queues that do not exist
-        self.may_declare = True
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -132,20 +130,8 @@ class _Conversation:
             elif isinstance(received, ContentBody):
                 self._body += received.value
                 self._complete()
-            elif (refusal := self._refusal_of(received)) is not None:
-                self._send(channel, refusal)
             elif (answer := _ANSWERS.get(getattr(received, "name", ""))) is not None:
                 self._send(channel, answer)
-
-    def _refusal_of(self, received: Any) -> commands.Channel.Close | None:
-        """Return the error that closes the channel of a declaration, if there is one."""
-        if not isinstance(received, commands.Exchange.Declare | commands.Queue.Declare):
-            return None
-        if not received.passive and not self._broker.may_declare:
-            return commands.Channel.Close(403, "ACCESS_REFUSED - configure access refused", 50, 10)
-        if isinstance(received, commands.Queue.Declare) and received.queue in self._broker.missing:
-            return commands.Channel.Close(404, "NOT_FOUND", 50, 10)
-        return None
 
     async def _wait_out_alarm(self) -> None:
         if not self._broker.reading.is_set():

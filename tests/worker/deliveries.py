@@ -10,14 +10,14 @@ from service.postgres.pool import Connection, Pool
 from tests.harness.waiting import eventually
 from worker.batches import Outcomes, RowLocked
 from worker.consumers import calculations, incoming, notifications
-from worker.consumers.consumer import Delivered
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its outcome says."""
-    created = notifications.decode(incoming.read(events.encode(event, time=storing.now(), traceparent=None)))
+    body = events.encode(event, time=storing.now(), traceparent=None)
+    intent = notifications.decode(incoming.read(body), None)
     async with loans.connection(pool, seconds=5.0) as connection:
-        outcomes = await notifications.intend_emails(connection, [Delivered(created, None)])
+        outcomes = await notifications.intend_emails(connection, [intent])
     _check(outcomes)
 
 
@@ -39,8 +39,8 @@ async def calculate(connection: Connection, uuid: str, calculation_id: str) -> N
 
 
 async def _record(connection: Connection, result: CalculationCreated) -> Outcomes:
-    decoded = calculations.decode(incoming.read(msgspec.json.encode(result)))
-    return await calculations.record_results(connection, [Delivered(decoded, None)])
+    decoded = calculations.decode(incoming.read(msgspec.json.encode(result)), None)
+    return await calculations.record_results(connection, [decoded])
 
 
 def _check(outcomes: Outcomes) -> None:

@@ -77,7 +77,7 @@ def test_example_of_a_created_request_is_what_the_notifications_read() -> None:
     read = msgspec.json.decode(payload, type=CloudEvent[RequestCreated])
 
     assert read.data == asyncapi.SENT_EXAMPLES[0]
-    assert notifications.decode(incoming.read(payload)) is not None
+    assert notifications.decode(incoming.read(payload), None) is not None
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)

@@ -20,7 +20,6 @@ from tests.worker.conftest import store
 from worker.batches import LARGEST_BATCH, Outcomes, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
-from worker.consumers.consumer import Delivered
 from worker.mail import ledger
 from worker.mail.ledger import Email, Intent
 from worker.settings import WorkerSettings
@@ -72,7 +71,7 @@ async def stored_requests(database: Connection, number: int) -> list[Calculation
 
 def results(requests: list[CalculationRequest], calculation_id: str = "C-1") -> Batch:
     """Return a batch of results, one for each request."""
-    delivered = [Delivered(Result(request.id, calculation_id), None) for request in requests]
+    delivered = [Result(request.id, calculation_id) for request in requests]
     return lambda connection: calculations.record_results(connection, delivered)
 
 
@@ -229,7 +228,7 @@ async def test_row_that_another_session_has_locked_delays_its_own_item_alone(
 async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_again(
     database: Connection, pool: Pool, stored_request: CalculationRequest
 ) -> None:
-    first, second = (Delivered(Result(stored_request.id, each), None) for each in ("C-1", "C-2"))
+    first, second = (Result(stored_request.id, each) for each in ("C-1", "C-2"))
 
     outcomes = await attempt(pool, lambda own: calculations.record_results(own, [first, second, first]))
     (again,) = await attempt(pool, lambda own: calculations.record_results(own, [second]))

@@ -198,11 +198,11 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, Abstract
     message must not lose it. Raises InvalidSetting and BrokerUnavailable.
     """
     try:
-        url = URL(load(BrokerSettings).amqp_url).update_query(heartbeat=10, name="operator")
+        url = URL(load(BrokerSettings).amqp_url)
     except ValueError:
         raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
     try:
-        async with open_connection(url, seconds=ANSWER_SECONDS) as connection:
+        async with open_connection(url, name="operator", seconds=ANSWER_SECONDS) as connection:
             async with asyncio.timeout(ANSWER_SECONDS):
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 dead = await channel.declare_queue(queue.dead_letters, passive=True)

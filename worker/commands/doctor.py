@@ -123,7 +123,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
     """Look at the queues and the alarm, and declare what a worker declares every minute."""
     url = URL(settings.amqp_url)
-    async with open_connection(url.update_query(name="doctor"), seconds=_CONNECT_SECONDS) as connection:
+    async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
         encrypted = "encrypted" if url.scheme == "amqps" else "not encrypted"
         yield Finding("ok", "rabbitmq", f"accepts the login, {encrypted}")
         found = [await _queue(connection, queue, is_read=True) for queue in topology.QUEUES]
@@ -131,7 +131,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         for finding in found:
             yield finding
         if not any(finding.says == _MISSING for finding in found):  # or this would create it
-            for name, difference in (await topology.ensure(connection)).differences.items():
+            for name, difference in (await topology.ensure(connection)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)
         yield await _alarm(connection)

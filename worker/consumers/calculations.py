@@ -15,7 +15,7 @@ from service.outbox.waker import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes, RowLocked
-from worker.consumers.consumer import NO_UUID, Consumer, Delivered
+from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -30,13 +30,14 @@ class Result(msgspec.Struct, frozen=True):
 
     request_id: UUID
     calculation_id: str
+    traceparent: str | None = None
 
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(results: Sequence[Delivered[Result]]) -> Outcomes:
+    async def handle(results: Sequence[Result]) -> Outcomes:
         async with loans.transaction(pool, seconds=seconds) as connection:
             outcomes = await record_results(connection, results)
         relay.wake()
@@ -52,7 +53,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     )
 
 
-def decode(message: Incoming) -> Result:
+def decode(message: Incoming, traceparent: str | None) -> Result:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
     if message.is_event:
         event = message.to(CloudEvent[CalculationCreated])
@@ -64,16 +65,16 @@ def decode(message: Incoming) -> Result:
     request_id = parse_uuid(created.request_uuid)
     if request_id is None:
         raise Malformed(NO_UUID, field="request_uuid")
-    return Result(request_id, created.calculation_id)
+    return Result(request_id, created.calculation_id, traceparent)
 
 
-async def record_results(connection: Connection, results: Sequence[Delivered[Result]]) -> Outcomes:
+async def record_results(connection: Connection, results: Sequence[Result]) -> Outcomes:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
     The outcome is RowLocked, also for a second result for the same request, RequestNotFound, RequestErased,
     or CalculationAlreadyRecorded when the request has another calculation.
     """
-    ids = {result.content.request_id for result in results}
+    ids = {result.request_id for result in results}
     free = await reading.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
@@ -83,18 +84,17 @@ async def record_results(connection: Connection, results: Sequence[Delivered[Res
     outcomes: list[Exception | None] = []
     new = []
     for result in results:
-        request_id, calculation_id = msgspec.structs.astuple(result.content)
-        request = free.pop(request_id, None)
+        request = free.pop(result.request_id, None)
         outcome: Exception | None = None
-        if request_id in gone:
+        if result.request_id in gone:
             outcome = RequestErased("request_uuid: the request was erased")
-        elif request_id in absent:
+        elif result.request_id in absent:
             outcome = RequestNotFound("request_uuid: there is no such request")
         elif request is None:
             outcome = RowLocked()
         elif request.calculation_id is None:
             new.append((request, result))
-        elif request.calculation_id != calculation_id:
+        elif request.calculation_id != result.calculation_id:
             outcome = CalculationAlreadyRecorded("calculation_id: the request has another calculation")
         outcomes.append(outcome)  # None for a redelivery, too: its event was written with the first delivery.
     if new:
@@ -103,16 +103,16 @@ async def record_results(connection: Connection, results: Sequence[Delivered[Res
 
 
 async def _set_calculations(
-    connection: Connection, results: Sequence[tuple[AnnouncedRequest, Delivered[Result]]]
+    connection: Connection, results: Sequence[tuple[AnnouncedRequest, Result]]
 ) -> None:
     """Set the calculations of locked requests and announce them, in the caller's transaction."""
     calculated_at = now()
     announcements = []
-    for request, (content, traceparent) in results:
+    for request, result in results:
         event = events.RequestCalculated(
-            **request.event_payload(sequence=request.sequence + 1), calculation_id=content.calculation_id
+            **request.event_payload(sequence=request.sequence + 1), calculation_id=result.calculation_id
         )
-        announcements.append(Announcement(request.id, event, calculated_at, traceparent))
+        announcements.append(Announcement(request.id, event, calculated_at, result.traceparent))
     await connection.execute(
         """
         UPDATE calculation_request
@@ -124,7 +124,7 @@ async def _set_calculations(
          WHERE calculation_request.id = new.id
         """,
         [each.request_id for each in announcements],
-        [result.content.calculation_id for _, result in results],
+        [result.calculation_id for _, result in results],
         [each.event.sequence for each in announcements],
         calculated_at,
     )

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import structlog
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
@@ -15,19 +17,11 @@ from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Outcomes
-from worker.consumers import incoming
-from worker.consumers.dead_lettering import dead_letter
+from worker.consumers import dead_lettering, incoming
 from worker.consumers.in_hand import InHand
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import (
-    BROKER_ERRORS,
-    CLOSE_SECONDS,
-    BrokerUnavailable,
-    TopologyDiffers,
-    open_channel,
-    open_role,
-)
+from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most, wait_for_first
@@ -42,20 +36,14 @@ _OUTAGES = (BrokerUnavailable, PostgresUnavailable, SchemaOutdated, *BROKER_ERRO
 _log = structlog.get_logger()
 
 
-class Delivered(NamedTuple, Generic[Content]):
-    """The content of a message, and the traceparent to pass on: its own, or that of a new trace."""
-
-    content: Content
-    traceparent: str | None
-
-
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
 
-    The handler gets messages in batches, and returns an outcome for each: see `Batches`. *refusals* are the
-    outcomes that no retry can change: the message is dead-lettered, with the reason in its headers. While
-    Postgres is down, the messages in hand wait for it, and *dependency*, which then raises
-    PostgresUnavailable, keeps the queue from being opened.
+    *decode* also gets the traceparent to pass on: that of the message, or of a new trace. The handler gets
+    messages in batches, and returns an outcome for each: see `Batches`. *refusals* are the outcomes that no
+    retry can change: the message is dead-lettered, with the reason in its headers. While Postgres is down,
+    the messages in hand wait for it, and *dependency*, which then raises PostgresUnavailable, keeps the queue
+    from being opened.
     """
 
     def __init__(
@@ -63,8 +51,8 @@ class Consumer(Generic[Content]):
         settings: WorkerSettings,
         queue: Queue,
         *,
-        decode: Callable[[Incoming], Content],
-        handle: Callable[[Sequence[Delivered[Content]]], Awaitable[Outcomes]],
+        decode: Callable[[Incoming, str], Content],
+        handle: Callable[[Sequence[Content]], Awaitable[Outcomes]],
         refusals: tuple[type[Exception], ...],
         dependency: Callable[[], Awaitable[None]],
     ) -> None:
@@ -75,6 +63,7 @@ class Consumer(Generic[Content]):
         self._span = f"process {self._destination}"
         self._decode = decode
         self._batches = Batches(handle)
+        self._dead_letters: Batches[Message] = Batches(partial(dead_lettering.publish, settings, queue))
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._consuming = False
@@ -99,23 +88,16 @@ class Consumer(Generic[Content]):
         while not stop.is_set():
             try:
                 await self._dependency()
-                # Dead letters have a connection of their own: see `dead_letter`.
-                async with (
-                    open_role(self._settings, name=name, needs=needs) as channel,
-                    open_channel(self._settings, name=self._queue.dead_letters) as dead_letters,
-                ):
-                    await self._consume(channel, dead_letters, pauses, stop)
+                async with open_role(self._settings, name=name, needs=needs) as channel:
+                    await self._consume(channel, pauses, stop)
             except _OUTAGES as error:
-                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else ""
+                self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
                 await pauses.log_and_wait(error, stop)
 
-    async def _consume(
-        self, channel: AbstractChannel, dead_letters: AbstractChannel, pauses: Pauses, stop: asyncio.Event
-    ) -> None:
+    async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
-        in_hand = InHand(self._deliver, dead_letters)
-        for each in (channel, dead_letters):
-            each.close_callbacks.add(lambda *_: in_hand.leaving.set())
+        in_hand = InHand(self._deliver)
+        channel.close_callbacks.add(lambda *_: in_hand.leaving.set())
         underlay = await channel.get_underlay_channel()
         underlay.on_consumer_cancel_callbacks.add(lambda _: in_hand.leaving.set())
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
@@ -128,15 +110,14 @@ class Consumer(Generic[Content]):
         try:
             await wait_for_first(in_hand.leaving, stop)
             if in_hand.leaving.is_set():
-                raise BrokerUnavailable("a channel or the consumer is lost, or a message was not settled")
+                raise BrokerUnavailable("the channel or the consumer is lost, or a message was not settled")
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
             await in_hand.finish(seconds=self._settings.finish_seconds)
 
     async def _deliver(self, in_hand: InHand, message: AbstractIncomingMessage) -> None:
-        """Handle and settle one message, and count the outcome."""
-        outcome = "returned"
+        """Handle and settle one message, and count the outcome. The acknowledgement is written soon after."""
         read = incoming.read(message.body)
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
         with (
@@ -149,35 +130,27 @@ class Consumer(Generic[Content]):
                 about["calculation_id"] = read.calculation_id
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
-                    outcome = await self._handle_and_settle(in_hand, message, read, traceparent)
-                except Exception as error:  # noqa: BLE001 - left unsettled, it would use up prefetch for good
-                    in_hand.give_up(error)
-                finally:
-                    if outcome != "handled":
-                        tracing.describe({}, failed=True)
-                    self._outcomes[outcome].inc()
+                    outcome = await self._handle(message, read, traceparent)
+                    in_hand.acknowledge(message)
+                except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
+                    outcome = "returned"
+                    _log.error("message_failed", **logs.describe(error))
+                    await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
+                    await in_hand.requeue(message)  # The delivery limit ends the repetition.
+            if outcome != "handled":
+                tracing.describe({}, failed=True)
+            self._outcomes[outcome].inc()
 
-    async def _handle_and_settle(
-        self, in_hand: InHand, message: AbstractIncomingMessage, read: Incoming, traceparent: str
-    ) -> str:
-        """Handle one message, and settle it by how that ended. Returns the outcome, as the metrics name it.
-
-        Raises an error of settling it. The acknowledgement is written soon afterwards.
-        """
+    async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:
+        """Handle one message, or dead-letter it. Returns the outcome, as the metrics name it."""
         try:
-            await self._batches.done(Delivered(self._decode(read), traceparent))
-            outcome = "handled"
-            _log.info("message_handled")
+            await self._batches.done(self._decode(read, traceparent))
         except self._refusals as refusal:
-            await dead_letter(in_hand.dead_letters, message, self._queue, refusal)
-            outcome = "dead_lettered"
-        except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
-            _log.error("message_failed", **logs.describe(error))
-            await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-            await in_hand.requeue(message)  # The delivery limit ends the repetition.
-            return "returned"
-        in_hand.acknowledge(message)
-        return outcome
+            await self._dead_letters.done(dead_lettering.dead_letter(message, refusal))
+            _log.warning("message_dead_lettered", reason=type(refusal).__name__)
+            return "dead_lettered"
+        _log.info("message_handled")
+        return "handled"
 
     def _describe(self, message: AbstractIncomingMessage) -> Attributes:
         message_id = safe_id(message.message_id)

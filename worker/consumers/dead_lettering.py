@@ -1,33 +1,47 @@
-"""Moves a message that can never be handled to the dead letters, with the reason in its headers."""
+"""Moves messages that can never be handled to the dead letters, with the reason in their headers."""
 
-import structlog
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+import asyncio
+from collections.abc import Sequence
 
+from aio_pika import Message
+from aio_pika.abc import AbstractIncomingMessage
+
+from worker.batches import Outcome, Outcomes
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_channel
 from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
+from worker.settings import WorkerSettings
 
-_log = structlog.get_logger()
 
+def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
+    """Return a copy whose headers say why the message was refused.
 
-async def dead_letter(
-    channel: AbstractChannel, message: AbstractIncomingMessage, queue: Queue, refusal: Exception
-) -> None:
-    """Publish a copy of a message to the dead letters of *queue*. Then the message may be acknowledged.
-
-    In that order, so that a crash in between duplicates the message and never loses it. The reason in the
-    headers is the class of *refusal*, and its text or else its docstring: neither quotes the message.
-
-    *channel* must not share the message's connection: during an alarm RabbitMQ reads nothing from a
-    connection that publishes, acknowledgements included. The confirm is waited for until a channel closes, at
-    RabbitMQ's consumer timeout, half an hour, at the latest: giving up earlier during an alarm, or while the
-    queue has no majority, would publish one more copy each time.
+    They hold the class of *refusal*, and its text or else its docstring: neither quotes the message.
     """
-    reason = type(refusal).__name__
-    headers = {**message.headers, "x-reason": reason, "x-reason-text": str(refusal) or refusal.__doc__ or ""}
-    copy = copy_of(message, headers)
-    if len(copy.headers) < len(headers):
-        _log.warning("headers_not_copied", number=len(headers) - len(copy.headers))
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
-    await exchange.publish(copy, queue.dead_letters, mandatory=True)
-    _log.warning("message_dead_lettered", reason=reason)
+    reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal) or refusal.__doc__ or ""}
+    return copy_of(message, {**message.headers, **reason})
+
+
+async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Outcomes:
+    """Publish dead letters of *queue*. A message may be acknowledged once its copy is confirmed.
+
+    In that order, so that a crash in between duplicates the message and never loses it.
+
+    They have a connection of their own: during an alarm RabbitMQ reads nothing from a connection that
+    publishes, acknowledgements included. Each waits for the confirm of the one before, so that at most one is
+    published again after an alarm or a timeout.
+    """
+    outcomes: list[Outcome] = []
+    try:
+        async with (
+            open_channel(settings, name=queue.dead_letters) as channel,
+            asyncio.timeout(settings.broker_timeout_seconds),
+        ):
+            exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
+            for letter in letters:
+                await exchange.publish(letter, queue.dead_letters, mandatory=True)
+                outcomes.append(None)
+    except (BrokerUnavailable, *BROKER_ERRORS) as error:
+        outcomes += [error] * (len(letters) - len(outcomes))
+    return outcomes

@@ -5,10 +5,9 @@ from collections.abc import Callable, Coroutine
 from itertools import takewhile
 
 import structlog
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage
 
 from service.telemetry import logs
-from worker.rabbitmq.connection import BROKER_ERRORS
 
 _log = structlog.get_logger()
 
@@ -21,12 +20,9 @@ class InHand:
     """
 
     def __init__(
-        self,
-        deliver: "Callable[[InHand, AbstractIncomingMessage], Coroutine[None, None, None]]",
-        dead_letters: AbstractChannel,
+        self, deliver: "Callable[[InHand, AbstractIncomingMessage], Coroutine[None, None, None]]"
     ) -> None:
         self._deliver = deliver
-        self.dead_letters = dead_letters  # another channel, for copies of those that cannot be handled
         self.leaving = asyncio.Event()  # Closing the channel returns what is in hand to the queue.
         self._deliveries: set[asyncio.Task[None]] = set()
         self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
@@ -48,16 +44,11 @@ class InHand:
 
     async def requeue(self, message: AbstractIncomingMessage) -> None:
         """Return a message to its queue. It counts as a delivery, which a nack does not everywhere."""
-        await message.reject(requeue=True)
+        try:
+            await message.reject(requeue=True)
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            self._give_up(error)
         self._open.pop(message.delivery_tag or 0)
-
-    def give_up(self, error: Exception) -> None:
-        """Leave the channel, because a message was not settled: it would use up the prefetch for good."""
-        self.leaving.set()
-        if isinstance(error, BROKER_ERRORS):
-            _log.warning("message_not_settled", error=logs.summarize(error))
-        else:
-            _log.error("message_not_settled", **logs.describe(error))
 
     async def finish(self, *, seconds: float) -> None:
         """Wait for the deliveries, with a bound. Those not settled by then return to the queue."""
@@ -78,7 +69,12 @@ class InHand:
                 for number, message in enumerate(messages, 1):
                     if number >= together:
                         await message.ack(multiple=number == together)
-        except Exception as error:  # noqa: BLE001 - left unsettled, they would use up the prefetch for good
-            self.give_up(error)
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            self._give_up(error)
         finally:
             self._acknowledging = None
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the channel, because a message was not settled: it would use up the prefetch for good."""
+        self.leaving.set()
+        _log.error("message_not_settled", **logs.describe(error))

@@ -2,9 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from uuid import UUID
-
-import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import RequestNotFound
@@ -14,7 +11,7 @@ from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes
-from worker.consumers.consumer import NO_UUID, Consumer, Delivered
+from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
 from worker.mail.ledger import Intent
@@ -22,14 +19,7 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-class Created(msgspec.Struct, frozen=True):
-    """The first event of a request: its id, made from what it says, and the id of the request."""
-
-    id: str
-    request_id: UUID
-
-
-def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[Created]:
+def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[Intent]:
     """Return the consumer that records which e-mails to send, and then sets *due*.
 
     Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
@@ -37,9 +27,9 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(created: Sequence[Delivered[Created]]) -> Outcomes:
+    async def handle(intents: Sequence[Intent]) -> Outcomes:
         async with loans.connection(pool, seconds=seconds) as connection:
-            outcomes = await intend_emails(connection, created)
+            outcomes = await intend_emails(connection, intents)
         due.set()
         return outcomes
 
@@ -53,8 +43,11 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     )
 
 
-def decode(message: Incoming) -> Created:
-    """Read a request.created event. Raises Malformed."""
+def decode(message: Incoming, traceparent: str | None) -> Intent:
+    """Read a request.created event. Raises Malformed.
+
+    The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
+    """
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"Expected {RequestCreated.type}", field="type")
@@ -65,16 +58,15 @@ def decode(message: Incoming) -> Created:
     request_id = parse_uuid(event.data.uuid)
     if request_id is None:
         raise Malformed(NO_UUID, field="data.uuid")
-    return Created(events.event_id(event.data.uuid, event.type, event.data.sequence), request_id)
+    event_id = events.event_id(event.data.uuid, event.type, event.data.sequence)
+    return Intent(event_id, request_id, traceparent)
 
 
-async def intend_emails(connection: Connection, created: Sequence[Delivered[Created]]) -> Outcomes:
+async def intend_emails(connection: Connection, intents: Sequence[Intent]) -> Outcomes:
     """Record that one e-mail is to be sent for each event, however often it is delivered.
 
     For an erased request there is nothing to do. The outcome is RequestNotFound when there was no request.
     """
-    # The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
-    intents = [Intent(event.id, event.request_id, traceparent) for event, traceparent in created]
     known = await ledger.add(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:
         known |= await reading.find_erased(connection, missing)

@@ -11,7 +11,6 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from yarl import URL
 
 from service.telemetry import logs
-from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -30,36 +29,28 @@ class BrokerUnavailable(Exception):
     """RabbitMQ cannot be reached, or did not answer in time."""
 
 
-class TopologyDiffers(BrokerUnavailable):
-    """An exchange or queue that this role needs exists with other properties."""
-
-
 @asynccontextmanager
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = _DECLARE_SECONDS
 ) -> AsyncIterator[AbstractChannel]:
     """Lend a channel as `open_channel` does. The topology is declared first, then every *declare_seconds*.
 
-    Raises TopologyDiffers when an exchange or queue in *needs* exists with other properties. That stops only
-    the roles that need it, and /readyz reports the difference. Other differences are logged.
-
-    The role that reads a queue also counts its dead letters: the gauge is NaN when nobody does.
+    Raises BrokerUnavailable also when an exchange or queue in *needs* exists with other properties. That
+    stops only the roles that need it, and /readyz reports the difference. Other differences are logged.
     """
-    keeping: asyncio.Task[None] | None = None
-    try:
-        async with _connect(settings, name) as (connection, channel):
+    connected = metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
+    async with _connect(settings, name) as (connection, channel):
+        with connected.track_inprogress():
             async with _in_time(settings.broker_timeout_seconds):
-                differences = await _declare(connection, name)
+                differences = await _declare(connection)
             for needed in needs:
                 if needed in differences:
-                    raise TopologyDiffers(differences[needed])
-            keeping = asyncio.create_task(_keep_declared(connection, name, declare_seconds))
-            yield channel
-    finally:
-        if keeping is not None:  # aiormq may swallow the cancellation; the closed connection ends it.
-            keeping.cancel()
-            await asyncio.wait([keeping], timeout=CLOSE_SECONDS)
-        _show_dead_letters(name, UNKNOWN)
+                    raise BrokerUnavailable(differences[needed])
+            keeping = asyncio.create_task(_keep_declared(connection, declare_seconds))
+            try:
+                yield channel
+            finally:
+                keeping.cancel()  # aiormq may swallow the cancellation; the closed connection ends it.
 
 
 @asynccontextmanager
@@ -74,11 +65,16 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[AbstractConnection]:
-    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable."""
+async def open_connection(url: str | URL, *, name: str, seconds: float) -> AsyncIterator[AbstractConnection]:
+    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable.
+
+    RabbitMQ shows the connection under its name.
+    """
     async with _in_time(seconds):
         try:
-            connection = await aio_pika.connect(url)
+            connection = await aio_pika.connect(
+                URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
+            )
         except StopAsyncIteration as error:  # by aiormq when the broker, or a proxy, closes at once
             raise ConnectionResetError from error
     try:
@@ -93,14 +89,11 @@ async def open_connection(url: URL, *, seconds: float) -> AsyncIterator[Abstract
 async def _connect(
     settings: WorkerSettings, name: str
 ) -> AsyncIterator[tuple[AbstractConnection, AbstractChannel]]:
-    connected = metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
     seconds = settings.broker_timeout_seconds
-    url = URL(settings.amqp_url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)  # RabbitMQ shows it
-    async with open_connection(url, seconds=seconds) as connection:
-        with connected.track_inprogress():
-            async with _in_time(seconds):
-                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-            yield connection, channel
+    async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
+        async with _in_time(seconds):
+            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        yield connection, channel
 
 
 @asynccontextmanager
@@ -113,31 +106,23 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
         raise BrokerUnavailable from error
 
 
-async def _declare(connection: AbstractConnection, role: str) -> dict[str, str]:
+async def _declare(connection: AbstractConnection) -> dict[str, str]:
     """Declare the topology. Log and return the differences, by the name of the exchange or queue."""
-    found = await topology.ensure(connection)
-    for name, difference in found.differences.items():
+    differences = await topology.ensure(connection)
+    for name, difference in differences.items():
         _log.error("topology_differs", name=name, difference=difference)
-    _show_dead_letters(role, found.dead_letters.get(role, UNKNOWN))
-    return found.differences
+    return differences
 
 
-def _show_dead_letters(role: str, number: float) -> None:
-    if role in {queue.name for queue in topology.QUEUES}:
-        metrics.consumer_dead_letters.labels(role).set(number)
-
-
-async def _keep_declared(connection: AbstractConnection, role: str, seconds: float) -> None:
+async def _keep_declared(connection: AbstractConnection, seconds: float) -> None:
     """Declare the topology every *seconds* while the connection is open.
 
     This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
     another team takes. There is no timeout, because during an alarm the broker answers only at its end.
     """
-    while True:
+    while not connection.is_closed:
         await asyncio.sleep(seconds)
-        if connection.is_closed:
-            return
         try:
-            await _declare(connection, role)
+            await _declare(connection)
         except Exception as error:  # noqa: BLE001 - the role works without it; the next attempt may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))

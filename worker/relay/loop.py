@@ -24,7 +24,7 @@ from service.telemetry import logs
 from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
-from worker.rabbitmq.connection import BrokerUnavailable, TopologyDiffers, open_role
+from worker.rabbitmq.connection import BrokerUnavailable, open_role
 from worker.relay import outbox
 from worker.relay.lanes import LaneMarks, find_work, lock_lanes
 from worker.relay.outbox import LaneLost, OutboxRow
@@ -95,7 +95,8 @@ class Relay:
                     await self._relay_on(channel, pauses, stop)
             except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
                 self.marks.forget()
-                self._obstacle = str(error) if isinstance(error, TopologyDiffers) else _NOT_CONNECTED
+                reason = str(error) if isinstance(error, BrokerUnavailable) else ""
+                self._obstacle = reason or _NOT_CONNECTED
                 await pauses.log_and_wait(error, stop)
             finally:
                 self._alarm = Alarm()

@@ -11,7 +11,7 @@ from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
 from worker.batches import Outcomes
-from worker.consumers.consumer import Consumer, Delivered
+from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 from worker.settings import WorkerSettings
@@ -33,19 +33,18 @@ class Work:
         self.going_on.set()
 
     @staticmethod
-    def decode(message: Incoming) -> int:
+    def decode(message: Incoming, _: str) -> int:
         """Read a number. Raises Malformed."""
         return message.to(int)
 
-    async def handle(self, numbers: Sequence[Delivered[int]]) -> Outcomes:
+    async def handle(self, numbers: Sequence[int]) -> Outcomes:
         """Wait for `going_on`, then record numbers or raise `error`."""
-        batch = [number for number, _ in numbers]
-        self.started += batch
+        self.started += numbers
         await self.going_on.wait()
         if self.error is not None:
             raise self.error
-        self.done += batch
-        return [None] * len(batch)
+        self.done += numbers
+        return [None] * len(numbers)
 
     async def check(self) -> None:
         """Raise `dependency_error`, if it is set."""

@@ -1,8 +1,6 @@
 """The consumer of calculation.created sets and announces the calculation of a request once."""
 
-import asyncio
 import re
-from collections.abc import MutableMapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,13 +16,12 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, Pool
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.queues import count
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import TRACEPARENT, passes, publish, settings_with, take
+from tests.worker.conftest import TRACEPARENT, passes, publish, take
 from tests.worker.deliveries import record_result
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import Result
@@ -39,7 +36,7 @@ GOOD = {"request_uuid": UUID_OF_A_REQUEST, "calculation_id": "calc-1"}
 
 def decode(body: bytes) -> Result:
     """Read a result."""
-    return calculations.decode(incoming.read(body))
+    return calculations.decode(incoming.read(body), None)
 
 
 def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
@@ -174,21 +171,6 @@ async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
 
     (event,) = await calculated_events(database)
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", event["traceparent"])
-
-
-async def test_of_several_calculations_at_the_same_time_one_is_recorded(
-    pool: Pool, database: Connection, stored_request: CalculationRequest
-) -> None:
-    outcomes = await asyncio.gather(
-        *(record_result(result(stored_request.uuid, f"calc-{number}"), pool=pool) for number in range(5)),
-        return_exceptions=True,
-    )
-
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
-        *["CalculationAlreadyRecorded"] * 4,
-        "NoneType",
-    ]
-    assert len(await calculated_events(database)) == 1
 
 
 async def test_calculation_of_an_unknown_request_is_dead_lettered(
@@ -326,34 +308,6 @@ def test_longest_calculation_id_is_accepted() -> None:
     assert decode(msgspec.json.encode(data)).calculation_id == "x" * 255
 
 
-async def test_result_that_arrives_during_an_outage_of_postgres_is_recorded_after_it(
-    worker_settings: WorkerSettings,
-    postgres_link: TcpProxy,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
-    settings = settings_with(worker_settings, database_url=postgres_link.url)
-    async with open_pool(settings) as pool:
-        consumer = consumer_on(settings, pool)
-        with capture_logs() as logs:
-            async with running(consumer.run):
-                await eventually(lambda: passes(consumer.check))
-                await postgres_link.refuse()
-                await publish(channel, CALCULATION_RESULTS, bare(stored_request))
-                await eventually(lambda: waits_for_postgres(logs))
-                postgres_link.admit()
-                await eventually(lambda: calculation_of(database, stored_request))
-
-    assert len(await calculated_events(database)) == 1
-    assert await count(channel, CALCULATION_RESULTS.dead_letters) == 0
-
-
-def waits_for_postgres(logs: Sequence[MutableMapping[str, Any]]) -> bool:
-    """Whether the handling of a message has been retried several times."""
-    return len([line for line in logs if line["event"] == "batch_waits_for_postgres"]) >= 3
-
-
 async def test_database_that_refuses_connections_is_an_outage_of_postgres(
     consumer: Consumer[Result],
     postgres_server: str,
@@ -374,7 +328,7 @@ async def test_database_that_refuses_connections_is_an_outage_of_postgres(
                     name,
                 )
                 await publish(channel, CALCULATION_RESULTS, bare(stored_request))
-                await eventually(lambda: waits_for_postgres(logs))
+                await eventually(lambda: str(logs).count("batch_waits_for_postgres") >= 3)
                 await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
                 await eventually(lambda: calculation_of(database, stored_request))
     finally:

@@ -115,22 +115,6 @@ async def test_deleted_queue_is_declared_and_read_again(
         await eventually(lambda: work.done)
 
 
-async def test_channel_closed_by_the_broker_is_replaced_and_the_message_settled(
-    consumer: Consumer[int], channel: AbstractChannel
-) -> None:
-    async with running(consumer.run):
-        await eventually(lambda: passes(consumer.check))
-        await channel.exchange_delete(
-            topology.DEAD_LETTERS
-        )  # Now dead-lettering a message closes the channel.
-        await publish(channel, NOTIFICATIONS, b"bad")
-
-        dead = await dead_letter(channel)
-
-        assert dead.body == b"bad"
-        await eventually(lambda: passes(consumer.check))
-
-
 async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_the_queue(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
 ) -> None:

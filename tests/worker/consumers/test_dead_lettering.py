@@ -1,23 +1,19 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
-import asyncio
-
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
+from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
+from tests.harness.queues import declare_topology
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.model.scripted_broker import ScriptedBroker
-from tests.worker.conftest import passes, publish, settings_with, take
+from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import MakeConsumer, Refused, Work, dead_letter, has_no_messages
 from worker.consumers.consumer import Consumer
-from worker.consumers.dead_lettering import dead_letter as bury
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
 
 
 async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(
@@ -61,10 +57,10 @@ async def test_refused_message_is_dead_lettered_at_once(
     assert work.started == [1]
 
 
-async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
+async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(
     consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
 ) -> None:
-    consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2)
+    consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=1.0)
 
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))
@@ -75,29 +71,35 @@ async def test_acknowledgements_pass_while_the_broker_blocks_dead_letters(
         for body in (b"1", b"2", b"3"):
             await publish(channel, NOTIFICATIONS, body)
         await eventually(lambda: work.done == [1, 2, 3])
+        with capture_logs() as logs:
+            await eventually(lambda: "message_failed" in str(logs))
         broker_link.resume()
         dead = await dead_letter(channel)
+        assert await passes(consumer.check)
 
     assert dead.body == b"bad"
+    assert work.started == [1, 2, 3]
 
 
-async def test_dead_letter_waits_for_the_end_of_an_alarm_and_is_published_once(
-    worker_settings: WorkerSettings, channel: AbstractChannel
+async def test_message_whose_dead_letter_the_broker_refuses_goes_back_to_its_queue_alone(
+    consumer: Consumer[int], work: Work, channel: AbstractChannel
 ) -> None:
-    await publish(channel, NOTIFICATIONS, b"bad", message_id="m-1")
-    message = await (await channel.get_queue(NOTIFICATIONS.name)).get()
-    async with ScriptedBroker() as scripted:
-        settings = settings_with(worker_settings, amqp_url=scripted.url, broker_timeout_seconds=0.5)
-        async with open_channel(settings, name="test") as dead_letters:
-            scripted.raise_alarm()
-            burying = asyncio.create_task(bury(dead_letters, message, NOTIFICATIONS, Refused()))
-            await asyncio.wait([burying], timeout=0.8)  # longer than for other answers
-            was_waiting = not burying.done()
-            scripted.clear_alarm()
-            await burying
+    work.going_on.clear()
+    await publish(channel, NOTIFICATIONS, b"1")
 
-    assert was_waiting
-    assert scripted.taken == ["m-1"]
+    async with running(consumer.run):
+        await eventually(lambda: work.started)
+        await channel.exchange_delete(topology.DEAD_LETTERS)
+        with capture_logs() as logs:
+            await publish(channel, NOTIFICATIONS, b"bad")
+            await eventually(lambda: "message_failed" in str(logs))
+        await declare_topology(channel)
+        dead = await dead_letter(channel)
+        work.going_on.set()
+        await eventually(lambda: work.done)
+
+    assert (dead.body, dead.headers["x-reason"]) == (b"bad", "Malformed")
+    assert work.started == [1]
 
 
 async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_without_it(

@@ -101,9 +101,9 @@ async def nothing(_: InHand, __: AbstractIncomingMessage) -> None:
     """Deliver nothing: the test settles the messages itself."""
 
 
-async def receive(in_hand: InHand, number: int) -> list[AbstractIncomingMessage]:
-    """Receive messages of the notifications on the channel of *in_hand*."""
-    queue = await in_hand.dead_letters.get_queue(NOTIFICATIONS.name, ensure=False)
+async def receive(in_hand: InHand, channel: AbstractChannel, number: int) -> list[AbstractIncomingMessage]:
+    """Receive messages of the notifications on a channel."""
+    queue = await channel.get_queue(NOTIFICATIONS.name, ensure=False)
     messages = [await queue.get() for _ in range(number)]
     for message in messages:
         await in_hand.receive(message)
@@ -120,8 +120,8 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     async with TcpProxy(worker_settings.amqp_url, lambda: written.append) as link:
         settings = settings_with(worker_settings, amqp_url=link.url)
         async with open_channel(settings, name="test") as own_channel:
-            in_hand = InHand(nothing, own_channel)
-            for number, message in enumerate(await receive(in_hand, 20)):
+            in_hand = InHand(nothing)
+            for number, message in enumerate(await receive(in_hand, own_channel, 20)):
                 if number != still_open:
                     in_hand.acknowledge(message)
             await in_hand.finish(seconds=5.0)
@@ -140,8 +140,8 @@ async def test_message_that_goes_back_to_its_queue_holds_no_other_up(
     for number in range(3):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand(nothing, own_channel)
-        first, *others = await receive(in_hand, 3)
+        in_hand = InHand(nothing)
+        first, *others = await receive(in_hand, own_channel, 3)
 
         await in_hand.requeue(first)
         for message in others:
@@ -158,8 +158,8 @@ async def test_acknowledgement_that_fails_gives_the_channel_up(
 ) -> None:
     await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand(nothing, own_channel)
-        (message,) = await receive(in_hand, 1)
+        in_hand = InHand(nothing)
+        (message,) = await receive(in_hand, own_channel, 1)
         await message.ack()
 
         in_hand.acknowledge(message)

@@ -94,7 +94,7 @@ async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
 )
 def test_body_that_is_not_an_event_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
-        notifications.decode(incoming.read(body))
+        notifications.decode(incoming.read(body), None)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_event_that_is_not_the_first_of_its_request_is_malformed(
     assert changed[0] in body
 
     with pytest.raises(Malformed):
-        notifications.decode(incoming.read(body.replace(*changed)))
+        notifications.decode(incoming.read(body.replace(*changed)), None)
 
 
 async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(

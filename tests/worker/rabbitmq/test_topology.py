@@ -2,7 +2,6 @@
 
 import asyncio
 
-import aio_pika
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
@@ -14,7 +13,6 @@ from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
-from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import topology
@@ -132,16 +130,3 @@ async def test_lost_binding_is_restored(channel: AbstractChannel, worker_setting
     async with open_role(worker_settings, name="test", needs=[], declare_seconds=0.05):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
-
-
-async def test_user_who_may_not_declare_can_use_the_topology_that_others_declared() -> None:
-    async with ScriptedBroker() as scripted:
-        scripted.may_declare = False
-        async with await aio_pika.connect(scripted.url) as connection:
-            when_all_is_there = await topology.ensure(connection)
-            scripted.missing = {CALCULATION_RESULTS.dead_letters}
-            when_one_is_missing = await topology.ensure(connection)
-
-    assert when_all_is_there.differences == {}
-    assert list(when_one_is_missing.differences) == [CALCULATION_RESULTS.name]
-    assert "ACCESS_REFUSED" in when_one_is_missing.differences[CALCULATION_RESULTS.name]
