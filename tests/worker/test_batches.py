@@ -81,12 +81,6 @@ async def test_item_that_arrives_alone_does_not_wait(batches: Batches[int], work
     assert work.batches == [[1], [2]]
 
 
-async def test_items_that_arrive_meanwhile_make_the_next_batch(batches: Batches[int], work: Work) -> None:
-    assert set(await all_at_once(batches, work, [2, 3, 4])) == {"NoneType"}
-
-    assert work.batches == [[1], [2, 3, 4]]
-
-
 async def test_batch_is_limited(batches: Batches[int], work: Work) -> None:
     await all_at_once(batches, work, range(100, 101 + LARGEST_BATCH))
 

@@ -19,10 +19,10 @@ from service.postgres import outages
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting, load
 from worker.consumers import incoming
+from worker.consumers.dead_lettering import copy_of
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
-from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
 from worker.settings import AmqpUrl
 

@@ -1,17 +1,22 @@
 """Moves messages that can never be handled to the dead letters, with the reason in their headers."""
 
 import asyncio
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from aio_pika import Message
+from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
+from pamqp.encode import field_table
 
 from worker.batches import Outcome, Outcomes
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_channel
-from worker.rabbitmq.copies import copy_of
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
+
+# RabbitMQ also routes a message by the keys in these headers, as its sender wanted. A copy goes to one queue.
+_ROUTING = ("CC", "BCC")
 
 
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
@@ -45,3 +50,35 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
         outcomes += [error] * (len(letters) - len(outcomes))
     return outcomes
+
+
+def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
+    """Return a persistent copy with these headers, routed by its routing key alone.
+
+    Headers that the library can read but not write are left out.
+    """
+    return Message(
+        message.body,
+        headers=_writable({name: value for name, value in headers.items() if name not in _ROUTING}),
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        message_id=message.message_id,
+        timestamp=message.timestamp,
+        type=message.type,
+        app_id=message.app_id,
+        delivery_mode=DeliveryMode.PERSISTENT,
+    )
+
+
+def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out headers that cannot be written, such as text that is not UTF-8 or a large double."""
+    writable = {}
+    for name, value in headers.items():
+        try:
+            field_table({name: value})
+        except (TypeError, ValueError, OverflowError, struct.error):
+            continue
+        writable[name] = value
+    return writable

@@ -12,7 +12,7 @@ from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
-from tests.worker.conftest import created_body, created_event, publish, take
+from tests.worker.conftest import created_body, created_event, publish
 from tests.worker.deliveries import intend_email
 from tests.worker.mail.conftest import all_are
 from worker.consumers import incoming, notifications
@@ -40,25 +40,6 @@ async def test_event_becomes_an_email_in_the_ledger(
     assert email["event_id"] == f"{stored_request.uuid}.request.created.1"
     assert email["request_id"] == stored_request.id
     assert (email["state"], email["attempts"]) == ("pending", 0)
-
-
-async def test_event_of_an_unknown_request_is_dead_lettered(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
-    await database.execute("DELETE FROM calculation_request")
-
-    async with running(notifications.consumer(worker_settings, pool, asyncio.Event()).run):
-        await publish(channel, NOTIFICATIONS, created_body(stored_request))
-        dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
-        dead = await eventually(lambda: take(dead_letters))
-
-    assert dead.headers["x-reason"] == "RequestNotFound"
-    assert dead.headers["x-reason-text"] == "data.uuid: there is no such request"
-    assert await database.fetchval("SELECT count(*) FROM email") == 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
-from aio_pika.exceptions import ChannelPreconditionFailed
 
 from service.outbox.waker import RelayWaker
 from service.postgres.pool import Pool
@@ -35,14 +34,6 @@ async def test_declaring_again_keeps_the_messages_in_the_queues(
     living = await channel.get_queue(queue.name)
     message = await eventually(lambda: take(living))
     assert message.body == b"kept"
-
-
-@QUEUES
-async def test_queue_is_durable(channel: AbstractChannel, queue: Queue) -> None:
-    with pytest.raises(ChannelPreconditionFailed):
-        await channel.declare_queue(queue.name, durable=False)
-
-    await channel.reopen()
 
 
 @QUEUES
