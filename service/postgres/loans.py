@@ -87,7 +87,11 @@ async def transaction(
             lent.terminate()  # No time is left to wait for a ROLLBACK, and Postgres needs none.
             raise
         except BaseException:
-            await _roll_back(lent)
+            try:
+                await lent.execute("ROLLBACK")
+            except BaseException:
+                lent.terminate()
+                raise
             raise
 
 
@@ -100,11 +104,3 @@ async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
     async with own.transaction():
         await own.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENCE_SECONDS:g}s'")
         yield
-
-
-async def _roll_back(lent: Connection) -> None:
-    try:
-        await lent.execute("ROLLBACK")
-    except BaseException:
-        lent.terminate()
-        raise

@@ -191,11 +191,9 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
         )
 
     pool = Pool(connect, size=settings.database_pool_size)
-    metrics.watch_pool(
-        max_size=settings.database_pool_size,
-        open_size=lambda: pool.open_size,
-        idle_size=lambda: pool.idle_size,
-    )
+    metrics.pool_max_connections.set(settings.database_pool_size)
+    metrics.pool_connections.labels("idle").set_function(lambda: pool.idle_size)
+    metrics.pool_connections.labels("used").set_function(lambda: pool.open_size - pool.idle_size)
     try:
         yield pool
     finally:

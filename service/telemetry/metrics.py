@@ -42,10 +42,3 @@ background_failures = Counter(
     "Unforeseen failures of background work, which is then restarted.",
     ["work"],
 )
-
-
-def watch_pool(*, max_size: int, open_size: Callable[[], int], idle_size: Callable[[], int]) -> None:
-    """Export the connections of this process's pool, read on every scrape."""
-    pool_max_connections.set(max_size)
-    pool_connections.labels("idle").set_function(idle_size)
-    pool_connections.labels("used").set_function(lambda: open_size() - idle_size())
