@@ -222,7 +222,7 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
         ),
         (
             bare_data(calculation_id="zqmark\n"),
-            "calculation_id: This value is not allowed",
+            "calculation_id: Control, line-separator and bidirectional characters are not allowed.",
         ),
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
