@@ -16,12 +16,10 @@ import pytest
 from deploy.local.demo import follow_one_request
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from service.settings import ServiceSettings, Settings
+from service.settings import Settings
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.manifests import grace_seconds
-from tests.harness.issuer import Issuer
 from tests.harness.processes import Process, environment_of
-from worker.settings import WorkerSettings
 
 _IMAGE = "calculation-requests:check"
 _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PYTHON_IMAGE")
@@ -61,7 +59,7 @@ if not _engine_answers():
 
 
 @pytest.fixture(scope="module")
-def image() -> str:
+def image():
     """The image, built from this checkout."""
     given = [part for name in _PIP_SETTINGS for part in ("--build-arg", name)]
     docker(
@@ -85,7 +83,7 @@ def running(image: str, *command: str, environment: Mapping[str, str], jwks: Pat
         docker("rm", "--force", container)
 
 
-def test_image_is_small_and_its_user_is_a_number_other_than_root(image: str) -> None:
+def test_image_is_small_and_its_user_is_a_number_other_than_root(image):
     size, base = (int(docker("inspect", "--format", "{{.Size}}", name)) / 1e6 for name in (image, _BASE))
 
     print(f"image: {size - base:.0f} MB beside the {base:.0f} MB of {_BASE}")  # noqa: T201 - a figure
@@ -94,13 +92,13 @@ def test_image_is_small_and_its_user_is_a_number_other_than_root(image: str) -> 
 
 
 @pytest.mark.parametrize("tool", ["pip", "pip3", "gcc", "cc", "make"])
-def test_image_has_nothing_to_install_or_compile_with(image: str, tool: str) -> None:
+def test_image_has_nothing_to_install_or_compile_with(image, tool):
     found = docker("run", "--rm", "--entrypoint", "sh", image, "-c", f"command -v {tool} || true")
 
     assert found == ""
 
 
-def test_image_has_no_pip_as_a_module_and_no_index_in_its_history(image: str) -> None:
+def test_image_has_no_pip_as_a_module_and_no_index_in_its_history(image):
     docker(
         *("run", "--rm", "--entrypoint", "python", image, "-c"),
         "import importlib.util as u, sys; sys.exit(bool(u.find_spec('pip') or u.find_spec('ensurepip')))",
@@ -109,19 +107,15 @@ def test_image_has_no_pip_as_a_module_and_no_index_in_its_history(image: str) ->
     assert "PIP_" not in docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
 
 
-def test_image_holds_the_program_and_nothing_else_of_the_checkout(image: str) -> None:
+def test_image_holds_the_program_and_nothing_else_of_the_checkout(image):
     files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
 
     assert set(files.split()) == {"schema.sql", "service", "worker"}
 
 
 async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(
-    image: str,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    issuer: Issuer,
-    tmp_path: Path,
-) -> None:
+    image, service_settings, worker_settings, issuer, tmp_path
+):
     issuer.jwks.chmod(0o644)
     ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
     with ExitStack() as stack:

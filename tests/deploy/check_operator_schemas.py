@@ -20,7 +20,7 @@ _INSTALL_SECONDS = 300
 
 
 @pytest.fixture(scope="module")
-def schemas() -> Path:
+def schemas():
     """A folder with the packages, installed by their hashes."""
     npm = shutil.which("npm")
     if not npm:
@@ -60,7 +60,7 @@ def published() -> list[Manifest]:
     return [one for one in foreign_manifests() if one["apiVersion"].startswith(PUBLISHED)]
 
 
-def test_published_schemas_refuse_nothing(schemas: Path) -> None:
+def test_published_schemas_refuse_nothing(schemas):
     assert len(published()) >= 19
     assert refusals(schemas, published()) == []
 
@@ -72,9 +72,7 @@ def test_published_schemas_refuse_nothing(schemas: Path) -> None:
         ("instancse", 3, "unknown fields: /spec/instancse"),
     ],
 )
-def test_published_schemas_would_refuse_a_wrong_type_and_a_misspelt_field(
-    schemas: Path, field: str, value: object, refusal: str
-) -> None:
+def test_published_schemas_would_refuse_a_wrong_type_and_a_misspelt_field(schemas, field, value, refusal):
     (cluster,) = (one for one in published() if one["kind"] == "Cluster")
     wrong = cluster | {"spec": cluster["spec"] | {field: value}}
 

@@ -1,7 +1,6 @@
 """Every alert fires on made-up series when it should and only then, and has a section in the runbook."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -374,7 +373,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_alert_fires_when_it_should(alert: str, tmp_path: Path) -> None:
+def test_alert_fires_when_it_should(alert, tmp_path):
     cases = [case for case in CASES if case.alert == alert]
     (every,) = {case.every for case in cases}
 
@@ -418,28 +417,28 @@ def matchers(labels: dict[str, str]) -> list[str]:
     return [f'{label}="{value}"' for label, value in labels.items()]
 
 
-def test_every_alert_is_seen_to_fire_and_to_be_silent() -> None:
+def test_every_alert_is_seen_to_fire_and_to_be_silent():
     assert {case.alert for case in CASES if case.fires} == ALERTS.keys()
     assert {case.alert for case in CASES if not case.fires} == ALERTS.keys()
     assert {alert for alert, rule in ALERTS.items() if "for" in rule} == TOO_EARLY.keys()
 
 
-def test_rules_are_well_formed(tmp_path: Path) -> None:
+def test_rules_are_well_formed(tmp_path):
     assert f"{len(ALERTS)} rules found" in check_rules(GROUPS, tmp_path)
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_alert_asks_for_what_is_exported(alert: str) -> None:
+def test_alert_asks_for_what_is_exported(alert):
     assert not_exported(ALERTS[alert]["expr"]) == set()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.story}")
-def test_made_up_series_are_like_those_exported(case: Case) -> None:
+def test_made_up_series_are_like_those_exported(case):
     assert [not_exported(series) for series in case.series] == [set()] * len(case.series)
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_alert_says_how_urgent_it_is_what_is_wrong_and_where_its_runbook_is(alert: str) -> None:
+def test_alert_says_how_urgent_it_is_what_is_wrong_and_where_its_runbook_is(alert):
     rule = ALERTS[alert]
     texts = f"{rule['annotations']['summary']} {rule['annotations']['description']}"
     fired = [case.fires[0] for case in CASES if case.alert == alert and case.fires]

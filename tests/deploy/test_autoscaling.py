@@ -30,7 +30,7 @@ async def add_event(database: Connection, *, lane: int, age_seconds: int) -> Non
     )
 
 
-async def test_relays_are_counted_by_the_age_of_the_oldest_event(database: Connection) -> None:
+async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):
     assert await database.fetchval(question("relay")) == 0
 
     await add_event(database, lane=lanes.LANES - 1, age_seconds=40)
@@ -40,9 +40,7 @@ async def test_relays_are_counted_by_the_age_of_the_oldest_event(database: Conne
     assert 40 <= await database.fetchval(question("relay")) < 60
 
 
-async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(
-    database: Connection,
-) -> None:
+async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(database):
     for _ in range(20):
         await add_event(database, lane=3, age_seconds=1)
     await database.execute("SET enable_seqscan = off")
@@ -54,7 +52,7 @@ async def test_question_about_the_age_looks_into_the_index_only_once_for_each_la
     assert "Index Cond: (lane = lanes.lane)" in text
 
 
-async def test_senders_are_counted_by_the_emails_that_are_due(database: Connection) -> None:
+async def test_senders_are_counted_by_the_emails_that_are_due(database):
     assert await database.fetchval(question("notifications")) == 0
 
     await database.execute(
@@ -69,7 +67,7 @@ async def test_senders_are_counted_by_the_emails_that_are_due(database: Connecti
     assert await database.fetchval(question("notifications")) == 1
 
 
-def test_consumers_are_counted_by_the_queues_that_they_read() -> None:
+def test_consumers_are_counted_by_the_queues_that_they_read():
     queues = {
         name: [trigger["queueName"] for trigger in triggers(name, "rabbitmq")]
         for name in of_kind("production", "ScaledObject")

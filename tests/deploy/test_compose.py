@@ -24,13 +24,13 @@ FILE = CHECKOUT / "deploy" / "compose.yaml"
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, Manifest]:
+def services():
     """Every service, by name."""
     found: dict[str, Manifest] = msgspec.yaml.decode(FILE.read_bytes())["services"]
     return found
 
 
-def test_compose_accepts_the_file() -> None:
+def test_compose_accepts_the_file():
     """Neither of its two programs needs an engine to validate."""
     program = _compose()
 
@@ -50,7 +50,7 @@ def _compose() -> list[str]:
     pytest.skip("Docker Compose is not installed: compose.yaml is not validated by it")
 
 
-def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
+def test_processes_run_as_on_kubernetes(services):
     deployed = workloads("dev")
 
     user = pod_of(deployed["api"])["securityContext"]
@@ -67,7 +67,7 @@ def test_processes_run_as_on_kubernetes(services: dict[str, Manifest]) -> None:
         assert services[name]["stop_grace_period"] == f"{seconds}s"
 
 
-def test_image_is_built_once_and_never_pulled(services: dict[str, Manifest]) -> None:
+def test_image_is_built_once_and_never_pulled(services):
     """Docker rejects two concurrent builds of one name."""
     ours = {name: one for name, one in services.items() if one["image"] == "calculation-requests"}
 
@@ -76,7 +76,7 @@ def test_image_is_built_once_and_never_pulled(services: dict[str, Manifest]) -> 
     assert {one["pull_policy"] for one in ours.values()} == {"never"}
 
 
-def test_every_service_waits_for_its_dependencies(services: dict[str, Manifest]) -> None:
+def test_every_service_waits_for_its_dependencies(services):
     waits = {
         name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()}
         for name, service in services.items()
@@ -91,14 +91,14 @@ def test_every_service_waits_for_its_dependencies(services: dict[str, Manifest])
         assert "healthcheck" in services[name]
 
 
-def test_settings_are_complete_and_the_api_gets_no_broker(services: dict[str, Manifest]) -> None:
+def test_settings_are_complete_and_the_api_gets_no_broker(services):
     msgspec.convert(services["api"]["environment"], ServiceSettings, strict=False)
     for name in WORKERS:
         msgspec.convert(services[name]["environment"], WorkerSettings, strict=False)
     assert not services["api"]["environment"].keys() & {"AMQP_URL", "SMTP_URL"}
 
 
-def test_nothing_listens_beyond_this_machine(services: dict[str, Manifest]) -> None:
+def test_nothing_listens_beyond_this_machine(services):
     ports = [port for service in services.values() for port in service.get("ports", [])]
 
     assert ports

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,18 +31,18 @@ def filled_in(query: str) -> str:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_query_asks_for_what_is_exported(query: str) -> None:
+def test_query_asks_for_what_is_exported(query):
     assert not_exported(filled_in(query)) == set()
 
 
-def test_queries_are_well_formed(tmp_path: Path) -> None:
+def test_queries_are_well_formed(tmp_path):
     rules = [{"record": f"panel_{n}", "expr": filled_in(query)} for n, query in enumerate(QUERIES)]
 
     assert f"{len(QUERIES)} rules found" in check_rules([{"name": "dashboard", "rules": rules}], tmp_path)
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_query_looks_at_one_installation(query: str) -> None:
+def test_query_looks_at_one_installation(query):
     selectors = re.findall(r"\{[^}]*\}", query)
 
     assert selectors
@@ -54,7 +53,7 @@ def test_query_looks_at_one_installation(query: str) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_legend_names_labels_that_the_query_keeps(panel: dict[str, Any]) -> None:
+def test_legend_names_labels_that_the_query_keeps(panel):
     for target in panel["targets"]:
         kept = {
             label
@@ -64,14 +63,14 @@ def test_legend_names_labels_that_the_query_keeps(panel: dict[str, Any]) -> None
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept
 
 
-def test_every_metric_is_shown() -> None:
+def test_every_metric_is_shown():
     shown = set(re.findall(r"\w+", " ".join(QUERIES)))
     measured = {re.sub("_(bucket|sum|count)$", "", name) for name in exported_metrics()}
 
     assert {name for name in measured if not shown & {name, f"{name}_bucket"}} == set()
 
 
-def test_panels_are_told_apart_and_do_not_overlap() -> None:
+def test_panels_are_told_apart_and_do_not_overlap():
     ids = Counter(panel["id"] for panel in DASHBOARD["panels"])
     cells = Counter(
         (column, line)
@@ -95,9 +94,9 @@ def test_panels_are_told_apart_and_do_not_overlap() -> None:
         ('emails_pending{job="a} b{c"} > 5 and on (namespace) time() - jwks_age > 1e3', {"jwks_age"}),
     ],
 )
-def test_what_is_not_exported_is_found(query: str, wrong: set[str]) -> None:
+def test_what_is_not_exported_is_found(query, wrong):
     assert not_exported(query) == wrong
 
 
-def test_no_metric_has_a_label_that_prometheus_adds() -> None:
+def test_no_metric_has_a_label_that_prometheus_adds():
     assert all(labels.isdisjoint(TARGET_LABELS) for labels in exported_metrics().values())

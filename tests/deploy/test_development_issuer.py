@@ -9,7 +9,6 @@ import httpx
 import msgspec
 
 from deploy.local.machine.folders import CHECKOUT
-from service.settings import ServiceSettings
 from tests.deploy.manifests import Manifest, configuration, container_of, pod_of, the_one, workloads
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
@@ -32,9 +31,7 @@ def issuer_container() -> Manifest:
     return next(container for container in first if container["name"] == "issuer")
 
 
-async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(
-    service_settings: ServiceSettings, tmp_path: Path
-) -> None:
+async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(service_settings, tmp_path):
     settings = configuration("dev")
     run("-c", the_one("dev", "ConfigMap", "issuer-script")["data"]["issuer.py"], tmp_path)
     token = run("-m", "service", "token", CONVEYANCER, "--key", tmp_path / "key.pem", **settings)
@@ -50,7 +47,7 @@ async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(
     assert created.status_code == httpx.codes.OK
 
 
-def test_api_reads_the_keys_that_its_pod_made() -> None:
+def test_api_reads_the_keys_that_its_pod_made():
     (mount,) = container_of(workloads("dev")["api"])["volumeMounts"]
     written = {one["name"]: one["mountPath"] for one in issuer_container()["volumeMounts"]}
 

@@ -4,8 +4,6 @@ import stat
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from deploy.local import environment, keys
 from deploy.local.environment import Ports
 
@@ -25,7 +23,7 @@ def variables(folder: Path) -> dict[str, str]:
     return environment.variables(folder, PORTS, database_url="postgresql://d", amqp_url="amqp://q")
 
 
-def test_values_reach_a_shell_unchanged(tmp_path: Path) -> None:
+def test_values_reach_a_shell_unchanged(tmp_path):
     file = tmp_path / "env"
     environment.write(file, AWKWARD)
 
@@ -36,20 +34,20 @@ def test_values_reach_a_shell_unchanged(tmp_path: Path) -> None:
     assert {name: seen[name] for name in AWKWARD} == AWKWARD
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_what_was_written_is_read_back(tmp_path):
     environment.write(tmp_path / "env", AWKWARD)
 
     assert environment.read(tmp_path / "env") == AWKWARD
     assert environment.read(tmp_path / "none") == {}
 
 
-def test_only_its_owner_can_read_the_file_with_secrets(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_file_with_secrets(tmp_path):
     environment.write(tmp_path / "env", AWKWARD)
 
     assert stat.S_IMODE((tmp_path / "env").stat().st_mode) == 0o600
 
 
-def test_api_gets_no_broker_and_no_mail_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_gets_no_broker_and_no_mail_server(tmp_path, monkeypatch):
     monkeypatch.setenv("AMQP_URL", "amqp://from-the-shell")
 
     api = environment.of_api(variables(tmp_path), PORTS.api)
@@ -58,7 +56,7 @@ def test_api_gets_no_broker_and_no_mail_server(tmp_path: Path, monkeypatch: pyte
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
 
 
-def test_worker_gets_broker_and_mail_server(tmp_path: Path) -> None:
+def test_worker_gets_broker_and_mail_server(tmp_path):
     worker = environment.of_worker(variables(tmp_path), PORTS.worker)
 
     assert worker["AMQP_URL"] == "amqp://q"
@@ -66,14 +64,14 @@ def test_worker_gets_broker_and_mail_server(tmp_path: Path) -> None:
     assert worker["HEALTH_PORT"] == "8001"
 
 
-def test_request_secrets_stay_valid_over_runs(tmp_path: Path) -> None:
+def test_request_secrets_stay_valid_over_runs(tmp_path):
     first = variables(tmp_path)["REQUEST_SECRET_KEYS"]
 
     assert variables(tmp_path)["REQUEST_SECRET_KEYS"] == first
     assert stat.S_IMODE((tmp_path / "request-secret-keys").stat().st_mode) == 0o600
 
 
-def test_signing_key_is_made_once_and_its_private_part_kept_private(tmp_path: Path) -> None:
+def test_signing_key_is_made_once_and_its_private_part_kept_private(tmp_path):
     private, public = tmp_path / "key.pem", tmp_path / "jwks.json"
     keys.write_signing_key(private, public)
     first = private.read_bytes(), public.read_text()

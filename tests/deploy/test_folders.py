@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT, Place, working_folder
+from deploy.local.machine.folders import CHECKOUT, working_folder
 
 CLAIM_AND_DIE = """
 import os, sys
@@ -21,7 +21,7 @@ with working_folder(place, "server") as folder:
 """
 
 
-def test_kept_folder_is_the_same_next_time(place: Place) -> None:
+def test_kept_folder_is_the_same_next_time(place):
     kept = replace(place, keep=True)
     with working_folder(kept, "server") as folder:
         (folder / "data").write_text("kept")
@@ -30,7 +30,7 @@ def test_kept_folder_is_the_same_next_time(place: Place) -> None:
         assert (folder / "data").read_text() == "kept"
 
 
-def test_second_run_in_a_kept_folder_fails_and_says_why(place: Place) -> None:
+def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (
         working_folder(kept, "server"),
@@ -40,20 +40,20 @@ def test_second_run_in_a_kept_folder_fails_and_says_why(place: Place) -> None:
         pass
 
 
-def test_folder_that_is_not_kept_is_removed(place: Place) -> None:
+def test_folder_that_is_not_kept_is_removed(place):
     with working_folder(place, "server") as folder:
         (folder / "data").write_text("not kept")
 
     assert list(place.folder.iterdir()) == []
 
 
-def test_two_runs_that_keep_nothing_use_different_folders(place: Place) -> None:
+def test_two_runs_that_keep_nothing_use_different_folders(place):
     with working_folder(place, "server") as one, working_folder(place, "server") as other:
         assert one != other
         assert one.is_dir()
 
 
-def test_next_run_ends_and_removes_what_a_dead_run_left_behind(place: Place) -> None:
+def test_next_run_ends_and_removes_what_a_dead_run_left_behind(place):
     subprocess.run([sys.executable, "-c", CLAIM_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
     (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
     ended: list[Path] = []

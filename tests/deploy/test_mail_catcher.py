@@ -2,8 +2,6 @@
 
 import smtplib
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +14,18 @@ MESSAGE = (
 
 
 @pytest.fixture(scope="module")
-def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mails(tmp_path_factory):
     return tmp_path_factory.mktemp("mails")
 
 
 @pytest.fixture(scope="module")
-def port(mails: Path) -> Iterator[int]:
+def port(mails):
     with mail_catcher(mails) as listening:
         yield listening
 
 
 @pytest.fixture
-def files(mails: Path) -> Iterator[Path]:
+def files(mails):
     yield mails
     for file in mails.iterdir():
         file.unlink()
@@ -38,7 +36,7 @@ def send(port: int, message: bytes) -> None:
         client.sendmail("sender@example.com", ["jane@example.com"], message)
 
 
-def test_accepted_message_is_kept_byte_for_byte(port: int, files: Path) -> None:
+def test_accepted_message_is_kept_byte_for_byte(port, files):
     send(port, MESSAGE)
 
     (file,) = files.iterdir()
@@ -46,7 +44,7 @@ def test_accepted_message_is_kept_byte_for_byte(port: int, files: Path) -> None:
     assert file.read_bytes() == MESSAGE
 
 
-def test_names_of_messages_sort_by_time(port: int, files: Path) -> None:
+def test_names_of_messages_sort_by_time(port, files):
     for number in range(20):
         send(port, b"Subject: %d\r\n\r\n\r\n" % number)
 
@@ -54,7 +52,7 @@ def test_names_of_messages_sort_by_time(port: int, files: Path) -> None:
     assert subjects == [b"Subject: %d" % number for number in range(20)]
 
 
-def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path):
     folder = tmp_path / "mails"
     folder.mkdir(mode=0o755)
     with mail_catcher(folder) as port:
@@ -65,7 +63,7 @@ def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path: Path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_message_that_cannot_be_written_is_refused_for_now(tmp_path: Path) -> None:
+def test_message_that_cannot_be_written_is_refused_for_now(tmp_path):
     folder = tmp_path / "mails"
     with mail_catcher(folder) as port:
         folder.rmdir()

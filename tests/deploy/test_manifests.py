@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -55,7 +54,7 @@ each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
 @pytest.fixture
-def copy_of_k8s(tmp_path: Path) -> Path:
+def copy_of_k8s(tmp_path):
     """A copy of the manifests, for a test to change."""
     return shutil.copytree(K8S, tmp_path / "k8s")
 
@@ -66,7 +65,7 @@ def is_ours(workload: Manifest) -> bool:
 
 
 @each_overlay
-def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
+def test_core_kinds_are_valid_in_strict_mode(overlay):
     validator = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is installed by `make deploy-check`"
     )
@@ -79,7 +78,7 @@ def test_core_kinds_are_valid_in_strict_mode(overlay: str) -> None:
     assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
 
 
-def test_kinds_that_are_published_nowhere_have_only_known_fields() -> None:
+def test_kinds_that_are_published_nowhere_have_only_known_fields():
     unpublished = [one for one in foreign_manifests() if not one["apiVersion"].startswith(PUBLISHED)]
     given = [(one["kind"], one["spec"]) for one in unpublished] + [
         (f"{trigger['type']} trigger", trigger["metadata"])
@@ -94,7 +93,7 @@ def test_kinds_that_are_published_nowhere_have_only_known_fields() -> None:
     assert {kind for kind, _ in given} == operator_kinds.FIELDS.keys()
 
 
-def test_misspelt_field_of_a_kind_that_is_published_nowhere_is_refused() -> None:
+def test_misspelt_field_of_a_kind_that_is_published_nowhere_is_refused():
     queue = the_one("production", "Queue", "notifications")["spec"]
 
     for wrong in (queue | {"durabel": True}, queue | {"durable": "yes"}, {"name": "notifications"}):
@@ -102,13 +101,13 @@ def test_misspelt_field_of_a_kind_that_is_published_nowhere_is_refused() -> None
             operator_kinds.check("Queue", wrong)
 
 
-def test_base_backups_are_scheduled_to_the_second() -> None:
+def test_base_backups_are_scheduled_to_the_second():
     (backup,) = of_kind("production", "ScheduledBackup").values()
 
     assert len(backup["spec"]["schedule"].split()) == 6
 
 
-def test_every_file_is_part_of_an_overlay() -> None:
+def test_every_file_is_part_of_an_overlay():
     """Only the files that a kustomization lists are read."""
     listed = set()
     for file in K8S.rglob("kustomization.yaml"):
@@ -127,7 +126,7 @@ def test_every_file_is_part_of_an_overlay() -> None:
 
 
 @each_overlay
-def test_pods_meet_the_restricted_pod_security_standard(overlay: str) -> None:
+def test_pods_meet_the_restricted_pod_security_standard(overlay):
     namespace = of_kind(overlay, "Namespace")
     assert [
         one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] for one in namespace.values()
@@ -145,7 +144,7 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay: str) -> None:
                 assert one["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_pods_run_as_the_user_of_the_image() -> None:
+def test_pods_run_as_the_user_of_the_image():
     user = pod_of(workloads("production")["api"])["securityContext"]
     dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
 
@@ -153,7 +152,7 @@ def test_pods_run_as_the_user_of_the_image() -> None:
 
 
 @each_overlay
-def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_process(overlay: str) -> None:
+def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_process(overlay):
     for name in PROCESSES:
         container = container_of(workloads(overlay)[name])
         (port,) = container["ports"]
@@ -170,7 +169,7 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
 
 
 @each_overlay
-def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
+def test_grace_period_is_long_enough_for_an_orderly_end(overlay):
     giving_back = 5
     for name in PROCESSES:
         workload = workloads(overlay)[name]
@@ -183,7 +182,7 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay: str) -> None:
 
 
 @each_overlay
-def test_budgets_and_spread_concern_the_pods_of_their_process(overlay: str) -> None:
+def test_budgets_and_spread_concern_the_pods_of_their_process(overlay):
     for name in PROCESSES:
         labels = workloads(overlay)[name]["spec"]["template"]["metadata"]["labels"]
         budget = the_one(overlay, "PodDisruptionBudget", name)["spec"]
@@ -198,7 +197,7 @@ def test_budgets_and_spread_concern_the_pods_of_their_process(overlay: str) -> N
 
 
 @each_overlay
-def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) -> None:
+def test_every_process_runs_in_the_one_image_with_its_own_command(overlay):
     ours = {name: one for name, one in workloads(overlay).items() if is_ours(one)}
     commands = {name: container_of(one)["args"] for name, one in ours.items()}
     images = {container_of(one)["image"] for one in ours.values()}
@@ -212,7 +211,7 @@ def test_every_process_runs_in_the_one_image_with_its_own_command(overlay: str) 
 
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
-def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay: str, process: str) -> None:
+def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay, process):
     settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
     fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
     given = environment_of(overlay, process)
@@ -234,7 +233,7 @@ def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay: st
     )
 
 
-def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret() -> None:
+def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret():
     fields = {
         field.encode_name: field
         for settings in (ServiceSettings, WorkerSettings)
@@ -255,7 +254,7 @@ def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_fro
 
 
 @each_overlay
-def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay: str) -> None:
+def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay):
     known = {
         field.encode_name
         for settings in (ServiceSettings, WorkerSettings)
@@ -268,7 +267,7 @@ def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay: str) -> N
 
 
 @each_overlay
-def test_variables_are_defined_before_they_are_used(overlay: str) -> None:
+def test_variables_are_defined_before_they_are_used(overlay):
     """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
     for workload in workloads(overlay).values():
         defined: set[str] = set()
@@ -279,11 +278,11 @@ def test_variables_are_defined_before_they_are_used(overlay: str) -> None:
 
 
 @each_overlay
-def test_api_gets_no_broker_and_no_mail_server(overlay: str) -> None:
+def test_api_gets_no_broker_and_no_mail_server(overlay):
     assert not environment_of(overlay, "api").keys() & {"AMQP_URL", "SMTP_URL"}
 
 
-def test_no_secret_is_committed_but_the_made_up_ones_of_development() -> None:
+def test_no_secret_is_committed_but_the_made_up_ones_of_development():
     assert of_kind("production", "Secret") == of_kind("external", "Secret") == {}
     values = the_one("dev", "Secret", "calculation-requests")["data"]
     committed = (K8S / "overlays" / "dev" / "made-up-secrets.env").read_text()
@@ -291,7 +290,7 @@ def test_no_secret_is_committed_but_the_made_up_ones_of_development() -> None:
     assert committed.count("made-up") >= 4
 
 
-def test_cluster_without_operators_needs_only_one_secret() -> None:
+def test_cluster_without_operators_needs_only_one_secret():
     given = {
         (secret, key)
         for workload in workloads("external").values()
@@ -304,7 +303,7 @@ def test_cluster_without_operators_needs_only_one_secret() -> None:
     assert all(f"`{key}`" in RUNBOOK for key in OF_THE_SECRET)
 
 
-def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> None:
+def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     used: dict[str, set[str]] = {}
     for workload in workloads("production").values():
         for _, secret, key in secrets_of(workload):
@@ -324,14 +323,14 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented() -> 
         assert all(f"`{word}`" in RUNBOOK for word in {name, *keys})
 
 
-def test_secrets_made_by_operators_belong_to_objects_that_exist() -> None:
+def test_secrets_made_by_operators_belong_to_objects_that_exist():
     users = {f"{name}-user-credentials" for name in of_kind("production", "User")}
     clusters = {f"{name}-app" for name in of_kind("production", "Cluster")}
 
     assert users | clusters == MADE_BY_OPERATORS.keys()
 
 
-def test_hosts_in_production_are_services_that_the_operators_make() -> None:
+def test_hosts_in_production_are_services_that_the_operators_make():
     pooler = next(iter(of_kind("production", "Pooler")))
     broker = next(iter(of_kind("production", "RabbitmqCluster")))
     database = the_one("production", "Cluster", "postgres")["spec"]["bootstrap"]["initdb"]["database"]
@@ -344,7 +343,7 @@ def test_hosts_in_production_are_services_that_the_operators_make() -> None:
 
 
 @pytest.mark.parametrize("process", WORKERS)
-def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process: str) -> None:
+def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process):
     deployment = workloads("production")[process]
     (mount,), (volume,) = container_of(deployment)["volumeMounts"], pod_of(deployment)["volumes"]
     certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
@@ -360,7 +359,7 @@ def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(proces
     assert [one["secretName"] for one in signing] == [authority]
 
 
-def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s: Path) -> None:
+def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s):
     kustomization = copy_of_k8s / "overlays" / "production" / "kustomization.yaml"
     kustomization.write_text(
         kustomization.read_text().replace("\nnamespace: calculation-requests\n", "\nnamespace: elsewhere\n")
@@ -371,14 +370,14 @@ def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s
     assert addresses == [b"elsewhere"] * 4
 
 
-def test_monitoring_carries_the_label_that_kube_prometheus_stack_selects_by() -> None:
+def test_monitoring_carries_the_label_that_kube_prometheus_stack_selects_by():
     heeded = [one for one in rendered("production") if one["kind"] in {"PodMonitor", "PrometheusRule"}]
 
     assert len(heeded) == 6
     assert all(one["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for one in heeded)
 
 
-def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode() -> None:
+def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode():
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
 
     assert pooler["poolMode"] == "transaction"
@@ -390,7 +389,7 @@ def connections_of(overlay: str, process: str) -> float:
     return setting(overlay, process, "DATABASE_POOL_SIZE", 10)
 
 
-def test_connections_fit_when_everything_is_scaled_out() -> None:
+def test_connections_fit_when_everything_is_scaled_out():
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]
     parameters = pooler["pgbouncer"]["parameters"]
     cluster = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
@@ -411,7 +410,7 @@ def test_connections_fit_when_everything_is_scaled_out() -> None:
     assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
 
 
-def test_page_says_how_many_connections_an_external_postgres_must_allow() -> None:
+def test_page_says_how_many_connections_an_external_postgres_must_allow():
     deployments = of_kind("external", "Deployment")
     pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}  # one more in a rollout
 
@@ -421,13 +420,13 @@ def test_page_says_how_many_connections_an_external_postgres_must_allow() -> Non
     assert f"{pools + listening + schema + operators:.0f} connections" in RUNBOOK
 
 
-def test_connections_of_development_fit_into_its_postgres() -> None:
+def test_connections_of_development_fit_into_its_postgres():
     pools = sum(connections_of("dev", name) for name in PROCESSES)
 
     assert 2 * pools + 2 <= 100 - 3  # a rollout doubles them; the last three are the superuser's
 
 
-def test_autoscalers_target_deployments_that_exist_and_set_no_replicas() -> None:
+def test_autoscalers_target_deployments_that_exist_and_set_no_replicas():
     deployments = of_kind("production", "Deployment")
     aims = {
         scaler["spec"]["scaleTargetRef"]["name"]
@@ -439,7 +438,7 @@ def test_autoscalers_target_deployments_that_exist_and_set_no_replicas() -> None
 
 
 @pytest.mark.parametrize("overlay", ["external", "production"])
-def test_ingress_exposes_only_the_api_of_callers(overlay: str) -> None:
+def test_ingress_exposes_only_the_api_of_callers(overlay):
     ingress = the_one(overlay, "Ingress", "api")["spec"]
     (rule,) = ingress["rules"]
 
@@ -447,7 +446,7 @@ def test_ingress_exposes_only_the_api_of_callers(overlay: str) -> None:
     assert "ingressClassName" not in ingress, "the class is the cluster's own"
 
 
-def test_gateway_may_take_the_place_of_the_ingress(copy_of_k8s: Path) -> None:
+def test_gateway_may_take_the_place_of_the_ingress(copy_of_k8s):
     external = copy_of_k8s / "overlays" / "external"
     kustomization = external / "kustomization.yaml"
     kustomization.write_text(kustomization.read_text().replace("components/ingress", "components/gateway"))
@@ -463,7 +462,7 @@ def test_gateway_may_take_the_place_of_the_ingress(copy_of_k8s: Path) -> None:
     ]
 
 
-def test_metrics_are_read_at_ports_that_the_processes_have() -> None:
+def test_metrics_are_read_at_ports_that_the_processes_have():
     monitor = the_one("production", "PodMonitor", "calculation-requests")["spec"]
     ports = {
         port["name"] for name in PROCESSES for port in container_of(workloads("production")[name])["ports"]
@@ -478,22 +477,20 @@ def wave(manifest: Manifest) -> int:
 
 
 @each_overlay
-def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(
-    overlay: str,
-) -> None:
+def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
     assert of_kind(overlay, "Job", "CronJob") == {}
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
 
 
-def test_schema_is_applied_around_the_pooler() -> None:
+def test_schema_is_applied_around_the_pooler():
     (database,) = schema_container_of("production")["env"]
 
     assert database["valueFrom"]["secretKeyRef"] == {"name": "postgres-app", "key": "uri"}
 
 
 @each_overlay
-def test_engines_come_after_their_namespace_and_before_the_processes(overlay: str) -> None:
+def test_engines_come_after_their_namespace_and_before_the_processes(overlay):
     (namespace,) = of_kind(overlay, "Namespace").values()
     engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
 

@@ -36,9 +36,7 @@ async def remove_topology(channel: AbstractChannel) -> None:
         await channel.exchange_delete(exchange)
 
 
-async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(
-    channel: AbstractChannel,
-) -> None:
+async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(channel):
     """A broker refuses a second declaration with any other argument."""
     await remove_topology(channel)
     await declare_as_the_operator_does(channel)
@@ -46,7 +44,7 @@ async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declare
     await declare_topology(channel)
 
 
-async def test_broker_would_notice_a_difference(channel: AbstractChannel) -> None:
+async def test_broker_would_notice_a_difference(channel):
     await remove_topology(channel)
     await declare_as_the_operator_does(channel)
 
@@ -56,7 +54,7 @@ async def test_broker_would_notice_a_difference(channel: AbstractChannel) -> Non
         )
 
 
-def test_manifests_name_what_the_worker_declares_and_no_more() -> None:
+def test_manifests_name_what_the_worker_declares_and_no_more():
     names = {queue.name for queue in QUEUES} | {queue.dead_letters for queue in QUEUES}
     bindings = {
         (binding["source"], binding["destination"], binding["routingKey"])
@@ -75,7 +73,7 @@ def test_manifests_name_what_the_worker_declares_and_no_more() -> None:
     }
 
 
-def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_arguments() -> None:
+def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_arguments():
     (policy,) = specifications("Policy")
     arguments = {name for queue in specifications("Queue") for name in queue["arguments"]}
 
@@ -85,7 +83,7 @@ def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_argument
 
 
 @pytest.mark.parametrize("may", ["configure", "write", "read"])
-def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may: str) -> None:
+def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may):
     permission = of_kind("production", "Permission")["worker"]["spec"]["permissions"][may]
     ours = [one["name"] for kind in ("Exchange", "Queue") for one in specifications(kind)]
 
@@ -94,7 +92,7 @@ def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may: str) 
     assert bool(re.search(permission, "amq.default")) is (may == "write")
 
 
-def test_quorum_queues_have_a_broker_with_a_majority() -> None:
+def test_quorum_queues_have_a_broker_with_a_majority():
     (cluster,) = specifications("RabbitmqCluster")
 
     assert cluster["replicas"] == 3

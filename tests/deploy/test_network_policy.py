@@ -86,16 +86,16 @@ DENIED = {
 
 
 @pytest.mark.parametrize("flow", ALLOWED)
-def test_needed_flows_are_open(flow: str) -> None:
+def test_needed_flows_are_open(flow):
     assert can_reach(*ALLOWED[flow])
 
 
 @pytest.mark.parametrize("flow", DENIED)
-def test_other_flows_are_closed(flow: str) -> None:
+def test_other_flows_are_closed(flow):
     assert not can_reach(*DENIED[flow])
 
 
-def test_default_denies_every_pod_of_the_service_both_ways() -> None:
+def test_default_denies_every_pod_of_the_service_both_ways():
     policy = of_kind("production", "NetworkPolicy")["default-deny"]["spec"]
 
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -103,7 +103,7 @@ def test_default_denies_every_pod_of_the_service_both_ways() -> None:
     assert all(_selects(policy["podSelector"], ours(name).labels) for name in PROCESSES)
 
 
-def test_names_of_ports_are_those_of_the_containers() -> None:
+def test_names_of_ports_are_those_of_the_containers():
     for process in PROCESSES:
         (port,) = container_of(workloads("production")[process])["ports"]
         assert NAMES[port["name"]] == port["containerPort"]

@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +15,6 @@ import pytest
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from tests.deploy.conftest import Reports
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 
@@ -58,7 +56,7 @@ class Sources:
 
 
 @pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+def sources(tmp_path, monkeypatch):
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "apt.conf").write_text(
@@ -71,25 +69,25 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path / "packages"
 
 
 @pytest.fixture
-def silent_server() -> Iterator[str]:
+def silent_server():
     """The URL of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_installed_program_is_used(folder: Path, reports: Reports) -> None:
+def test_installed_program_is_used(folder, reports):
     found = packages.command("dpkg", package="dpkg", report=reports, folder=folder)
 
     assert found == [shutil.which("dpkg")]
     assert not folder.exists()
 
 
-def test_missing_program_runs_from_its_package(sources: Sources, folder: Path, reports: Reports) -> None:
+def test_missing_program_runs_from_its_package(sources, folder, reports):
     sources.add("greeting")
 
     command = packages.command("say-greeting", package="greeting", report=reports, folder=folder)
@@ -98,7 +96,7 @@ def test_missing_program_runs_from_its_package(sources: Sources, folder: Path, r
     assert reports.lines == [DOWNLOADING]
 
 
-def test_package_is_downloaded_once(sources: Sources, folder: Path, reports: Reports) -> None:
+def test_package_is_downloaded_once(sources, folder, reports):
     sources.add("greeting")
     packages.unpacked("greeting", report=reports, folder=folder)
     sources.use("copy:/nowhere")
@@ -109,9 +107,7 @@ def test_package_is_downloaded_once(sources: Sources, folder: Path, reports: Rep
     assert reports.lines == []
 
 
-def test_dependencies_come_along_unless_they_are_installed(
-    sources: Sources, folder: Path, reports: Reports
-) -> None:
+def test_dependencies_come_along_unless_they_are_installed(sources, folder, reports):
     sources.add("greeting", depends=f"manners, {INSTALLED}")
     sources.add("manners")
     sources.add(INSTALLED)
@@ -121,7 +117,7 @@ def test_dependencies_come_along_unless_they_are_installed(
     assert programs_in(root) == {"say-greeting", "say-manners"}
 
 
-def test_installed_packages_are_unpacked_on_demand(sources: Sources, folder: Path, reports: Reports) -> None:
+def test_installed_packages_are_unpacked_on_demand(sources, folder, reports):
     sources.add("greeting", depends=INSTALLED)
     sources.add(INSTALLED)
 
@@ -132,7 +128,7 @@ def test_installed_packages_are_unpacked_on_demand(sources: Sources, folder: Pat
     assert programs_in(itself) == {f"say-{INSTALLED}"}
 
 
-def test_two_at_once_download_once(sources: Sources, folder: Path, reports: Reports) -> None:
+def test_two_at_once_download_once(sources, folder, reports):
     sources.add("greeting")
 
     with ThreadPoolExecutor(2) as threads:
@@ -146,8 +142,8 @@ def test_two_at_once_download_once(sources: Sources, folder: Path, reports: Repo
 
 
 def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
-    sources: Sources, folder: Path, reports: Reports, silent_server: str
-) -> None:
+    sources, folder, reports, silent_server
+):
     sources.add("greeting")
     sources.use(silent_server)
     with pytest.raises(LocalStackError):
@@ -161,9 +157,7 @@ def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
     assert programs_in(packages.unpacked("greeting", report=reports, folder=folder)) == {"say-greeting"}
 
 
-def test_download_has_a_time_limit(
-    sources: Sources, folder: Path, reports: Reports, silent_server: str
-) -> None:
+def test_download_has_a_time_limit(sources, folder, reports, silent_server):
     sources.use(silent_server)
     began = time.monotonic()
 
@@ -173,16 +167,14 @@ def test_download_has_a_time_limit(
     assert time.monotonic() - began < 30
 
 
-def test_without_apt_the_error_says_so(
-    folder: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_apt_the_error_says_so(folder, reports, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 
     with pytest.raises(LocalStackError, match=r"^greeting is missing, and .* only with Debian's apt"):
         packages.unpacked("greeting", report=reports, folder=folder)
 
 
-def test_unknown_package_is_an_error_in_apts_words(sources: Sources, folder: Path, reports: Reports) -> None:
+def test_unknown_package_is_an_error_in_apts_words(sources, folder, reports):
     sources.add("greeting")
 
     with pytest.raises(
@@ -191,9 +183,7 @@ def test_unknown_package_is_an_error_in_apts_words(sources: Sources, folder: Pat
         packages.unpacked("manners", report=reports, folder=folder)
 
 
-def test_unreachable_source_is_an_error_only_if_the_package_is_in_it(
-    sources: Sources, folder: Path, reports: Reports
-) -> None:
+def test_unreachable_source_is_an_error_only_if_the_package_is_in_it(sources, folder, reports):
     sources.add("greeting")
     sources.use(f"http://127.0.0.1:{free_port()}", f"copy:{sources.folder}")
 
@@ -205,9 +195,7 @@ def test_unreachable_source_is_an_error_only_if_the_package_is_in_it(
 
 
 @pytest.mark.long
-def test_program_finds_the_libraries_unpacked_with_it(
-    folder: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_program_finds_the_libraries_unpacked_with_it(folder, reports, monkeypatch):
     root = packages.unpacked("wrk", even_if_installed="libluajit", report=reports, folder=folder)
     usual = os.environ["PATH"]
     monkeypatch.setenv("PATH", "/nowhere")

@@ -26,7 +26,7 @@ _OPTIONAL = {
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     assert [link for link in links(page) if not _leads_somewhere(page, link)] == []
 
 
@@ -38,9 +38,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         ("worker", WorkerSettings, Settings),
     ],
 )
-def test_every_setting_is_listed_once_with_its_default(
-    process: str, settings: type[Settings], without: type[Settings] | None
-) -> None:
+def test_every_setting_is_listed_once_with_its_default(process, settings, without):
     expected = _defaults(settings)
     for name in _defaults(without) if without else ():
         del expected[name]

@@ -7,7 +7,7 @@ import pytest
 from deploy.local.machine.ports import accepts, free_port
 
 
-def test_free_port_is_not_found_by_another_search_but_a_server_can_listen_on_it() -> None:
+def test_free_port_is_not_found_by_another_search_but_a_server_can_listen_on_it():
     port = free_port()
 
     with socket.socket() as other_search, pytest.raises(OSError, match="in use"):

@@ -43,21 +43,21 @@ def program(folder: Path, code: str, *, stop_seconds: float = 10.0) -> Program:
     )
 
 
-def test_program_ends_with_its_context(tmp_path: Path) -> None:
+def test_program_ends_with_its_context(tmp_path):
     with running(program(tmp_path, SLEEP)) as process:
         assert process.trouble() is None
 
     assert process.trouble() == "The sleeper was killed by SIGTERM."
 
 
-def test_program_that_ignores_its_signal_is_killed(tmp_path: Path) -> None:
+def test_program_that_ignores_its_signal_is_killed(tmp_path):
     with running(program(tmp_path, DEAF, stop_seconds=0.1)) as process:
         assert wait_until(lambda: "deaf" in process.last_lines(), seconds=30)
 
     assert process.trouble() == "The sleeper was killed by SIGKILL."
 
 
-def test_death_is_described_with_the_end_of_the_log(tmp_path: Path) -> None:
+def test_death_is_described_with_the_end_of_the_log(tmp_path):
     with running(program(tmp_path, "raise SystemExit('no such setting')")) as process:
         assert wait_until(lambda: process.trouble() is not None, seconds=30)
         text = process.describe(process.trouble() or "")
@@ -71,14 +71,14 @@ def start_and_die(lock: Path, code: str) -> None:
     assert subprocess.run(command, cwd=CHECKOUT, check=False).returncode == 9
 
 
-def test_program_of_a_parent_that_died_ends_and_frees_the_folder(tmp_path: Path) -> None:
+def test_program_of_a_parent_that_died_ends_and_frees_the_folder(tmp_path):
     start_and_die(tmp_path / "run.lock", SLEEP)
 
     with claimed(tmp_path / "run.lock", seconds=30):
         pass
 
 
-def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path: Path) -> None:
+def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path):
     start_and_die(tmp_path / "run.lock", DEAF)
 
     with pytest.raises(Claimed), claimed(tmp_path / "run.lock"):
@@ -87,14 +87,14 @@ def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(t
         pass
 
 
-def test_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
+def test_failed_command_is_reported_with_its_output(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
 
     with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
         run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=30)
 
 
-def test_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+def test_command_that_takes_too_long_is_killed(tmp_path):
     command = [sys.executable, "-c", SLEEP]
 
     with pytest.raises(LocalStackError, match="`sleep` did not end within 0 seconds"):

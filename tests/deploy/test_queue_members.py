@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +10,6 @@ import pytest
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import Server
 from tests.deploy.promtool import run_tests
 from tests.deploy.test_alerts import ALERTS, GROUPS, RUNBOOK, matchers, of_target
 from tests.harness.queues import declare_topology, open_channel
@@ -29,14 +26,14 @@ rabbitmq-plugins enable rabbitmq_prometheus
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Server]:
+def broker(tmp_path):
     """A node of its own, because the plugin stays enabled."""
     with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as server:
         yield server
 
 
 @pytest.mark.long
-async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker: Server, tmp_path: Path) -> None:
+async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker, tmp_path):
     port = free_port()
     await asyncio.to_thread(run_as_operator, EXPORT.replace("PORT", str(port)), broker)
     async with open_channel(broker.url) as channel:

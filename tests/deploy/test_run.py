@@ -8,20 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from deploy.local import environment, example, stack
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.run import port_from
 from service.identifiers import uuid_of
-from service.postgres.pool import Connection
-from tests.harness.issuer import Issuer
 
 
-def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:
+def test_port_in_use_is_one_line_that_says_what_to_do(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = environment.Ports(api=port, worker=free_port(), smtp=free_port())
@@ -33,14 +30,14 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place: Place) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "0", "65536", "-1", "80.5"])
-def test_invalid_port_is_refused_by_its_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_port_is_refused_by_its_variable(value, monkeypatch):
     monkeypatch.setenv("PORT", value)
 
     with pytest.raises(LocalStackError, match="PORT must be a number from 1 to 65535"):
         port_from("PORT", default=8000)
 
 
-def test_error_is_one_line_and_the_exit_status() -> None:
+def test_error_is_one_line_and_the_exit_status():
     command = [sys.executable, "-m", "deploy.local", "run"]
     settings = {**os.environ, "PORT": "no-port"}
 
@@ -51,9 +48,7 @@ def test_error_is_one_line_and_the_exit_status() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_printed_commands_work_and_write_no_file(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection, tmp_path: Path
-) -> None:
+async def test_printed_commands_work_and_write_no_file(client, issuer, database, tmp_path):
     env_file, mail = tmp_path / "env", tmp_path / "1.eml"
     mail.write_text("the e-mail")
     environment.write(

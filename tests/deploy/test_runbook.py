@@ -26,7 +26,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_can_be_run(command: str) -> None:
+def test_command_can_be_run(command):
     process, *words = [EXAMPLES.get(word, word) for word in command.split()]
 
     program: click.Command = PROGRAMS[process]
@@ -35,7 +35,7 @@ def test_command_can_be_run(command: str) -> None:
     program.make_context(program.name, words)
 
 
-def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
+def test_every_section_on_an_alert_says_what_it_means_and_what_to_do():
     alerts = f"\n{TEXT}".partition("\n## Alerts\n")[2].partition("\n## ")[0]
     sections = dict(section.split("\n", 1) for section in alerts.split("\n### ")[1:])
 
@@ -44,7 +44,7 @@ def test_every_section_on_an_alert_says_what_it_means_and_what_to_do() -> None:
         assert re.findall(r"^- ([\w ]+):", section, re.MULTILINE) == PARTS
 
 
-def test_tests_that_are_named_exist() -> None:
+def test_tests_that_are_named_exist():
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {
         name

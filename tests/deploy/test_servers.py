@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -24,7 +24,6 @@ from deploy.local.servers import lookup as servers
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
 from deploy.local.servers.server import NotHere, Server, check_rabbitmq
-from tests.deploy.conftest import Reports
 from tests.harness.servers import KillableBroker
 
 
@@ -67,7 +66,7 @@ class DockerEngine(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def docker_without_images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def docker_without_images(monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), DockerEngine) as engine:
         thread = threading.Thread(target=engine.serve_forever)
         thread.start()
@@ -88,7 +87,7 @@ def select_one(url: str) -> int:
     return asyncio.run(select())
 
 
-def test_first_available_server_is_used(place: Place, reports: Reports) -> None:
+def test_first_available_server_is_used(place, reports):
     with servers.first_available((nowhere, here, elsewhere), place) as server:
         assert server.url == "url://here"
 
@@ -102,13 +101,7 @@ def test_first_available_server_is_used(place: Place, reports: Reports) -> None:
         ("AMQP_URL", "amqp://me:s3cret@127.0.0.1:{port}/", servers.rabbitmq),
     ],
 )
-def test_unreachable_url_is_one_clear_line_without_its_password(
-    variable: str,
-    url: str,
-    server: Callable[..., AbstractContextManager[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    place: Place,
-) -> None:
+def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, server, monkeypatch, place):
     port = free_port()
     monkeypatch.setenv(variable, url.format(port=port))
 
@@ -122,7 +115,7 @@ def test_unreachable_url_is_one_clear_line_without_its_password(
     assert "\n" not in text
 
 
-def test_invalid_url_is_not_quoted(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_invalid_url_is_not_quoted(monkeypatch, place):
     monkeypatch.setenv("DATABASE_URL", "mysql://me:s3cret@[nowhere")
 
     with (
@@ -135,9 +128,7 @@ def test_invalid_url_is_not_quoted(monkeypatch: pytest.MonkeyPatch, place: Place
 
 
 @pytest.mark.usefixtures("docker_without_images")
-def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(
-    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
-) -> None:
+def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(monkeypatch, place, reports):
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
 
@@ -151,9 +142,7 @@ def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(
 
 
 @pytest.mark.usefixtures("docker_without_images")
-def test_named_image_that_cannot_be_pulled_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
-) -> None:
+def test_named_image_that_cannot_be_pulled_is_an_error(monkeypatch, place, reports):
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
 
@@ -167,9 +156,7 @@ def test_named_image_that_cannot_be_pulled_is_an_error(
 
 
 @pytest.mark.usefixtures("without_servers")
-def test_url_in_the_environment_comes_first(
-    monkeypatch: pytest.MonkeyPatch, place: Place, reports: Reports
-) -> None:
+def test_url_in_the_environment_comes_first(monkeypatch, place, reports):
     with servers.postgres(place.folder, keep=False, report=place.report) as started:
         monkeypatch.setenv("DATABASE_URL", started.url)
         reports.lines.clear()
@@ -180,7 +167,7 @@ def test_url_in_the_environment_comes_first(
     assert reports.lines == []
 
 
-def test_kept_postgres_that_was_killed_starts_again_on_its_port_with_its_data(place: Place) -> None:
+def test_kept_postgres_that_was_killed_starts_again_on_its_port_with_its_data(place):
     kept = replace(place, keep=True)
     with postgres_process(kept) as first:
         asyncio.run(execute(first.url, "CREATE TABLE kept (n int)"))
@@ -204,16 +191,14 @@ async def execute(url: str, statement: str) -> None:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_interrupted_start_leaves_nothing_behind(place: Place) -> None:
+def test_interrupted_start_leaves_nothing_behind(place):
     with pytest.raises(Interrupted), postgres_process(place):
         pass
 
     assert list(place.folder.iterdir()) == []
 
 
-def test_without_rabbitmq_and_apt_the_error_says_what_to_do(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_rabbitmq_and_apt_the_error_says_what_to_do(place, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 
     with pytest.raises(
@@ -224,7 +209,7 @@ def test_without_rabbitmq_and_apt_the_error_says_what_to_do(
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
-def test_broker_runs_from_unpacked_packages(place: Place) -> None:
+def test_broker_runs_from_unpacked_packages(place):
     packages = place.folder / "packages"
     with rabbitmq_node(place, unpacked_programs(place, packages)) as server:
         assert server.process is not None
@@ -238,7 +223,7 @@ def test_broker_runs_from_unpacked_packages(place: Place) -> None:
     assert not accepts(epmd_port)
 
 
-def test_remembered_port_is_replaced_when_another_server_has_it(tmp_path: Path) -> None:
+def test_remembered_port_is_replaced_when_another_server_has_it(tmp_path):
     file = tmp_path / "port"
     port = remembered_port(file)
     assert remembered_port(file) == port

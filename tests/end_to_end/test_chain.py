@@ -1,24 +1,14 @@
 """From the request to its calculation: every step of the chain, once."""
 
-import httpx
-from aio_pika.abc import AbstractChannel
-
-from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.events import publish_calculation
 from tests.harness.examples import A_REQUEST
-from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, started
+from tests.harness.processes import started
 from tests.harness.waiting import eventually
 
 
 async def test_request_gets_its_email_and_its_calculation(
-    *,
-    api: Process,
-    worker: Process,
-    caller: httpx.AsyncClient,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-) -> None:
+    *, api, worker, caller, channel, subscriber, mail_server
+):
     async with started(api, worker):
         response = await caller.post("/v1/request", json=A_REQUEST)
         created = response.json()["data"]

@@ -6,8 +6,6 @@ They run in this process; that a process ends in the same way is shown once for 
 import json
 import re
 import socket
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -15,21 +13,17 @@ from msgspec.structs import replace
 
 from deploy.local.machine.ports import free_port
 from service.postgres import schema
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import another_request
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.processes import Ended, bare_environment, environment_of, run_process
-from worker.settings import WorkerSettings
 
 STRUCTURE = "/v1/questionnaire/structure"
 A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-async def test_schema_may_be_applied_again(environment: Mapping[str, str], database: Connection) -> None:
+async def test_schema_may_be_applied_again(environment, database):
     await database.execute("DROP SCHEMA public CASCADE")
     await database.execute("CREATE SCHEMA public")
 
@@ -40,7 +34,7 @@ async def test_schema_may_be_applied_again(environment: Mapping[str, str], datab
     await schema.check(database)
 
 
-async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str]) -> None:
+async def test_conveyancer_that_is_added_is_listed(environment):
     command = ("service", "conveyancer", "add", "new-firm", "--name", "New Firm")
     added = await run(*command, environment=environment)
     changed = await run(*command, "--charges-calculation-fee", environment=environment)
@@ -62,8 +56,8 @@ async def test_conveyancer_that_is_added_is_listed(environment: Mapping[str, str
     ids=ascii,
 )
 async def test_conveyancer_with_an_unreadable_name_is_not_added(
-    environment: Mapping[str, str], database: Connection, conveyancer_id: str, name: str, named: str
-) -> None:
+    environment, database, conveyancer_id, name, named
+):
     ended = await run(
         "service", "conveyancer", "add", conveyancer_id, "--name", name, environment=environment
     )
@@ -73,9 +67,7 @@ async def test_conveyancer_with_an_unreadable_name_is_not_added(
     assert await database.fetchval("SELECT count(*) FROM conveyancer") == 2
 
 
-async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
-    environment: Mapping[str, str], service_settings: ServiceSettings
-) -> None:
+async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, service_settings):
     created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
     key = created.output.strip()
     async with api_client(service_settings, key) as caller:
@@ -95,7 +87,7 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(
     assert closed.status_code == 401
 
 
-async def test_token_is_accepted(service_settings: ServiceSettings, issuer: Issuer, tmp_path: Path) -> None:
+async def test_token_is_accepted(service_settings, issuer, tmp_path):
     key = tmp_path / "key.pem"
     key.write_bytes(issuer.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
@@ -112,21 +104,21 @@ async def test_token_is_accepted(service_settings: ServiceSettings, issuer: Issu
 @pytest.mark.parametrize(
     "command", [("service", "schema", "apply"), ("service", "serve"), ("worker", "relay")], ids=" ".join
 )
-async def test_process_ends_like_the_command_in_this_process(command: tuple[str, ...]) -> None:
+async def test_process_ends_like_the_command_in_this_process(command):
     ended = await run_process(*command, environment=bare_environment())
 
     assert ended == await run(*command, environment=bare_environment())
     _assert_one_clear_line(ended, "DATABASE_URL")
 
 
-async def test_unknown_key_cannot_be_revoked(environment: Mapping[str, str]) -> None:
+async def test_unknown_key_cannot_be_revoked(environment):
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
     assert ended.status != 0
     assert "No valid API key" in ended.output + ended.errors
 
 
-async def test_missing_schema_is_named(environment: Mapping[str, str], database: Connection) -> None:
+async def test_missing_schema_is_named(environment, database):
     await database.execute("DROP SCHEMA public CASCADE")
     await database.execute("CREATE SCHEMA public")
 
@@ -146,13 +138,7 @@ async def test_missing_schema_is_named(environment: Mapping[str, str], database:
         (("worker",), "MAIL_FROM", "zqmark"),
     ],
 )
-def test_invalid_setting_is_named_but_not_shown(
-    words: tuple[str, ...],
-    name: str,
-    value: str,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-) -> None:
+def test_invalid_setting_is_named_but_not_shown(words, name, value, service_settings, worker_settings):
     port = str(free_port())
     usable = environment_of(worker_settings, HEALTH_PORT=port) | environment_of(service_settings, PORT=port)
 
@@ -161,9 +147,7 @@ def test_invalid_setting_is_named_but_not_shown(
     _assert_one_clear_line(ended, name, hidden="zqmark")
 
 
-async def test_port_in_use_is_named(
-    service_settings: ServiceSettings, worker_settings: WorkerSettings
-) -> None:
+async def test_port_in_use_is_named(service_settings, worker_settings):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
         served = await run("service", "serve", environment=environment_of(service_settings, PORT=port))
@@ -173,7 +157,7 @@ async def test_port_in_use_is_named(
     _assert_one_clear_line(worked, port)
 
 
-async def test_host_that_does_not_exist_is_named(service_settings: ServiceSettings) -> None:
+async def test_host_that_does_not_exist_is_named(service_settings):
     environment = environment_of(replace(service_settings, host="none.invalid"))
 
     ended = await run("service", "serve", environment=environment)
@@ -182,9 +166,7 @@ async def test_host_that_does_not_exist_is_named(service_settings: ServiceSettin
     assert "Unknown error" not in ended.errors
 
 
-async def test_token_needs_an_issuer_an_audience_and_a_key(
-    service_settings: ServiceSettings, tmp_path: Path
-) -> None:
+async def test_token_needs_an_issuer_an_audience_and_a_key(service_settings, tmp_path):
     bad_key = tmp_path / "bad.pem"
     bad_key.write_text("zqmark")
     environment = environment_of(service_settings)

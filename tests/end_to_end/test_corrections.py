@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from uuid import UUID
 
-import httpx
 import pytest
 
 from service.calculation_requests import reading
@@ -13,13 +12,12 @@ from service.commands import requests
 from service.identifiers import parse_uuid
 from service.operations import emails, operator_actions
 from service.outbox.events import RequestCreated
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, running
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -28,13 +26,12 @@ from tests.worker.conftest import KEYS, open_postman, settings_with
 from tests.worker.deliveries import intend_email
 from worker.mail import ledger
 from worker.mail.ledger import Intent
-from worker.settings import WorkerSettings
 
 UNKNOWN = "req_0000000000000000000000"
 
 
 @pytest.fixture
-async def created(client: httpx.AsyncClient, database: Connection) -> dict[str, str]:
+async def created(client, database):
     """A request as it was answered to the firm; its e-mail is due."""
     answered: dict[str, str] = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await ledger.add(database, [Intent(first_key(answered), id_of(answered))])
@@ -74,14 +71,8 @@ async def settled(database: Connection, number: int) -> bool:
 
 
 async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
-    environment: Mapping[str, str],
-    service_settings: ServiceSettings,
-    client: httpx.AsyncClient,
-    database: Connection,
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    created: dict[str, str],
-) -> None:
+    environment, service_settings, client, database, worker_settings, mail_server, created
+):
     async with open_postman(worker_settings) as postman, running(postman.run):
         await eventually(lambda: settled(database, 1))
         by = ("--by", "Ada", "--reason", "typing error")
@@ -107,12 +98,8 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
-    environment: Mapping[str, str],
-    database: Connection,
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    created: dict[str, str],
-) -> None:
+    environment, database, worker_settings, mail_server, created
+):
     async with TcpProxy(mail_server.url) as mail_link:
         mail_link.hold_before(b"RCPT")
         # The claim is not renewed meanwhile: the postman would notice that it has lost it.
@@ -136,12 +123,7 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
     await assert_sound(database)
 
 
-async def test_operator_can_do_without_an_email(
-    environment: Mapping[str, str],
-    service_settings: ServiceSettings,
-    database: Connection,
-    created: dict[str, str],
-) -> None:
+async def test_operator_can_do_without_an_email(environment, service_settings, database, created):
     words = ("service", "request", "new-secret", created["uuid"], "--no-email")
 
     ended = await run(*words, environment=environment)
@@ -153,15 +135,8 @@ async def test_operator_can_do_without_an_email(
 
 @pytest.mark.parametrize("sends", [True, False])
 async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_of_the_event(
-    environment: Mapping[str, str],
-    database: Connection,
-    client: httpx.AsyncClient,
-    pool: Pool,
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    *,
-    sends: bool,
-) -> None:
+    environment, database, client, pool, worker_settings, mail_server, *, sends
+):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     ended = await run(*correcting(created), *([] if sends else ["--no-email"]), environment=environment)
     before = await states(database)
@@ -184,11 +159,8 @@ async def event_of(database: Connection, created: Mapping[str, str]) -> RequestC
 
 
 async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
-    environment: Mapping[str, str],
-    database: Connection,
-    other_connection: Connection,
-    client: httpx.AsyncClient,
-) -> None:
+    environment, database, other_connection, client
+):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     request_id = id_of(created)
 
@@ -203,11 +175,8 @@ async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
 
 
 async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
-    environment: Mapping[str, str],
-    database: Connection,
-    other_connection: Connection,
-    created: dict[str, str],
-) -> None:
+    environment, database, other_connection, created
+):
     request_id = id_of(created)
     await database.execute(
         "UPDATE email SET state = 'failed', reason = 'refused', settled_at = now(), event_sequence = 2"
@@ -226,9 +195,7 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await assert_sound(database)
 
 
-async def test_operators_who_correct_at_once_leave_one_email_pending(
-    database: Connection, other_connection: Connection, created: dict[str, str]
-) -> None:
+async def test_operators_who_correct_at_once_leave_one_email_pending(database, other_connection, created):
     request_id = id_of(created)
 
     async def correct(connection: Connection, address: str) -> str | None:
@@ -250,9 +217,7 @@ async def test_operators_who_correct_at_once_leave_one_email_pending(
     await assert_sound(database)
 
 
-async def test_correction_to_the_same_address_changes_nothing(
-    environment: Mapping[str, str], database: Connection, created: dict[str, str]
-) -> None:
+async def test_correction_to_the_same_address_changes_nothing(environment, database, created):
     words = ("service", "request", "correct", created["uuid"], "--customer-email")
     before = await database.fetch("SELECT * FROM calculation_request")
 
@@ -273,13 +238,8 @@ async def test_correction_to_the_same_address_changes_nothing(
     ids=str,
 )
 async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_nothing(
-    environment: Mapping[str, str],
-    link: TcpProxy,
-    database: Connection,
-    created: dict[str, str],
-    words: tuple[str, ...],
-    table: str,
-) -> None:
+    environment, link, database, created, words, table
+):
     """For instance with its machine: TCP would notice after two hours."""
     before = await database.fetch(f"TABLE {table}")
     command = ("service", *(word.format(**created) for word in words))
@@ -312,9 +272,7 @@ async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_noth
         (("find",), 2, "Say what to find"),
     ],
 )
-async def test_wrong_argument_is_explained(
-    environment: Mapping[str, str], database: Connection, *, words: tuple[str, ...], status: int, part: str
-) -> None:
+async def test_wrong_argument_is_explained(environment, database, *, words, status, part):
     ended = await run("service", "request", *words, environment=environment)
 
     assert (ended.status, ended.output) == (status, "")
@@ -331,9 +289,7 @@ async def test_wrong_argument_is_explained(
     ],
     ids=" ".join,
 )
-async def test_request_is_found_by_what_the_caller_on_the_phone_knows(
-    environment: Mapping[str, str], client: httpx.AsyncClient, *, words: tuple[str, str]
-) -> None:
+async def test_request_is_found_by_what_the_caller_on_the_phone_knows(environment, client, *, words):
     body = A_REQUEST | {"external_id": "case-1", "customer_email": "Ada@Example.com"}
     created = (await client.post("/v1/request", json=body)).json()["data"]
     other = {"external_id": "case-2", "customer_email": "eve@example.com", "case_ref": "another"}

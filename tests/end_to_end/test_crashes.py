@@ -4,36 +4,23 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Collection
-from pathlib import Path
 
-import httpx
 import msgspec
-from aio_pika.abc import AbstractChannel
 
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import create_many, under_load
-from tests.end_to_end.events import Subscriber, publish_calculation
-from tests.harness.issuer import Issuer
+from tests.end_to_end.events import publish_calculation
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, started, worker_process
+from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
-from worker.settings import WorkerSettings
 
 _ROUNDS = 6
 _REQUESTS_A_ROUND = 25
 
 
 async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
-    *,
-    api: Process,
-    worker_settings: WorkerSettings,
-    tmp_path: Path,
-    caller: httpx.AsyncClient,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-    database: Connection,
-) -> None:
+    *, api, worker_settings, tmp_path, caller, channel, subscriber, mail_server, database
+):
     mail_server.data_delay_seconds = 0.02
     worker = worker_process(msgspec.structs.replace(worker_settings, email_claim_seconds=1.0), tmp_path)
     uuids: list[str] = []
@@ -107,9 +94,7 @@ def _assert_mailed_once_but_for(in_flight: set[str], mail_server: MailServer, *,
             assert sent[0].strip("<>").partition("@")[0] in in_flight
 
 
-async def test_every_answer_of_a_killed_api_is_stored_with_one_event(
-    api: Process, issuer: Issuer, database: Connection
-) -> None:
+async def test_every_answer_of_a_killed_api_is_stored_with_one_event(api, issuer, database):
     async with started(api), under_load(api, issuer.token()) as load:
         for _ in range(4):
             await _any_moment_while_growing(load.stored)

@@ -1,13 +1,10 @@
 """`conveyancer disable`: a firm is refused at once, and its customers' links stay open."""
 
 import json
-from collections.abc import Mapping
 
 import httpx
 import pytest
 
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
@@ -31,11 +28,8 @@ async def statuses(client: httpx.AsyncClient, uuid: str) -> list[int]:
 
 
 async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
-    environment: Mapping[str, str],
-    service_settings: ServiceSettings,
-    client: httpx.AsyncClient,
-    database: Connection,
-) -> None:
+    environment, service_settings, client, database
+):
     body = A_REQUEST | {"external_id": "case-1"}
     created = (await client.post("/v1/request", json=body)).json()["data"]
     api_key = (await run("service", "api-key", "create", CONVEYANCER, environment=environment)).output.strip()
@@ -76,14 +70,14 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
 @pytest.mark.parametrize(
     "words", [("conveyancer", "disable"), ("conveyancer", "enable"), ("api-key", "create")]
 )
-async def test_unknown_firm_is_pointed_out(environment: Mapping[str, str], *, words: tuple[str, ...]) -> None:
+async def test_unknown_firm_is_pointed_out(environment, *, words):
     ended = await run("service", *words, "nobody", environment=environment)
 
     assert (ended.status, ended.output) == (1, "")
     assert ended.errors == "No conveyancer is registered under this identifier, or it is disabled.\n"
 
 
-async def test_firm_that_is_registered_again_stays_disabled(environment: Mapping[str, str]) -> None:
+async def test_firm_that_is_registered_again_stays_disabled(environment):
     await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
 
     words = ("service", "conveyancer", "add", CONVEYANCER, "--name", "Acme and Sons")
@@ -102,9 +96,7 @@ async def test_firm_that_is_registered_again_stays_disabled(environment: Mapping
     ],
     ids=" ".join,
 )
-async def test_outdated_schema_is_reported_in_one_line(
-    environment: Mapping[str, str], database: Connection, *, words: tuple[str, ...]
-) -> None:
+async def test_outdated_schema_is_reported_in_one_line(environment, database, *, words):
     await database.execute("DELETE FROM schema_version")
     ended = await run("service", *words, environment=environment)
 

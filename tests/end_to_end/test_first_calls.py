@@ -4,7 +4,7 @@ import asyncio
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,11 @@ from msgspec.structs import replace
 from deploy.local import environment
 from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
-from service.postgres.pool import Connection
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import code_blocks
 from tests.harness.examples import CONVEYANCER
-from tests.harness.issuer import Issuer
-from tests.harness.processes import Process, started, worker_process
+from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
-from worker.settings import WorkerSettings
 
 RunBlock = Callable[[str], Awaitable[str]]
 
@@ -28,21 +25,13 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 
 @pytest.fixture
-def mails(tmp_path: Path) -> Path:
+def mails(tmp_path):
     """The folder of the mail catcher."""
     return tmp_path / "mails"
 
 
 @pytest.fixture
-async def run_block(
-    *,
-    api: Process,
-    worker_settings: WorkerSettings,
-    issuer: Issuer,
-    database: Connection,
-    mails: Path,
-    tmp_path: Path,
-) -> AsyncIterator[RunBlock]:
+async def run_block(*, api, worker_settings, issuer, database, mails, tmp_path):
     """Runs a block of a page beside a stack described by `.local/env`, and returns what it printed."""
     (tmp_path / ".local").mkdir()
     key = await api_keys.create(database, CONVEYANCER)
@@ -67,9 +56,7 @@ async def run_block(
             yield run
 
 
-async def test_first_calls_of_the_page_for_callers_lead_to_one_email(
-    run_block: RunBlock, mails: Path
-) -> None:
+async def test_first_calls_of_the_page_for_callers_lead_to_one_email(run_block, mails):
     (block,) = code_blocks(CHECKOUT / "service" / "README.md", "First call to first e-mail", "sh")
 
     first, second = [await run_block(block) for _ in range(2)]
@@ -80,9 +67,7 @@ async def test_first_calls_of_the_page_for_callers_lead_to_one_email(
     assert len(files_in(mails)) == 1
 
 
-async def test_first_calls_of_the_front_page_are_answered_and_lead_to_an_email(
-    run_block: RunBlock, mails: Path
-) -> None:
+async def test_first_calls_of_the_front_page_are_answered_and_lead_to_an_email(run_block, mails):
     block = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1]
 
     printed = await run_block(block)

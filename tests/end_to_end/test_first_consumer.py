@@ -2,10 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
@@ -15,10 +14,8 @@ from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import Server
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import create
-from tests.end_to_end.events import Subscriber
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.queues import count, declare_topology, open_channel
@@ -41,14 +38,14 @@ def first_consumer(amqp_url: str, folder: Path) -> Process:
 
 
 @pytest.fixture
-async def network(amqp_url: str) -> AsyncIterator[TcpProxy]:
+async def network(amqp_url):
     """The network between the program and the broker."""
     async with TcpProxy(amqp_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-async def consumer(network: TcpProxy, channel: AbstractChannel, tmp_path: Path) -> AsyncIterator[Process]:
+async def consumer(network, channel, tmp_path):
     """The program, not yet started. Its queue is removed afterwards."""
     yield first_consumer(network.url, tmp_path)
     await channel.queue_delete(QUEUE)
@@ -64,7 +61,7 @@ async def consumes(amqp_url: str) -> bool:
         return bool(queue.declaration_result.consumer_count)
 
 
-def test_page_quotes_the_program() -> None:
+def test_page_quotes_the_program():
     quoted, *others = code_blocks(PAGE, SECTION, "python")
 
     assert PROGRAM.read_text().partition('"""\n\n')[2] == quoted
@@ -72,16 +69,8 @@ def test_page_quotes_the_program() -> None:
 
 
 async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
-    *,
-    api: Process,
-    worker: Process,
-    consumer: Process,
-    caller: httpx.AsyncClient,
-    amqp_url: str,
-    channel: AbstractChannel,
-    database_url: str,
-    subscriber: Subscriber,
-) -> None:
+    *, api, worker, consumer, caller, amqp_url, channel, database_url, subscriber
+):
     async def has_its_calculation(uuid: str) -> bool:
         record = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
         return bool(record["calculation_id"] == f"calc_{uuid}")
@@ -114,9 +103,7 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
     assert len(subscriber.event_ids) == 6
 
 
-async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(
-    consumer: Process, amqp_url: str, channel: AbstractChannel
-) -> None:
+async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(consumer, amqp_url, channel):
     await channel.queue_delete(topology.CALCULATION_RESULTS.name)
     async with started(consumer, ready=False):
         await eventually(lambda: consumes(amqp_url))
@@ -128,9 +115,7 @@ async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(
     await eventually(lambda: count(channel, QUEUE))
 
 
-async def test_program_ends_when_its_connection_breaks(
-    consumer: Process, network: TcpProxy, amqp_url: str
-) -> None:
+async def test_program_ends_when_its_connection_breaks(consumer, network, amqp_url):
     async with started(consumer, ready=False):
         await eventually(lambda: consumes(amqp_url))
         await network.cut()
@@ -138,16 +123,14 @@ async def test_program_ends_when_its_connection_breaks(
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Server]:
+def broker(tmp_path):
     """A node of its own, because accounts stay."""
     with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as server:
         yield server
 
 
 @pytest.mark.long
-async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(
-    broker: Server, tmp_path: Path
-) -> None:
+async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(broker, tmp_path):
     account = code_blocks(PAGE, SECTION, "sh")[-1]
     reader = account.replace("calculations|", "").replace("calculator", "reader")
     url, reader_url = (

@@ -4,21 +4,16 @@ import asyncio
 import random
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import Subscriber
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST
-from tests.harness.issuer import Issuer
-from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started
+from tests.harness.processes import api_process, started
 from tests.harness.waiting import eventually
 
 _TIMES = 1000
@@ -62,15 +57,8 @@ class Calls:
 
 @pytest.mark.long
 async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_once(
-    *,
-    service_settings: ServiceSettings,
-    tmp_path: Path,
-    worker: Process,
-    issuer: Issuer,
-    database: Connection,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-) -> None:
+    *, service_settings, tmp_path, worker, issuer, database, subscriber, mail_server
+):
     api = api_process(service_settings, tmp_path)
     calls = Calls()
     turns = iter(range(_TIMES))
@@ -108,8 +96,8 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
 
 
 async def test_key_sent_to_two_apis_at_the_same_time_is_stored_once_and_both_answer_with_the_request(
-    service_settings: ServiceSettings, tmp_path: Path, issuer: Issuer, database: Connection
-) -> None:
+    service_settings, tmp_path, issuer, database
+):
     # A long timeout: one of the two waits for a share of it until the other has stored the request.
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=30.0)
     apis = [api_process(settings, tmp_path) for _ in range(2)]

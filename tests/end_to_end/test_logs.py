@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 
 from service.authentication import api_keys
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber, publish_calculation
 from tests.harness import queues
@@ -24,7 +22,6 @@ from tests.harness.mail_server import MailServer
 from tests.harness.processes import Process, api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-from worker.settings import WorkerSettings
 
 MARK = "zqmark"  # in every value that must not be logged
 PHONE = "+44 7700 900123"
@@ -60,20 +57,18 @@ BAD_VALUES: dict[str, Any] = {
 
 
 @pytest.fixture
-def verbose_api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
+def verbose_api(service_settings, tmp_path):
     """An API that logs as much as possible."""
     return api_process(replace(service_settings, log_level="DEBUG"), tmp_path)
 
 
 @pytest.fixture
-def verbose_worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
+def verbose_worker(worker_settings, tmp_path):
     """A worker that logs as much as possible."""
     return worker_process(replace(worker_settings, log_level="DEBUG"), tmp_path)
 
 
-async def test_logs_of_the_api_hold_nothing_personal_or_secret(
-    verbose_api: Process, issuer: Issuer, database: Connection
-) -> None:
+async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issuer, database):
     token = issuer.token()
     api_key = await api_keys.create(database, CONVEYANCER)
     async with started(verbose_api), client_of(verbose_api, token) as caller:
@@ -195,15 +190,8 @@ async def _send_raw(process: Process, text: str) -> None:
 
 
 async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
-    *,
-    verbose_api: Process,
-    verbose_worker: Process,
-    issuer: Issuer,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-    database: Connection,
-) -> None:
+    *, verbose_api, verbose_worker, issuer, channel, subscriber, mail_server, database
+):
     token = issuer.token()
     async with started(verbose_api, verbose_worker), client_of(verbose_api, token) as caller:
         records = [

@@ -7,7 +7,6 @@ import httpx
 
 from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import metrics_listed
-from tests.end_to_end.events import Subscriber
 from tests.harness.examples import A_REQUEST
 from tests.harness.metrics import Series, scrape, series
 from tests.harness.processes import Process, started
@@ -17,8 +16,8 @@ _OF_THE_LIBRARY = ("process_", "python_")
 
 
 async def test_each_process_exports_the_metrics_that_pages_alerts_and_dashboard_name(
-    *, api: Process, worker: Process, caller: httpx.AsyncClient, subscriber: Subscriber
-) -> None:
+    *, api, worker, caller, subscriber
+):
     async with started(api, worker), httpx.AsyncClient(base_url=worker.base_url) as probe:
         uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))

@@ -1,10 +1,9 @@
 """Outages of RabbitMQ, the mail server, Postgres and the issuer's keys, and the recovery."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,21 +11,16 @@ from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
 from service.authentication import api_keys, signing_keys
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import another_request, create, create_many
 from tests.end_to_end.events import Subscriber, publish_calculation
-from tests.harness.certificates import Authority
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
-from tests.harness.issuer import HttpsIssuer, Issuer, status
-from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, started, worker_process
+from tests.harness.issuer import HttpsIssuer, status
+from tests.harness.processes import started, worker_process
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-from worker.settings import WorkerSettings
 
 Outage = Callable[[TcpProxy], Awaitable[None]]
 
@@ -60,16 +54,8 @@ _REQUESTS = 20  # before the outage, and during it
 
 @OUTAGES
 async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back(
-    *,
-    outage: Outage,
-    api: Process,
-    caller: httpx.AsyncClient,
-    worker_settings: WorkerSettings,
-    tmp_path: Path,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-    database: Connection,
-) -> None:
+    *, outage, api, caller, worker_settings, tmp_path, subscriber, mail_server, database
+):
     async with TcpProxy(worker_settings.amqp_url) as network:
         impatient = replace(worker_settings, amqp_url=network.url, broker_timeout_seconds=1.0)
         worker = worker_process(impatient, tmp_path)
@@ -93,14 +79,8 @@ async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back
 
 
 async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
-    *,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    issuer: Issuer,
-    channel: AbstractChannel,
-    mail_server: MailServer,
-    database: Connection,
-) -> None:
+    *, service_settings, worker_settings, issuer, channel, mail_server, database
+):
     async def is_written_down() -> bool:
         pending: int = await database.fetchval("SELECT count(*) FROM email WHERE state = 'pending'")
         return pending == 30
@@ -126,36 +106,28 @@ async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
 
 
 @pytest.fixture
-async def network(database_url: str) -> AsyncIterator[TcpProxy]:
+async def network(database_url):
     """The network between the processes and Postgres."""
     async with TcpProxy(database_url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def remote_api(service_settings: ServiceSettings, network: TcpProxy) -> ServiceSettings:
+def remote_api(service_settings, network):
     """Settings of an API with a network between itself and Postgres."""
     return replace(service_settings, database_url=network.url, database_timeout_seconds=1.0)
 
 
 @pytest.fixture
-def remote_worker(worker_settings: WorkerSettings, network: TcpProxy) -> WorkerSettings:
+def remote_worker(worker_settings, network):
     """Settings of a worker with a network between itself and Postgres."""
     return replace(worker_settings, database_url=network.url, database_timeout_seconds=0.4)
 
 
 @OUTAGES
 async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_recover_by_themselves(
-    *,
-    outage: Outage,
-    network: TcpProxy,
-    remote_api: ServiceSettings,
-    remote_worker: WorkerSettings,
-    issuer: Issuer,
-    database: Connection,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-) -> None:
+    *, outage, network, remote_api, remote_worker, issuer, database, channel, subscriber
+):
     api_key = await api_keys.create(database, CONVEYANCER)
     await outage(network)
     async with worker_probes(remote_worker) as worker, api_client(remote_api, issuer.token()) as caller:
@@ -214,7 +186,7 @@ async def _become_alive_but_not_ready(*probes: httpx.AsyncClient) -> None:
 
 
 @pytest.fixture
-async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
+async def key_server(authority, own_issuer):
     """The issuer's key server, down, with a fixed port."""
     server = HttpsIssuer(authority)
     server.answer = status(200, own_issuer.jwks.read_bytes())
@@ -223,9 +195,7 @@ async def key_server(authority: Authority, own_issuer: Issuer) -> HttpsIssuer:
 
 
 @pytest.fixture
-def dependent_api(
-    service_settings: ServiceSettings, key_server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
-) -> ServiceSettings:
+def dependent_api(service_settings, key_server, monkeypatch):
     """Settings of an API that fetches the issuer's keys from that server five times a second."""
     for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.2)
@@ -233,8 +203,8 @@ def dependent_api(
 
 
 async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(
-    *, dependent_api: ServiceSettings, key_server: HttpsIssuer, own_issuer: Issuer, database: Connection
-) -> None:
+    *, dependent_api, key_server, own_issuer, database
+):
     api_key = await api_keys.create(database, CONVEYANCER)
     async with api_client(dependent_api, own_issuer.token()) as caller:
         responses = await asyncio.gather(

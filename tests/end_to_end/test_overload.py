@@ -5,17 +5,13 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST
-from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started
 
 STATEMENT_SECONDS = 0.2  # So long that even a busy machine can send twice the load.
@@ -74,11 +70,8 @@ def median_seconds(answers: Sequence[Answer]) -> float:
 
 @pytest.mark.long
 async def test_twice_the_load_it_can_bear_does_not_lower_what_is_served(
-    service_settings: ServiceSettings,
-    issuer: Issuer,
-    database: Connection,
-    tmp_path: Path,
-) -> None:
+    service_settings, issuer, database, tmp_path
+):
     await database.execute(
         f"""
         CREATE FUNCTION take_time() RETURNS trigger LANGUAGE plpgsql

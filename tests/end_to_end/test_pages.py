@@ -1,7 +1,6 @@
 """The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -10,12 +9,9 @@ import pytest
 from deploy.local.machine.folders import LOCAL
 from service.app import create_app
 from service.contracts import openapi
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness import browser
-from tests.harness.browser import Browser, Tab
+from tests.harness.browser import Tab
 from tests.harness.in_process import serve
-from tests.harness.issuer import Issuer
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +28,7 @@ CREATE = "#operations-requests-create_request"
 
 
 @pytest.fixture(scope="module")
-async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+async def chromium(tmp_path_factory):
     """A browser."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     async with browser.running(tmp_path_factory.mktemp("browser")) as running:
@@ -40,21 +36,21 @@ async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Br
 
 
 @pytest.fixture(params=SCREENS)
-def screen(request: pytest.FixtureRequest) -> str:
+def screen(request):
     """A screen's name."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
-async def tab(chromium: Browser, screen: str) -> Tab:
+async def tab(chromium, screen):
     """An empty page as wide as the screen."""
     width, height = SCREENS[screen]
     return await chromium.new_tab(width=width, height=height)
 
 
 @pytest.fixture
-async def base_url(service_settings: ServiceSettings) -> AsyncIterator[str]:
+async def base_url(service_settings):
     """The URL of an API."""
     async with serve(create_app(service_settings)) as url:
         yield url
@@ -65,9 +61,7 @@ async def fits(tab: Tab) -> bool:
     return bool(await tab.evaluate(f"document.documentElement.scrollWidth <= {tab.width}"))
 
 
-async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(
-    tab: Tab, base_url: str, screen: str
-) -> None:
+async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab, base_url, screen):
     await tab.open(f"{base_url}/schema")
     await tab.shows(ALL_LISTED)
     await tab.screenshot(SCREENSHOTS / f"api-{screen}.png")
@@ -99,7 +93,7 @@ async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(
 
 
 @pytest.mark.parametrize(("tag", "operation"), OPERATIONS)
-async def test_deep_link_opens_its_operation(tab: Tab, base_url: str, tag: str, operation: str) -> None:
+async def test_deep_link_opens_its_operation(tab, base_url, tag, operation):
     await tab.open(f"{base_url}/schema#/{tag}/{operation}")
 
     opened = f"document.querySelector('#operations-{tag}-{operation}.is-open')"
@@ -127,9 +121,7 @@ async def try_out_create(tab: Tab) -> Any:
     return json.loads(await tab.evaluate(f"{answer}.querySelector('.highlight-code code').innerText"))
 
 
-async def test_calls_can_be_tried_out(
-    tab: Tab, base_url: str, screen: str, issuer: Issuer, database: Connection
-) -> None:
+async def test_calls_can_be_tried_out(tab, base_url, screen, issuer, database):
     await tab.open(f"{base_url}/schema")
     await authorize(tab, issuer.token())
     answer = await try_out_create(tab)

@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pytest
-from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
 from deploy.local.errors import LocalStackError
@@ -15,16 +13,11 @@ from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import publish_calculation
 from tests.harness.examples import A_REQUEST
-from tests.harness.issuer import Issuer
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
-from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +25,7 @@ _NOBODY = 65534
 
 
 @pytest.fixture
-def pooler_url(database_url: str, tmp_path: Path) -> Iterator[str]:
+def pooler_url(database_url, tmp_path):
     """The URL of the test's database through a PgBouncer with three connections."""
     try:
         pgbouncer = packages.command("pgbouncer", package="pgbouncer", report=print)
@@ -87,16 +80,16 @@ def _as_another_user() -> list[str]:
 
 async def test_chain_works_through_a_transaction_pooler(
     *,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    database_url: str,
-    pooler_url: str,
-    database: Connection,
-    channel: AbstractChannel,
-    mail_server: MailServer,
-    issuer: Issuer,
-    tmp_path: Path,
-) -> None:
+    service_settings,
+    worker_settings,
+    database_url,
+    pooler_url,
+    database,
+    channel,
+    mail_server,
+    issuer,
+    tmp_path,
+):
     pooled = {"database_url": pooler_url, "database_statement_cache_size": 0}
     api = api_process(replace(service_settings, **pooled, database_timeout_seconds=30), tmp_path)
     settings = replace(worker_settings, **pooled, listen_database_url=database_url)

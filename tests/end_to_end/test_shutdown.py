@@ -2,29 +2,23 @@
 
 import asyncio
 import time
-from pathlib import Path
 
-import httpx
 from msgspec.structs import replace
 
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.deploy.manifests import grace_seconds
 from tests.end_to_end.callers import client_of, create_many, under_load
 from tests.end_to_end.events import Subscriber
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.issuer import Issuer
-from tests.harness.mail_server import MailServer
-from tests.harness.processes import Process, api_process, started
+from tests.harness.processes import api_process, started
 from tests.harness.waiting import eventually
 
 _GRACE_SECONDS = 15.0  # less than the 20 of SHUTDOWN_SECONDS, after which a process is cut off
 
 
 async def test_processes_end_within_the_grace_period_and_lose_nothing_that_they_had_accepted(
-    api: Process, worker: Process, issuer: Issuer, database: Connection, subscriber: Subscriber
-) -> None:
+    api, worker, issuer, database, subscriber
+):
     async with started(api, worker), under_load(api, issuer.token(), callers=8) as load:
         await eventually(lambda: len(load.stored) >= 200)
         began_at = time.monotonic()
@@ -47,8 +41,8 @@ def _created(subscriber: Subscriber) -> int:
 
 
 async def test_api_ends_in_time_though_a_request_hangs_and_refuses_that_request(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection, tmp_path: Path
-) -> None:
+    service_settings, issuer, database, tmp_path
+):
     """The request would hang for ten minutes; the API is given one second."""
     api = api_process(
         replace(service_settings, database_timeout_seconds=600.0, shutdown_seconds=1.0), tmp_path
@@ -66,12 +60,8 @@ async def test_api_ends_in_time_though_a_request_hangs_and_refuses_that_request(
 
 
 async def test_worker_that_is_stopped_under_load_loses_and_repeats_nothing(
-    api: Process,
-    worker: Process,
-    caller: httpx.AsyncClient,
-    subscriber: Subscriber,
-    mail_server: MailServer,
-) -> None:
+    api, worker, caller, subscriber, mail_server
+):
     mail_server.data_delay_seconds = 0.02
     async with started(api, worker):
         records = await create_many(caller, 60)

@@ -3,15 +3,12 @@
 import re
 from typing import Any
 
-import httpx
 import msgspec
-from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
 from service.server import probes
-from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.events import publish_calculation
 from tests.harness.examples import A_REQUEST
-from tests.harness.issuer import Issuer
 from tests.harness.processes import Process, started
 from tests.harness.waiting import eventually
 
@@ -21,13 +18,8 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the_request(
-    *,
-    api: Process,
-    worker: Process,
-    caller: httpx.AsyncClient,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-) -> None:
+    *, api, worker, caller, channel, subscriber
+):
     async with started(api, worker):
         sent = {"X-Request-Id": REQUEST_ID, "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
         await caller.post("/v1/request", json=A_REQUEST)  # another one
@@ -65,9 +57,7 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     assert REQUEST_ID not in str(subscriber.received)
 
 
-async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_is_one(
-    api: Process, caller: httpx.AsyncClient, issuer: Issuer
-) -> None:
+async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_is_one(api, caller, issuer):
     unknown = uuid_of(new_request_id())
     unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
     async with started(api):

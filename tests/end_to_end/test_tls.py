@@ -4,17 +4,15 @@ tests/worker/mail/test_smtp.py has what concerns the mail server alone.
 """
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 from yarl import URL
 
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.events import publish_calculation
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
@@ -40,15 +38,8 @@ def trusting(amqp_url: str, authority: Authority) -> str:
 
 
 async def test_request_goes_through_the_whole_chain_over_tls(
-    *,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    authority: Authority,
-    issuer: Issuer,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    tmp_path: Path,
-) -> None:
+    *, service_settings, worker_settings, authority, issuer, channel, subscriber, tmp_path
+):
     context = authority.server_context()
     async with (
         TcpProxy(service_settings.database_url, context=context) as postgres,
@@ -77,8 +68,8 @@ async def test_request_goes_through_the_whole_chain_over_tls(
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503(
-    fault: str, service_settings: ServiceSettings, authority: Authority, issuer: Issuer, tmp_path: Path
-) -> None:
+    fault, service_settings, authority, issuer, tmp_path
+):
     context = faulty_context(fault, authority, tmp_path)
     async with TcpProxy(service_settings.database_url, context=context) as postgres:
         settings = replace(service_settings, database_url=verifying(postgres.url, authority))
@@ -90,8 +81,8 @@ async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503
 
 
 async def test_worker_waits_until_the_certificate_of_postgres_is_renewed(
-    worker_settings: WorkerSettings, authority: Authority, tmp_path: Path
-) -> None:
+    worker_settings, authority, tmp_path
+):
     expired = TcpProxy(worker_settings.database_url, context=authority.server_context(days=-1))
     async with expired as postgres:
         worker = worker_process(
@@ -103,9 +94,7 @@ async def test_worker_waits_until_the_certificate_of_postgres_is_renewed(
             await worker.becomes_ready()
 
 
-async def test_postgres_that_declines_tls_gets_no_login(
-    service_settings: ServiceSettings, authority: Authority, issuer: Issuer
-) -> None:
+async def test_postgres_that_declines_tls_gets_no_login(service_settings, authority, issuer):
     """Somebody on the way may decline in its name."""
     sent = []
 
@@ -133,9 +122,7 @@ async def _assert_unavailable(settings: ServiceSettings, issuer: Issuer) -> None
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_broker_with_a_bad_certificate_gets_no_login(
-    fault: str, worker_settings: WorkerSettings, authority: Authority, tmp_path: Path
-) -> None:
+async def test_broker_with_a_bad_certificate_gets_no_login(fault, worker_settings, authority, tmp_path):
     context = faulty_context(fault, authority, tmp_path)
     async with TcpProxy(worker_settings.amqp_url, context=context) as broker:
         with pytest.raises(BrokerUnavailable) as refused:
@@ -145,9 +132,7 @@ async def test_broker_with_a_bad_certificate_gets_no_login(
     assert "CERTIFICATE_VERIFY_FAILED" in repr(refused.value.__cause__)
 
 
-async def test_broker_without_tls_gets_no_login(
-    worker_settings: WorkerSettings, authority: Authority
-) -> None:
+async def test_broker_without_tls_gets_no_login(worker_settings, authority):
     sent: list[bytes] = []
     async with TcpProxy(worker_settings.amqp_url, lambda: sent.append) as broker:
         url = str(URL(broker.url).with_scheme("amqps"))

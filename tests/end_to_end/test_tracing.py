@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -20,11 +19,8 @@ from service.settings import ServiceSettings
 from service.telemetry import tracing
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.collector import Collector, attributes_of, collecting
-from tests.end_to_end.events import Subscriber
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
-from tests.harness.issuer import Issuer
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import Process, api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -35,16 +31,14 @@ _CALLER = "b7ad6b7169203331"
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector():
     """A collector to which the processes export."""
     with collecting() as collecting_now:
         yield collecting_now
 
 
 @pytest.fixture
-def traced(
-    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, collector: Collector
-) -> tuple[Process, Process]:
+def traced(service_settings, worker_settings, tmp_path, collector):
     """An API and a worker that export to the collector."""
     return _processes(service_settings, worker_settings, tmp_path, collector.endpoint)
 
@@ -53,9 +47,7 @@ Chain = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
-def traced_chain(
-    service_settings: ServiceSettings, worker_settings: WorkerSettings, collector: Collector, issuer: Issuer
-) -> Chain:
+def traced_chain(service_settings, worker_settings, collector, issuer):
     """An API and a worker in this process, whose spans are exported when the block is left."""
 
     @asynccontextmanager
@@ -87,13 +79,8 @@ def _processes(
 
 
 async def test_one_trace_leads_from_the_caller_to_the_email(
-    *,
-    traced: tuple[Process, Process],
-    collector: Collector,
-    subscriber: Subscriber,
-    issuer: Issuer,
-    mail_server: MailServer,
-) -> None:
+    *, traced, collector, subscriber, issuer, mail_server
+):
     api, worker = traced
     async with started(*traced), client_of(api, issuer.token()) as caller:
         uuid = await _create(caller, sampled=True)
@@ -138,9 +125,7 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
     assert worker.output.count("worker_stopped") == 1
 
 
-async def test_calculation_belongs_to_the_trace_of_its_team(
-    traced_chain: Chain, collector: Collector, channel: AbstractChannel, subscriber: Subscriber
-) -> None:
+async def test_calculation_belongs_to_the_trace_of_its_team(traced_chain, collector, channel, subscriber):
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     async with traced_chain() as caller:
         uuid = await _create(caller, sampled=True)
@@ -164,8 +149,8 @@ async def test_calculation_belongs_to_the_trace_of_its_team(
 
 
 async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_exported(
-    traced_chain: Chain, collector: Collector, subscriber: Subscriber
-) -> None:
+    traced_chain, collector, subscriber
+):
     async with traced_chain() as caller:
         uuid = await _create(caller, sampled=False)
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
@@ -178,9 +163,7 @@ async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_export
         assert (trace_id, flags) == (_TRACE, "00")
 
 
-async def test_traces_contain_nothing_personal_or_secret(
-    traced_chain: Chain, collector: Collector, subscriber: Subscriber
-) -> None:
+async def test_traces_contain_nothing_personal_or_secret(traced_chain, collector, subscriber):
     async with traced_chain() as caller:
         token = caller.headers["Authorization"].removeprefix("Bearer ")
         uuid = await _create(caller, sampled=True)
@@ -205,9 +188,7 @@ async def test_traces_contain_nothing_personal_or_secret(
     }
 
 
-async def test_internal_error_is_marked_and_its_text_left_out(
-    service_settings: ServiceSettings, collector: Collector, issuer: Issuer
-) -> None:
+async def test_internal_error_is_marked_and_its_text_left_out(service_settings, collector, issuer):
     settings = replace(service_settings, database_url="postgresql://nobody:hidden@127.0.0.1:9/nothing")
     with _exporting(settings, collector):
         async with api_client(settings, issuer.token()) as caller:
@@ -224,8 +205,8 @@ async def test_internal_error_is_marked_and_its_text_left_out(
 
 
 async def test_absent_collector_delays_neither_answers_nor_the_end(
-    service_settings: ServiceSettings, worker_settings: WorkerSettings, tmp_path: Path, issuer: Issuer
-) -> None:
+    service_settings, worker_settings, tmp_path, issuer
+):
     api, worker = _processes(service_settings, worker_settings, tmp_path, f"http://127.0.0.1:{free_port()}")
     async with started(api, worker):
         async with client_of(api, issuer.token()) as caller:
@@ -238,7 +219,7 @@ async def test_absent_collector_delays_neither_answers_nor_the_end(
     assert took < 15.0
 
 
-def test_opentelemetry_is_not_imported_without_tracing() -> None:
+def test_opentelemetry_is_not_imported_without_tracing():
     program = """
 import sys
 import service.__main__, worker.__main__

@@ -36,7 +36,7 @@ async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]
 _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
 
 
-async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once() -> None:
+async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():
     status, output = await run_harness(*_SHORT, "--seconds", "90", seconds=500)
 
     assert status == 0, output
@@ -54,7 +54,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )
-async def test_a_broken_program_is_found(broken: str, faults: list[str], breach: str) -> None:
+async def test_a_broken_program_is_found(broken, faults, breach):
     status, output = await run_harness(
         *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
     )

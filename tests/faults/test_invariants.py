@@ -1,7 +1,6 @@
 """Every invariant can be breached: records of runs with one thing wrong."""
 
 from collections import Counter
-from typing import Any
 
 import msgspec
 import pytest
@@ -45,7 +44,7 @@ POISON = "notifications poison-0"
 
 
 @pytest.fixture
-def record() -> Record:
+def record():
     """One request that has gone through the whole chain, a poison row and a poison message."""
     return Record(
         acknowledged={"case-1"},
@@ -67,7 +66,7 @@ def breached(record: Record) -> set[str]:
     return {breach.invariant for breach in check_all(record)}
 
 
-def test_a_run_in_which_all_is_well_breaches_nothing(record: Record) -> None:
+def test_a_run_in_which_all_is_well_breaches_nothing(record):
     assert breached(record) == set()
 
 
@@ -116,19 +115,17 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "breach"), CHANGES.values(), ids=CHANGES)
-def test_one_change_breaches_one_invariant_or_none(
-    record: Record, change: dict[str, Any], breach: str | None
-) -> None:
+def test_one_change_breaches_one_invariant_or_none(record, change, breach):
     assert breached(msgspec.structs.replace(record, **change)) == ({breach} if breach else set())
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_a_stored_request_without_one_of_its_events_is_lost(record: Record, missing: int) -> None:
+def test_a_stored_request_without_one_of_its_events_is_lost(record, missing):
     del record.arrivals[missing]
     assert "nothing lost" in breached(record)
 
 
-def test_an_earlier_event_that_is_repeated_is_no_inversion(record: Record) -> None:
+def test_an_earlier_event_that_is_repeated_is_no_inversion(record):
     record.spans = [Span("relay killed", 100.2, 100.3, repeats_events=True)]
     record.arrivals.append(arrival(CREATED, 1, 101.0))
     assert breached(record) == set()
@@ -143,7 +140,7 @@ def test_an_earlier_event_that_is_repeated_is_no_inversion(record: Record) -> No
     ],
     ids=["of another kind", "over before", "begun later"],
 )
-def test_a_fault_that_cannot_have_caused_it_does_not_excuse_a_repeat(record: Record, span: Span) -> None:
+def test_a_fault_that_cannot_have_caused_it_does_not_excuse_a_repeat(record, span):
     record.spans = [span]
     record.arrivals.append(arrival(CREATED, 1, 101.0))
     assert breached(record) == {REPEATED}
@@ -159,9 +156,7 @@ def test_a_fault_that_cannot_have_caused_it_does_not_excuse_a_repeat(record: Rec
         (Kill(SENDER, 105.0), False),
     ],
 )
-def test_a_second_email_is_allowed_only_where_its_sender_was_killed_between(
-    record: Record, kill: Kill, *, allowed: bool
-) -> None:
+def test_a_second_email_is_allowed_only_where_its_sender_was_killed_between(record, kill, *, allowed):
     record.kills = [kill]
     record.acceptances.append(acceptance(104.0))
     assert breached(record) == (set() if allowed else {"e-mails sent once"})
@@ -179,24 +174,22 @@ def test_a_second_email_is_allowed_only_where_its_sender_was_killed_between(
     ids=["with the answer", "by itself", "claim not over", "long recorded", "before the content"],
 )
 def test_a_second_email_is_allowed_only_where_its_sender_was_frozen_with_the_answer(
-    record: Record, first: tuple[str, float], again: tuple[str, float], *, allowed: bool
-) -> None:
+    record, first, again, *, allowed
+):
     record.freezes = [Freeze(SENDER, 100.2, 133.9)]
     record.acceptances = [acceptance(at, process=process) for process, at in (first, again)]
     assert breached(record) == (set() if allowed else {"e-mails sent once"})
 
 
 @pytest.mark.parametrize(("copies", "allowed"), [(3 * 4, True), (3 * 4 + 1, False)])
-def test_copies_beside_a_queue_that_refuses_are_bounded(
-    record: Record, copies: int, *, allowed: bool
-) -> None:
+def test_copies_beside_a_queue_that_refuses_are_bounded(record, copies, *, allowed):
     record.refusals = [Interval(99.0, 102.0)]
     record.spans = [Span("messages refused", 98.9, 102.1, repeats_events=True)]
     record.arrivals += [arrival(CREATED, 1, 101.0)] * copies
     assert breached(record) == (set() if allowed else {"copies bounded while a queue refuses"})
 
 
-def test_copies_are_not_counted_while_another_fault_makes_some(record: Record) -> None:
+def test_copies_are_not_counted_while_another_fault_makes_some(record):
     record.refusals = [Interval(99.0, 102.0)]
     record.spans = [
         Span("messages refused", 98.9, 102.1, repeats_events=True),
@@ -207,9 +200,7 @@ def test_copies_are_not_counted_while_another_fault_makes_some(record: Record) -
 
 
 @pytest.mark.parametrize(("began", "allowed"), [(99.0, True), (97.5, False)])
-def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(
-    record: Record, began: float, *, allowed: bool
-) -> None:
+def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(record, began, *, allowed):
     record.read_only = [Interval(began, 105.0)]
     record.spans = [Span("Postgres read-only", began, 105.0, repeats_events=True)]
     del record.arrivals[1:]
@@ -219,17 +210,17 @@ def test_an_event_from_a_postgres_that_takes_no_writes_is_a_breach(
     )
 
 
-def test_a_second_row_for_the_same_key_is_a_breach(record: Record) -> None:
+def test_a_second_row_for_the_same_key_is_a_breach(record):
     record.stored = [*record.stored, msgspec.structs.replace(record.stored[0], uuid="req_9")]
     assert ONE_REQUEST in breached(record)
 
 
-def test_a_second_event_for_the_same_key_is_a_breach(record: Record) -> None:
+def test_a_second_event_for_the_same_key_is_a_breach(record):
     record.arrivals.append(Arrival("req_9.request.created.1", "case-1", CREATED, 1, 101.0))
     assert ONE_REQUEST in breached(record)
 
 
-def test_a_second_email_for_the_same_key_is_a_breach(record: Record) -> None:
+def test_a_second_email_for_the_same_key_is_a_breach(record):
     record.acceptances.append(
         msgspec.structs.replace(acceptance(101.0), message_id="req_9.request.created.1@x")
     )
@@ -237,6 +228,6 @@ def test_a_second_email_for_the_same_key_is_a_breach(record: Record) -> None:
 
 
 @pytest.mark.parametrize(("status", "allowed"), [(409, True), (503, True), (422, False), (500, False)])
-def test_a_create_with_a_key_may_also_be_in_flight(record: Record, status: int, *, allowed: bool) -> None:
+def test_a_create_with_a_key_may_also_be_in_flight(record, status, *, allowed):
     record.answers.append(Answer("case-1", status, None))
     assert breached(record) == (set() if allowed else {"HTTP answers"})

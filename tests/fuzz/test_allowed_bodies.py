@@ -15,8 +15,6 @@ from service import lines
 from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH
 from service.contracts import openapi
 from tests.fuzz.conftest import LONG
-from tests.harness.issuer import Issuer
-from tests.harness.processes import Process
 
 _EXAMPLES = 3_000 if LONG else 50
 _DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
@@ -61,7 +59,7 @@ _LARGE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 
 
-def test_every_body_that_the_document_allows_is_stored(api: Process, issuer: Issuer) -> None:
+def test_every_body_that_the_document_allows_is_stored(api, issuer):
     operation = schemathesis.openapi.from_dict(_DOCUMENT)["/v1/request"]["POST"]
     is_allowed = jsonschema_rs.Draft202012Validator(_BODY).is_valid
     headers = {"Authorization": f"Bearer {issuer.token()}", "Content-Type": "application/json"}

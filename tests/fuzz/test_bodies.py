@@ -19,8 +19,6 @@ from service.contracts import openapi
 from tests.end_to_end.callers import client_of
 from tests.fuzz.conftest import LONG
 from tests.fuzz.mutations import mutants
-from tests.harness.issuer import Issuer
-from tests.harness.processes import Process
 
 _BODIES = 200_000 if LONG else 4_000
 _SENT = 10_000 if LONG else 200
@@ -31,14 +29,14 @@ Validator = Callable[[Any], bool]
 
 
 @pytest.fixture(scope="module")
-def allowed() -> Validator:
+def allowed():
     """Whether the document allows a body."""
     document = openapi.document()
     reference = {"$ref": "#/components/schemas/CreateBody", "components": document["components"]}
     return jsonschema_rs.Draft202012Validator(reference).is_valid
 
 
-def test_every_body_is_accepted_or_refused_as_documented(allowed: Validator) -> None:
+def test_every_body_is_accepted_or_refused_as_documented(allowed):
     outcomes: Counter[str] = Counter()
     for body in islice(mutants(random.Random(20)), _BODIES):
         problems = _judge(body)
@@ -49,7 +47,7 @@ def test_every_body_is_accepted_or_refused_as_documented(allowed: Validator) -> 
     assert outcomes.keys() >= {"accepted", "malformed_body", "required", "too_long", "unknown_field", "blank"}
 
 
-async def test_service_answers_as_the_validator_judges(api: Process, issuer: Issuer) -> None:
+async def test_service_answers_as_the_validator_judges(api, issuer):
     answers: Counter[int] = Counter()
     async with client_of(api, issuer.token()) as client:
         for body in islice(mutants(random.Random(21)), _SENT):

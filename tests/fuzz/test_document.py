@@ -12,7 +12,6 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
-from service.postgres.pool import Connection
 from tests.fuzz.conftest import INTERNAL_READER, LONG
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.issuer import Issuer
@@ -38,9 +37,7 @@ _RECORD, _EVENTS = "/v1/request/{uuid}", "/v1/request/{uuid}/events"
 
 
 @pytest.mark.long
-async def test_service_conforms_to_its_document(
-    api: Process, issuer: Issuer, database: Connection, tmp_path: Path
-) -> None:
+async def test_service_conforms_to_its_document(api, issuer, database, tmp_path):
     environment = bare_environment(
         PYTHONPATH=str(CHECKOUT),  # for the hooks
         ACCESS_TOKEN=issuer.token(exp=4_102_444_800),
@@ -61,9 +58,7 @@ async def test_service_conforms_to_its_document(
 
 @pytest.mark.long
 @pytest.mark.parametrize("bearer", ["secret", "internal reader"])
-async def test_what_other_tokens_open_conforms_too(
-    api: Process, issuer: Issuer, tmp_path: Path, bearer: str
-) -> None:
+async def test_what_other_tokens_open_conforms_too(api, issuer, tmp_path, bearer):
     record = _store(api, issuer)
     token, paths = (
         (record["secret"], [_RECORD])

@@ -2,22 +2,18 @@
 
 import json
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.api.questionnaire import load
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.waiting import eventually
 
 
-async def test_questionnaire_is_returned_in_the_envelope(shared_client: httpx.AsyncClient) -> None:
+async def test_questionnaire_is_returned_in_the_envelope(shared_client):
     response = await shared_client.get(
         "/v1/questionnaire/structure", headers={"Content-Type": "application/json"}
     )
@@ -45,7 +41,7 @@ async def test_questionnaire_is_returned_in_the_envelope(shared_client: httpx.As
         "/v1/%2e%2e/metrics",
     ],
 )
-async def test_path_has_one_spelling(shared_client: httpx.AsyncClient, alias: str) -> None:
+async def test_path_has_one_spelling(shared_client, alias):
     with capture_logs() as logs:
         response = await shared_client.get(shared_client.base_url.copy_with(raw_path=alias.encode()))
         served = await eventually(lambda: [line for line in logs if line["event"] == "request_served"])
@@ -56,7 +52,7 @@ async def test_path_has_one_spelling(shared_client: httpx.AsyncClient, alias: st
     assert [line["route"] for line in served] == ["unmatched"]
 
 
-async def test_uuid_in_another_spelling_is_not_found(client: httpx.AsyncClient) -> None:
+async def test_uuid_in_another_spelling_is_not_found(client):
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
 
     for alias in (f"%72{uuid[1:]}", f"{uuid}/", f"/{uuid}", f"{uuid}%2f", f"{uuid}%00"):
@@ -64,22 +60,20 @@ async def test_uuid_in_another_spelling_is_not_found(client: httpx.AsyncClient) 
         assert (await client.get(url)).status_code == 404
 
 
-async def test_well_formed_request_id_is_kept(shared_client: httpx.AsyncClient) -> None:
+async def test_well_formed_request_id_is_kept(shared_client):
     response = await shared_client.get("/nonsense", headers={"X-Request-Id": "case-17.a_B"})
 
     assert response.headers["X-Request-Id"] == "case-17.a_B"
 
 
 @pytest.mark.parametrize("sent", ["", "ada@example.com", "x" * 129, "a b"])
-async def test_other_request_ids_are_replaced(shared_client: httpx.AsyncClient, sent: str) -> None:
+async def test_other_request_ids_are_replaced(shared_client, sent):
     response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
 
     assert response.headers["X-Request-Id"] not in ("", sent)
 
 
-async def test_process_is_not_ready_on_an_older_schema(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_process_is_not_ready_on_an_older_schema(client, database):
     await database.execute("DELETE FROM schema_version")
     older = await client.get("/readyz")
     await database.execute("DROP TABLE schema_version")
@@ -90,9 +84,7 @@ async def test_process_is_not_ready_on_an_older_schema(
         assert "schema apply" in response.json()["postgres"]
 
 
-async def test_api_without_postgres_is_alive_and_answers_503(
-    service_settings: ServiceSettings, issuer: Issuer
-) -> None:
+async def test_api_without_postgres_is_alive_and_answers_503(service_settings, issuer):
     settings = msgspec.structs.replace(
         service_settings, database_url=f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     )
@@ -106,9 +98,7 @@ async def test_api_without_postgres_is_alive_and_answers_503(
     assert response.json()["data"] is None
 
 
-async def test_unforeseen_failure_is_logged_and_not_shown_to_the_caller(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_unforeseen_failure_is_logged_and_not_shown_to_the_caller(client, database):
     await database.execute("ALTER TABLE calculation_request ADD CHECK (customer_first_name <> 'Ada')")
 
     with capture_logs() as logs:

@@ -19,7 +19,7 @@ UUID = "req_0000000000000000000000"
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Any:
+def restored():
     with restored_logging():
         yield
 
@@ -45,7 +45,7 @@ async def list_two(**values: object) -> Answer:
     return Answer({"values": [*map(str, values.values())]}, "two things", status=1 if values else 0)
 
 
-def test_answer_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_is_text_or_json(capsys):
     assert run(list_two) == 0
     assert capsys.readouterr() == ("two things\n", "")
 
@@ -62,19 +62,19 @@ def test_answer_is_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
         (FileNotFoundError(2, "No such file", "x"), "[Errno 2] No such file: 'x'"),
     ],
 )
-def test_expected_error_is_one_line(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expected_error_is_one_line(error, line, capsys):
     assert run(raising(error)) == 1
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
-def test_interrupted_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_command_says_so_in_one_line(capsys):
     assert run(raising(KeyboardInterrupt())) == 1
 
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("Interrupted.")
 
 
-def test_unexpected_error_is_not_hidden() -> None:
+def test_unexpected_error_is_not_hidden():
     with pytest.raises(ZeroDivisionError):
         run(raising(ZeroDivisionError()))
 
@@ -90,7 +90,7 @@ def test_unexpected_error_is_not_hidden() -> None:
         (command_line.EVENT_TYPE, "request.created", "request.created"),
     ],
 )
-def test_argument_is_read(kind: Any, word: str, value: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_argument_is_read(kind, word, value, capsys):
     assert run(list_two, word, "--json", options=(click.Argument(["value"], type=kind),)) == 1
     assert json.loads(capsys.readouterr().out) == {"values": [str(value)]}
 
@@ -112,9 +112,7 @@ def test_argument_is_read(kind: Any, word: str, value: object, capsys: pytest.Ca
         (command_line.EVENT_TYPE, "x", "'x' is not one of 'request.created'"),
     ],
 )
-def test_invalid_argument_is_bad_usage(
-    kind: Any, word: str, part: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
     assert run(list_two, word, options=(click.Argument(["value"], type=kind),)) == 2
 
     errors = capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_invalid_argument_is_bad_usage(
     assert "\x1b" not in errors
 
 
-async def test_operator_and_reason_are_handed_on(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_operator_and_reason_are_handed_on(capsys):
     async def change(by: Operator) -> Answer:
         """Change."""
         return Answer(by, by.name)
@@ -143,9 +141,7 @@ async def test_operator_and_reason_are_handed_on(capsys: pytest.CaptureFixture[s
         ("", "missing environment variable `DATABASE_URL`"),
     ],
 )
-def test_postgres_that_cannot_be_used_is_one_line(
-    url: str, part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_postgres_that_cannot_be_used_is_one_line(url, part, monkeypatch, capsys):
     async def go() -> Answer:
         """Connect."""
         async with command_line.postgres():
@@ -159,7 +155,7 @@ def test_postgres_that_cannot_be_used_is_one_line(
     assert "zqmark" not in line
 
 
-def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_without_a_terminal(capsys):
     async def go() -> Answer:
         """Progress."""
         with command_line.progress("going", 2) as advance:
@@ -170,10 +166,10 @@ def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("gone\n", "")
 
 
-def test_cells_cannot_manipulate_the_terminal() -> None:
+def test_cells_cannot_manipulate_the_terminal():
     assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
     assert cell("x" * 500) == "x" * 99 + "…"
 
 
-def test_columns_are_aligned() -> None:
+def test_columns_are_aligned():
     assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name  n\na     1\nbc    22.2"

@@ -17,19 +17,19 @@ ENVIRONMENT = {
 }
 
 
-def test_settings_are_read_from_the_environment() -> None:
+def test_settings_are_read_from_the_environment():
     settings = load(ServiceSettings, {**ENVIRONMENT, "PORT": "8080", "AUTH_LEEWAY_SECONDS": "1.5"})
 
     assert settings.port == 8080
     assert settings.auth_leeway_seconds == 1.5
 
 
-def test_empty_variable_counts_as_unset() -> None:
+def test_empty_variable_counts_as_unset():
     assert load(ServiceSettings, {**ENVIRONMENT, "PORT": ""}).port == 8000
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
-def test_missing_variable_is_named(name: str) -> None:
+def test_missing_variable_is_named(name):
     with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
         load(ServiceSettings, {**ENVIRONMENT, name: ""})
 
@@ -49,7 +49,7 @@ def test_missing_variable_is_named(name: str) -> None:
         ("DATABASE_TIMEOUT_SECONDS", "-1"),
     ],
 )
-def test_invalid_variable_is_named_and_its_value_not_shown(name: str, value: str) -> None:
+def test_invalid_variable_is_named_and_its_value_not_shown(name, value):
     with pytest.raises(InvalidSetting) as failure:
         load(ServiceSettings, {**ENVIRONMENT, name: value})
 
@@ -57,7 +57,7 @@ def test_invalid_variable_is_named_and_its_value_not_shown(name: str, value: str
     assert value not in str(failure.value)
 
 
-def test_examination_names_every_invalid_variable_in_the_words_of_loading() -> None:
+def test_examination_names_every_invalid_variable_in_the_words_of_loading():
     bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
 
     settings, problems = examine(ServiceSettings, {**ENVIRONMENT, **bad, "AUTH_LEEWAY_SECONDS": "1.5"})
@@ -70,7 +70,7 @@ def test_examination_names_every_invalid_variable_in_the_words_of_loading() -> N
     assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
 
 
-def test_examination_of_valid_settings_equals_loading() -> None:
+def test_examination_of_valid_settings_equals_loading():
     assert examine(ServiceSettings, ENVIRONMENT) == (load(ServiceSettings, ENVIRONMENT), {})
 
 
@@ -87,14 +87,14 @@ def test_examination_of_valid_settings_equals_loading() -> None:
         "id:A,",
     ],
 )
-def test_invalid_key_ring_is_rejected_without_showing_a_key(text: str) -> None:
+def test_invalid_key_ring_is_rejected_without_showing_a_key(text):
     with pytest.raises(InvalidSetting, match="REQUEST_SECRET_KEYS") as failure:
         SecretKeyRing.parse(text)
 
     assert "AAA" not in str(failure.value)
 
 
-def test_secrets_differ_by_request_salt_and_key() -> None:
+def test_secrets_differ_by_request_salt_and_key():
     ring = SecretKeyRing.parse(SECRET_KEYS)
     first, second = new_request_id(), new_request_id()
     secrets = {

@@ -7,22 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 from aio_pika import ExchangeType, Message
-from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.contracts import asyncapi
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
 from worker.relay.outbox import OutboxRow
-from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
@@ -55,9 +51,7 @@ def row_of(payload: Mapping[str, Any]) -> OutboxRow:
 
 
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
-async def test_example_of_an_event_is_what_is_published(
-    publisher: Publisher, tap: AbstractQueue, event: type[events.RequestEvent]
-) -> None:
+async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     example = example_of(event.type)
 
     outcome = await publisher.publish([row_of(example["payload"])])
@@ -71,7 +65,7 @@ async def test_example_of_an_event_is_what_is_published(
     assert msgspec.json.decode(message.body) == example["payload"]
 
 
-def test_example_of_a_created_request_is_what_the_notifications_read() -> None:
+def test_example_of_a_created_request_is_what_the_notifications_read():
     payload = msgspec.json.encode(example_of(RequestCreated.type)["payload"])
 
     read = msgspec.json.decode(payload, type=CloudEvent[RequestCreated])
@@ -81,13 +75,7 @@ def test_example_of_a_created_request_is_what_the_notifications_read() -> None:
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)
-async def test_example_of_a_calculation_is_recorded(
-    channel: AbstractChannel,
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    database: Connection,
-    name: str,
-) -> None:
+async def test_example_of_a_calculation_is_recorded(channel, worker_settings, pool, database, name):
     payload = example_of(name)["payload"]
     data = payload.get("data", payload)
     request = await store(database)
@@ -110,7 +98,7 @@ async def test_example_of_a_calculation_is_recorded(
 
 
 @pytest.mark.parametrize("name", DOCUMENT["channels"])
-async def test_exchanges_and_queues_are_what_the_document_says(channel: AbstractChannel, name: str) -> None:
+async def test_exchanges_and_queues_are_what_the_document_says(channel, name):
     described = DOCUMENT["channels"][name]["bindings"]["amqp"]
 
     # RabbitMQ refuses to declare again what has other properties.

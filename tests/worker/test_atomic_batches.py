@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from types import NoneType
 from uuid import uuid4
 
@@ -13,8 +13,6 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.batches import LARGEST_BATCH, Outcomes, RowLocked
@@ -22,7 +20,6 @@ from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
 from worker.mail.ledger import Email, Intent
-from worker.settings import WorkerSettings
 
 Batch = Callable[[Connection], Awaitable[Outcomes]]
 
@@ -35,7 +32,7 @@ EMAIL_STATEMENTS = [
 
 
 @pytest.fixture
-async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def linked_pool(worker_settings, link):
     """A pool with one connection, over the link."""
     settings = msgspec.structs.replace(worker_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as pool:
@@ -114,8 +111,8 @@ async def announced(database: Connection) -> dict[int, int]:
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
 @pytest.mark.parametrize(("kind", "most"), [("results", 5), ("e-mails", 6)])
 async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
-    database: Connection, linked_pool: Pool, statements: StatementLog, *, kind: str, most: int, items: int
-) -> None:
+    database, linked_pool, statements, *, kind, most, items
+):
     await do(linked_pool, await batch_of(kind, database, await stored_requests(database, 1)))
     batch = await batch_of(kind, database, await stored_requests(database, items))
     statements.clear()
@@ -127,9 +124,7 @@ async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
 
 
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
-async def test_intents_are_one_statement(
-    database: Connection, linked_pool: Pool, statements: StatementLog, items: int
-) -> None:
+async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
     intents = [Intent(request.uuid, request.id) for request in requests]
     async with loans.connection(linked_pool, seconds=10.0) as connection:
@@ -142,9 +137,7 @@ async def test_intents_are_one_statement(
     assert await database.fetchval("SELECT count(*) FROM email") == items
 
 
-async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(
-    database: Connection, pool: Pool
-) -> None:
+async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):
     requests = await stored_requests(database, 2)
     intents = [Intent(request.uuid, request.id) for request in requests]
     await ledger.add(database, intents[:1])
@@ -166,8 +159,8 @@ async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_ema
     ],
 )
 async def test_batch_that_ends_at_any_statement_leaves_nothing_and_is_done_once_when_it_is_repeated(
-    database: Connection, linked_pool: Pool, link: TcpProxy, *, kind: str, statement: bytes
-) -> None:
+    database, linked_pool, link, *, kind, statement
+):
     batch = await batch_of(kind, database, await stored_requests(database, 5))
     link.hold_before(statement)
     doing = asyncio.create_task(do(linked_pool, batch))
@@ -185,9 +178,7 @@ async def test_batch_that_ends_at_any_statement_leaves_nothing_and_is_done_once_
 
 
 @pytest.mark.parametrize("kind", ["results", "e-mails"])
-async def test_batches_with_the_same_requests_do_each_once_and_do_not_deadlock(
-    database: Connection, pool: Pool, kind: str
-) -> None:
+async def test_batches_with_the_same_requests_do_each_once_and_do_not_deadlock(database, pool, kind):
     requests = await stored_requests(database, 50)
     forwards = await batch_of(kind, database, requests)
     backwards = results(requests[::-1]) if kind == "results" else forwards
@@ -206,9 +197,7 @@ LOCKS = {
 @pytest.mark.parametrize(
     ("kind", "lock"), [("results", "of a request"), ("e-mails", "of a request"), ("e-mails", "of an e-mail")]
 )
-async def test_row_that_another_session_has_locked_delays_its_own_item_alone(
-    database: Connection, pool: Pool, kind: str, lock: str
-) -> None:
+async def test_row_that_another_session_has_locked_delays_its_own_item_alone(database, pool, kind, lock):
     requests = await stored_requests(database, LARGEST_BATCH)
     batch = await batch_of(kind, database, requests)
 
@@ -226,8 +215,8 @@ async def test_row_that_another_session_has_locked_delays_its_own_item_alone(
 
 
 async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_again(
-    database: Connection, pool: Pool, stored_request: CalculationRequest
-) -> None:
+    database, pool, stored_request
+):
     first, second = (Result(stored_request.id, each) for each in ("C-1", "C-2"))
 
     outcomes = await attempt(pool, lambda own: calculations.record_results(own, [first, second, first]))
@@ -239,8 +228,8 @@ async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_
 
 
 async def test_two_emails_of_a_request_in_a_batch_have_events_with_sequences_of_their_own(
-    database: Connection, pool: Pool, stored_request: CalculationRequest
-) -> None:
+    database, pool, stored_request
+):
     await ledger.add(database, [Intent(f"event {number}", stored_request.id) for number in range(3)])
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 

@@ -42,13 +42,13 @@ class Work:
 
 
 @pytest.fixture
-def work() -> Work:
+def work():
     """Work that goes on at once."""
     return Work()
 
 
 @pytest.fixture
-def batches(work: Work) -> Batches[int]:
+def batches(work):
     """Batches of numbers."""
     return Batches(work.do)
 
@@ -74,26 +74,26 @@ async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int])
     return [type(each).__name__ for each in await asyncio.gather(*others)]
 
 
-async def test_item_that_arrives_alone_does_not_wait(batches: Batches[int], work: Work) -> None:
+async def test_item_that_arrives_alone_does_not_wait(batches, work):
     await batches.done(1)
     await batches.done(2)
 
     assert work.batches == [[1], [2]]
 
 
-async def test_batch_is_limited(batches: Batches[int], work: Work) -> None:
+async def test_batch_is_limited(batches, work):
     await all_at_once(batches, work, range(100, 101 + LARGEST_BATCH))
 
     assert [len(batch) for batch in work.batches] == [1, LARGEST_BATCH, 1]
 
 
-async def test_refused_item_refuses_no_other(batches: Batches[int], work: Work) -> None:
+async def test_refused_item_refuses_no_other(batches, work):
     assert await all_at_once(batches, work, [12, 13, 14]) == ["NoneType", "Refused", "NoneType"]
 
     assert work.batches == [[1], [12, 13, 14]]
 
 
-async def test_item_at_fault_fails_alone(batches: Batches[int], work: Work) -> None:
+async def test_item_at_fault_fails_alone(batches, work):
     numbers = [*range(100, 227), 0, *range(227, 355)]
 
     outcomes = await all_at_once(batches, work, numbers)
@@ -103,7 +103,7 @@ async def test_item_at_fault_fails_alone(batches: Batches[int], work: Work) -> N
     assert outcomes[127] == "ZeroDivisionError"
 
 
-async def test_items_wait_together_for_the_end_of_an_outage(batches: Batches[int], work: Work) -> None:
+async def test_items_wait_together_for_the_end_of_an_outage(batches, work):
     work.is_down = True
     doing = [asyncio.create_task(batches.done(number)) for number in (1, 2, 3)]
     await eventually(lambda: len(work.batches) > 5)
@@ -115,9 +115,7 @@ async def test_items_wait_together_for_the_end_of_an_outage(batches: Batches[int
     await asyncio.gather(*doing)
 
 
-async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(
-    batches: Batches[int], work: Work
-) -> None:
+async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(batches, work):
     work.locked = {2}
     locked = asyncio.create_task(batches.done(2))
 
@@ -128,7 +126,7 @@ async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(
     await locked
 
 
-async def test_item_whose_caller_has_left_is_not_done(batches: Batches[int], work: Work) -> None:
+async def test_item_whose_caller_has_left_is_not_done(batches, work):
     work.going_on.clear()
     first = asyncio.create_task(batches.done(1))
     await eventually(lambda: work.batches)

@@ -1,25 +1,19 @@
 """The worker as a whole: its command line, its start, its roles and its end."""
 
-from pathlib import Path
-
 import httpx
 import msgspec
-from aio_pika.abc import AbstractChannel
 from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
-from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
 from tests.harness.in_process import worker_probes
-from tests.harness.mail_server import MailServer
 from tests.harness.metrics import value
 from tests.harness.processes import bare_environment, started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store
 from worker.process import ROLES
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.settings import WorkerSettings
 
 
 async def readiness(probes: httpx.AsyncClient) -> dict[str, str]:
@@ -33,7 +27,7 @@ async def is_ready(probes: httpx.AsyncClient, *roles: str) -> bool:
     return await readiness(probes) == dict.fromkeys(("postgres", *roles), "ok")
 
 
-async def test_unknown_role_is_named_and_ends_the_process() -> None:
+async def test_unknown_role_is_named_and_ends_the_process():
     ended = await run("worker", "nonsense", environment=bare_environment())
 
     assert (ended.status, ended.output) == (2, "")
@@ -41,13 +35,8 @@ async def test_unknown_role_is_named_and_ends_the_process() -> None:
 
 
 async def test_worker_runs_all_roles_and_stops_on_sigterm(
-    *,
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-    tmp_path: Path,
-) -> None:
+    *, worker_settings, channel, database, stored_request, tmp_path
+):
     process = worker_process(worker_settings, tmp_path)
     result = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
 
@@ -80,9 +69,7 @@ async def is_done(database: Connection) -> bool:
     )
 
 
-async def test_unexpected_failure_ends_no_role(
-    worker_settings: WorkerSettings, channel: AbstractChannel, database: Connection
-) -> None:
+async def test_unexpected_failure_ends_no_role(worker_settings, channel, database):
     failures = value("background_failures_total", work="emails")
 
     async with worker_probes(worker_settings) as probes:
@@ -97,12 +84,7 @@ async def test_unexpected_failure_ends_no_role(
         await eventually(lambda: is_done(database))
 
 
-async def test_worker_with_one_role_runs_no_other(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_worker_with_one_role_runs_no_other(worker_settings, mail_server, database, stored_request):
     async with worker_probes(worker_settings, "relay") as probes:
         await eventually(lambda: is_ready(probes, "relay"))
         await eventually(lambda: is_relayed(database))
@@ -116,7 +98,7 @@ async def is_relayed(database: Connection) -> bool:
     return not await database.fetchval("SELECT count(*) FROM outbox")
 
 
-async def test_worker_starts_without_broker_and_is_not_ready(worker_settings: WorkerSettings) -> None:
+async def test_worker_starts_without_broker_and_is_not_ready(worker_settings):
     settings = settings_with(worker_settings, amqp_url=f"amqp://guest:guest@127.0.0.1:{free_port()}/")
 
     with capture_logs() as lines:
@@ -134,7 +116,7 @@ async def test_worker_starts_without_broker_and_is_not_ready(worker_settings: Wo
     assert lines[-1]["event"] == "worker_stopped"
 
 
-async def test_worker_waits_for_the_schema(worker_settings: WorkerSettings, database: Connection) -> None:
+async def test_worker_waits_for_the_schema(worker_settings, database):
     await database.execute("ALTER TABLE schema_version RENAME TO schema_version_elsewhere")
 
     with capture_logs() as lines:
@@ -148,8 +130,8 @@ async def test_worker_waits_for_the_schema(worker_settings: WorkerSettings, data
 
 
 async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
-    worker_settings: WorkerSettings, database: Connection, tmp_path: Path
-) -> None:
+    worker_settings, database, tmp_path
+):
     await database.execute("DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version")
     process = worker_process(worker_settings, tmp_path, "relay")
 

@@ -5,17 +5,13 @@ from functools import partial
 
 import httpx
 import pytest
-from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, open_pool
 from service.server import probes
 from service.server.http_server import listen
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.metrics import is_unknown, rises, scrape, series, value
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import (
     announce_next,
@@ -36,13 +32,11 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox
 from worker.relay.lanes import LaneMarks
 from worker.relay.loop import Relay
-from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 READ_OUTBOX = partial(outbox.read_gauges, LaneMarks())
 
 
-async def test_events_are_counted_by_state(database: Connection) -> None:
+async def test_events_are_counted_by_state(database):
     for state in ("failing", "waiting"):
         request = await store(database)
         [held] = await hold_events(database, request.id)
@@ -58,13 +52,13 @@ async def test_events_are_counted_by_state(database: Connection) -> None:
     assert 90 <= value("outbox_oldest_event_age_seconds") < 120
 
 
-async def test_empty_outbox_has_no_age(database: Connection) -> None:
+async def test_empty_outbox_has_no_age(database):
     await READ_OUTBOX(database)
 
     assert value("outbox_oldest_event_age_seconds") == 0
 
 
-async def test_full_outbox_is_counted_up_to_the_limit(database: Connection) -> None:
+async def test_full_outbox_is_counted_up_to_the_limit(database):
     await _fill(database, "outbox", COUNT_LIMIT + 2000)
     await _fill(database, "outbox_held", COUNT_LIMIT + 2000)
 
@@ -86,9 +80,7 @@ async def _fill(database: Connection, table: str, rows: int) -> None:
     )
 
 
-async def test_many_pending_emails_are_counted_up_to_the_limit(
-    database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_request):
     await database.execute(
         """
         INSERT INTO email (event_id, request_id, state, created_at)
@@ -108,9 +100,7 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(
     assert value("emails_pending") == COUNT_LIMIT
 
 
-async def test_gauges_are_nan_during_an_outage_of_postgres(
-    database: Connection, worker_settings: WorkerSettings, postgres_link: TcpProxy
-) -> None:
+async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_settings, postgres_link):
     await store(database)
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool:
@@ -126,7 +116,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(
 
 
 @pytest.mark.usefixtures("stored_request")
-async def test_relay_counts_confirmed_events(relay: Relay, publisher: Publisher) -> None:
+async def test_relay_counts_confirmed_events(relay, publisher):
     with (
         rises("relay_events_published_total", type="request.created"),
         rises("relay_delivery_seconds_count"),
@@ -135,17 +125,13 @@ async def test_relay_counts_confirmed_events(relay: Relay, publisher: Publisher)
 
 
 @pytest.mark.usefixtures("stored_request")
-async def test_relay_does_not_count_returned_events(
-    relay: Relay, publisher: Publisher, channel: AbstractChannel
-) -> None:
+async def test_relay_does_not_count_returned_events(relay, publisher, channel):
     await channel.queue_delete(NOTIFICATIONS.name)
     with rises("relay_events_published_total", type="request.created", by=0):
         await relay.relay_due(publisher)
 
 
-async def test_event_of_an_unknown_type_is_counted_as_other(
-    database: Connection, relay: Relay, publisher: Publisher, stored_request: CalculationRequest
-) -> None:
+async def test_event_of_an_unknown_type_is_counted_as_other(database, relay, publisher, stored_request):
     await announce_next(database, stored_request.id)
     await database.execute("UPDATE outbox SET type = 'request.mystery' WHERE sequence = 2")
     await relay.relay_due(publisher)
@@ -153,9 +139,7 @@ async def test_event_of_an_unknown_type_is_counted_as_other(
         await relay.relay_due(publisher)
 
 
-async def test_relay_exports_its_connection(
-    worker_settings: WorkerSettings, pool: Pool, broker_link: TcpProxy
-) -> None:
+async def test_relay_exports_its_connection(worker_settings, pool, broker_link):
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     relay = Relay(settings, pool, asyncio.Event())
     async with running(relay.run):
@@ -168,12 +152,7 @@ async def test_relay_exports_its_connection(
     assert value("broker_connected", connection="relay") == 0
 
 
-async def test_consumer_counts_messages_by_outcome(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    channel: AbstractChannel,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channel, stored_request):
     consumer = notifications.consumer(worker_settings, pool, asyncio.Event())
     queue = {"queue": NOTIFICATIONS.name}
     settled = value("consumer_message_seconds_count", **queue)
@@ -196,14 +175,8 @@ async def test_consumer_counts_messages_by_outcome(
     [("250 OK", "sent"), ("450 later", "postponed"), ("550 never", "failed")],
 )
 async def test_emails_are_counted_by_outcome(
-    *,
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    database: Connection,
-    stored_request: CalculationRequest,
-    answer: str,
-    outcome: str,
-) -> None:
+    *, worker_settings, mail_server, database, stored_request, answer, outcome
+):
     mail_server.rcpt_reply = answer
     await ledger.add(database, [Intent("an-event", stored_request.id)])
     settings = settings_with(worker_settings, email_retry_seconds=60.0)
@@ -214,7 +187,7 @@ async def test_emails_are_counted_by_outcome(
 
 
 @pytest.mark.usefixtures("stored_request")
-async def test_metrics_name_no_tenant_and_need_no_token(worker_settings: WorkerSettings, pool: Pool) -> None:
+async def test_metrics_name_no_tenant_and_need_no_token(worker_settings, pool):
     readings: list[gauges.Reading] = [READ_OUTBOX, ledger.read_gauges]
     read_gauges = partial(gauges.read, pool, readings, timeout_seconds=5.0)
     stop = asyncio.Event()

@@ -3,20 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-import pytest
-
-from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
-from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.waiting import eventually
 from worker import reconciliation
 
 
-async def test_discrepancies_of_the_last_day_are_exported(
-    database: Connection, pool: Pool, stored_request: CalculationRequest
-) -> None:
+async def test_discrepancies_of_the_last_day_are_exported(database, pool, stored_request):
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
 
@@ -33,9 +27,7 @@ async def test_discrepancies_of_the_last_day_are_exported(
     assert value("reconciliation_discrepancies", kind="request_without_email") == 0
 
 
-async def test_reconciliation_repeats_until_it_is_stopped(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reconciliation_repeats_until_it_is_stopped(pool, monkeypatch):
     monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.01)
     succeeded_at = {value("reconciliation_last_success_timestamp_seconds")}
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.worker.reference_consumer import ReferenceConsumer, Verdict
+from tests.worker.reference_consumer import ReferenceConsumer
 
 
 def event(sequence: int, *, uuid: str = "req_a", event_id: str | None = None) -> bytes:
@@ -26,13 +26,13 @@ def event(sequence: int, *, uuid: str = "req_a", event_id: str | None = None) ->
     ],
     ids=str,
 )
-def test_each_delivery_is_judged(sequences: list[int], verdicts: list[Verdict]) -> None:
+def test_each_delivery_is_judged(sequences, verdicts):
     consumer = ReferenceConsumer()
 
     assert [consumer.take(event(sequence)) for sequence in sequences] == verdicts
 
 
-def test_requests_are_judged_separately() -> None:
+def test_requests_are_judged_separately():
     consumer = ReferenceConsumer()
 
     verdicts = [consumer.take(event(number, uuid=uuid)) for number in (1, 2) for uuid in ("req_a", "req_b")]
@@ -40,13 +40,13 @@ def test_requests_are_judged_separately() -> None:
     assert verdicts == ["new"] * 4
 
 
-def test_two_events_with_the_same_sequence_are_a_conflict() -> None:
+def test_two_events_with_the_same_sequence_are_a_conflict():
     consumer = ReferenceConsumer()
 
     assert [consumer.take(event(1)), consumer.take(event(1, event_id="other"))] == ["new", "conflict"]
 
 
-def test_lost_event_is_missing_until_it_arrives() -> None:
+def test_lost_event_is_missing_until_it_arrives():
     consumer = ReferenceConsumer()
     consumer.take(event(1))
     consumer.take(event(4))
@@ -59,7 +59,7 @@ def test_lost_event_is_missing_until_it_arrives() -> None:
     assert consumer.missing() == {}
 
 
-def test_loss_of_the_last_event_or_a_whole_request_shows_in_comparison_with_the_outbox() -> None:
+def test_loss_of_the_last_event_or_a_whole_request_shows_in_comparison_with_the_outbox():
     consumer = ReferenceConsumer()
     consumer.take(event(1))
 

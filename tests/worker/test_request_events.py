@@ -6,20 +6,14 @@ import httpx
 import jsonschema_rs
 import msgspec
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractQueue
 
-from service.calculation_requests.model import CalculationRequest
 from service.contracts import openapi
-from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import worker_probes
-from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import calculate, refuse_email, send_another_email
 from tests.worker.conftest import TRACEPARENT, publish, take_all
-from worker.mail.postman import Postman
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.settings import WorkerSettings
 
 FITS = jsonschema_rs.Draft202012Validator(
     {
@@ -44,16 +38,8 @@ async def events_of(client: httpx.AsyncClient, uuid: str) -> list[dict[str, Any]
     [("250 OK", "request.email_sent"), ("550 5.1.1 no such user", "request.email_failed")],
 )
 async def test_events_are_those_that_consumers_get_but_for_the_trace(
-    client: httpx.AsyncClient,
-    database: Connection,
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    tap: AbstractQueue,
-    mail_server: MailServer,
-    *,
-    reply: str,
-    ended: str,
-) -> None:
+    client, database, worker_settings, channel, tap, mail_server, *, reply, ended
+):
     mail_server.rcpt_reply = reply
     body = A_REQUEST | {"external_id": "case-7", "property_value": 300_000}
     created = await client.post("/v1/request", json=body, headers={"traceparent": TRACEPARENT})
@@ -81,13 +67,7 @@ async def happened(client: httpx.AsyncClient, uuid: str, events: int) -> bool:
     return len(await events_of(client, uuid)) == events
 
 
-async def test_every_email_of_a_request_has_its_event(
-    client: httpx.AsyncClient,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_every_email_of_a_request_has_its_event(client, database, postman, mail_server, stored_request):
     await refuse_email(database, postman, mail_server, stored_request)
     await calculate(database, stored_request)
     await send_another_email(database, postman, mail_server, stored_request)

@@ -11,7 +11,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
 from service.outbox.lanes import LANES
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -21,13 +21,12 @@ from tests.worker.conftest import settings_with, store
 from worker.process import assemble
 from worker.relay.lanes import lock_lanes
 from worker.retention import Retention
-from worker.settings import WorkerSettings
 
 DAYS = 100
 
 
 @pytest.fixture
-def retention(worker_settings: WorkerSettings, pool: Pool) -> Retention:
+def retention(worker_settings, pool):
     """Its rounds are made by the tests."""
     return Retention(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0), days=DAYS)
 
@@ -55,7 +54,7 @@ async def erased(database: Connection) -> int:
     return number
 
 
-async def test_older_requests_are_erased(database: Connection, retention: Retention) -> None:
+async def test_older_requests_are_erased(database, retention):
     old = [await store_old(database, days=DAYS + 1, number=number) for number in range(250)]
     young = [await store_old(database, days=DAYS - 1, number=number) for number in range(3)]
 
@@ -66,7 +65,7 @@ async def test_older_requests_are_erased(database: Connection, retention: Retent
     await assert_sound(database)
 
 
-async def test_two_workers_erase_each_request_once(database: Connection, retention: Retention) -> None:
+async def test_two_workers_erase_each_request_once(database, retention):
     for number in range(100):
         await store_old(database, days=DAYS + 1, number=number)
 
@@ -79,9 +78,7 @@ async def test_two_workers_erase_each_request_once(database: Connection, retenti
     await assert_sound(database)
 
 
-async def test_lane_that_a_relay_holds_is_left_for_the_next_round(
-    database: Connection, retention: Retention, other_connection: Connection
-) -> None:
+async def test_lane_that_a_relay_holds_is_left_for_the_next_round(database, retention, other_connection):
     for number in range(LANES):
         await store_old(database, days=DAYS + 1, number=number)
 
@@ -95,8 +92,8 @@ async def test_lane_that_a_relay_holds_is_left_for_the_next_round(
 
 
 async def test_requests_of_a_held_lane_do_not_hold_up_later_ones_of_others(
-    database: Connection, retention: Retention, other_connection: Connection
-) -> None:
+    database, retention, other_connection
+):
     for place in range(210):
         await store_old(database, days=DAYS + 2, number=3 + place * LANES)
     await store_old(database, days=DAYS + 1, number=4)
@@ -116,8 +113,8 @@ async def test_requests_of_a_held_lane_do_not_hold_up_later_ones_of_others(
     ],
 )
 async def test_row_that_is_locked_holds_up_no_request_of_another_lane(
-    database: Connection, retention: Retention, other_connection: Connection, locking: str
-) -> None:
+    database, retention, other_connection, locking
+):
     locked, _ = [await store_old(database, days=DAYS + 1, number=number) for number in (3, 4)]
     await intend(database, locked)
 
@@ -131,7 +128,7 @@ async def test_row_that_is_locked_holds_up_no_request_of_another_lane(
     await assert_sound(database)
 
 
-async def test_clock_that_is_fast_erases_nothing_early(database: Connection, retention: Retention) -> None:
+async def test_clock_that_is_fast_erases_nothing_early(database, retention):
     young = await store_old(database, days=DAYS - 1, number=1)
 
     await retention.erase_old(datetime.now(UTC) + timedelta(days=3650))
@@ -140,9 +137,7 @@ async def test_clock_that_is_fast_erases_nothing_early(database: Connection, ret
 
 
 @pytest.mark.parametrize("days", [None, 30])
-async def test_rounds_begin_by_themselves_if_asked_for(
-    worker_settings: WorkerSettings, database: Connection, pool: Pool, days: int | None
-) -> None:
+async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, days):
     await store_old(database, days=40, number=1)
     settings = settings_with(worker_settings, retention_days=days)
     parts, _, _ = assemble(settings, pool, frozenset({"relay"}), RelayWaker(pool, timeout_seconds=5.0))

@@ -17,7 +17,7 @@ ENVIRONMENT = {
 }
 
 
-def test_required_settings_are_sufficient() -> None:
+def test_required_settings_are_sufficient():
     settings = load(WorkerSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
@@ -26,7 +26,7 @@ def test_required_settings_are_sufficient() -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
 @pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
-def test_missing_setting_is_named(name: str, value: str | None) -> None:
+def test_missing_setting_is_named(name, value):
     environment = {key: setting for key, setting in ENVIRONMENT.items() if key != name}
     if value is not None:
         environment[name] = value
@@ -56,7 +56,7 @@ def test_missing_setting_is_named(name: str, value: str | None) -> None:
         ("DATABASE_POOL_SIZE", "1.5"),
     ],
 )
-def test_invalid_setting_is_named_and_not_shown(name: str, value: str) -> None:
+def test_invalid_setting_is_named_and_not_shown(name, value):
     with pytest.raises(InvalidSetting) as invalid:
         load(WorkerSettings, {**ENVIRONMENT, name: value})
 
@@ -64,7 +64,7 @@ def test_invalid_setting_is_named_and_not_shown(name: str, value: str) -> None:
     assert "hunter2" not in str(invalid.value)
 
 
-def test_numbers_are_read_from_text() -> None:
+def test_numbers_are_read_from_text():
     settings = load(WorkerSettings, {**ENVIRONMENT, "EMAIL_CONCURRENCY": "7", "RELAY_POLL_SECONDS": "0.5"})
 
     assert (settings.email_concurrency, settings.relay_poll_seconds) == (7, 0.5)
@@ -79,7 +79,7 @@ def test_numbers_are_read_from_text() -> None:
         ("Calc <calc@bücher.example>", Sender("Calc", "calc@xn--bcher-kva.example")),
     ],
 )
-def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: Sender) -> None:
+def test_sender_may_have_a_name_and_an_international_domain(text, sender):
     assert Sender.parse(text) == sender
 
 
@@ -96,14 +96,14 @@ def test_sender_may_have_a_name_and_an_international_domain(text: str, sender: S
         ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),
     ],
 )
-def test_urls_of_every_form_are_accepted(name: str, value: str) -> None:
+def test_urls_of_every_form_are_accepted(name, value):
     assert getattr(load(WorkerSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
 
 
 @pytest.mark.parametrize(
     "text", ["Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"]
 )
-def test_invalid_sender_is_named_and_not_shown(text: str) -> None:
+def test_invalid_sender_is_named_and_not_shown(text):
     with pytest.raises(InvalidSetting) as invalid:
         Sender.parse(text)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import msgspec
@@ -10,14 +9,11 @@ import pytest
 
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.benchmarks import subjects
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import value
 from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 _CALLS = 20
@@ -25,9 +21,7 @@ _MOST_WAL_BYTES = 1_480  # 1,434 measured: a request in a table and three indexe
 
 
 @pytest.fixture
-async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
-) -> AsyncIterator[httpx.AsyncClient]:
+async def watched_client(service_settings, issuer, link):
     """A client of an API with one connection to Postgres, whose statements are recorded."""
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, database_timeout_seconds=10.0
@@ -58,9 +52,7 @@ async def warm(client: httpx.AsyncClient, statements: StatementLog) -> None:
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["without a key", "with a key"])
-async def test_create_is_one_statement_in_one_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog, *, keyed: bool
-) -> None:
+async def test_create_is_one_statement_in_one_round_trip(watched_client, statements, *, keyed):
     await warm(watched_client, statements)
 
     for number in range(_CALLS):
@@ -74,7 +66,7 @@ async def test_create_is_one_statement_in_one_round_trip(
     assert len(statements.executed) <= 2 * _CALLS
 
 
-async def test_repeat_is_two_statements(watched_client: httpx.AsyncClient, statements: StatementLog) -> None:
+async def test_repeat_is_two_statements(watched_client, statements):
     await create(watched_client, "k")
     await create(watched_client, "k")  # prepares its statements
     statements.clear()
@@ -87,9 +79,7 @@ async def test_repeat_is_two_statements(watched_client: httpx.AsyncClient, state
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["without keys", "with keys"])
-async def test_creates_at_the_same_time_share_a_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog, link: TcpProxy, *, keyed: bool
-) -> None:
+async def test_creates_at_the_same_time_share_a_round_trip(watched_client, statements, link, *, keyed):
     await warm(watched_client, statements)
 
     link.hold()
@@ -108,9 +98,7 @@ async def test_creates_at_the_same_time_share_a_round_trip(
 
 
 @pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
-async def test_retrieve_is_one_statement_in_one_round_trip(
-    watched_client: httpx.AsyncClient, statements: StatementLog, what: str
-) -> None:
+async def test_retrieve_is_one_statement_in_one_round_trip(watched_client, statements, what):
     created = await watched_client.post("/v1/request", json=A_REQUEST)
     path = f"/v1/request/{created.json()['data']['uuid']}{what}"
     await watched_client.get(path)
@@ -124,9 +112,7 @@ async def test_retrieve_is_one_statement_in_one_round_trip(
     assert statements.round_trips == _CALLS
 
 
-async def test_events_are_read_without_personal_data(
-    watched_client: httpx.AsyncClient, statements: StatementLog
-) -> None:
+async def test_events_are_read_without_personal_data(watched_client, statements):
     uuid = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
     statements.clear()
 
@@ -137,8 +123,8 @@ async def test_events_are_read_without_personal_data(
 
 
 async def test_retrieve_by_secret_is_one_statement_in_one_round_trip_right_or_wrong(
-    watched_client: httpx.AsyncClient, statements: StatementLog
-) -> None:
+    watched_client, statements
+):
     created = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]
     calls = {
         (created["uuid"], created["secret"]): 200,
@@ -161,9 +147,7 @@ async def test_retrieve_by_secret_is_one_statement_in_one_round_trip_right_or_wr
         )
 
 
-async def test_malformed_secret_or_uuid_asks_postgres_nothing(
-    watched_client: httpx.AsyncClient, statements: StatementLog
-) -> None:
+async def test_malformed_secret_or_uuid_asks_postgres_nothing(watched_client, statements):
     for uuid, secret in ((uuid_of(new_request_id()), "A" * 42), ("req_", "A" * 43)):
         assert await _get(watched_client, uuid, secret) == 401
 
@@ -171,12 +155,8 @@ async def test_malformed_secret_or_uuid_asks_postgres_nothing(
 
 
 async def test_internal_read_is_one_statement_in_one_round_trip(
-    service_settings: ServiceSettings,
-    issuer: Issuer,
-    link: TcpProxy,
-    statements: StatementLog,
-    client: httpx.AsyncClient,
-) -> None:
+    service_settings, issuer, link, statements, client
+):
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
     settings = msgspec.structs.replace(
         service_settings, database_url=link.url, database_pool_size=1, auth_internal_clients="reader"
@@ -198,7 +178,7 @@ async def _get(client: httpx.AsyncClient, uuid: str, token: str) -> int:
     return response.status_code
 
 
-async def test_create_writes_little_wal(database: Connection) -> None:
+async def test_create_writes_little_wal(database):
     written = [await _wal_bytes(database) for _ in range(_CALLS)]
 
     # The minimum: sometimes a page is split, or written in full after a checkpoint.

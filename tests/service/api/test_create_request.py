@@ -12,7 +12,6 @@ import pytest
 from service.identifiers import parse_uuid, uuid_of
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
-from tests.harness.issuer import Issuer
 
 JSON = {"Content-Type": "application/json"}
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
@@ -43,7 +42,7 @@ async def nothing_is_stored(database: Connection) -> bool:
     return counts is not None and counts["rows"] == 0
 
 
-async def test_created_request_is_returned_as_the_interface_specifies(client: httpx.AsyncClient) -> None:
+async def test_created_request_is_returned_as_the_interface_specifies(client):
     response = await client.post("/v1/request", json={**A_REQUEST, **OPTIONAL})
 
     assert response.status_code == 200
@@ -64,7 +63,7 @@ async def test_created_request_is_returned_as_the_interface_specifies(client: ht
     }
 
 
-async def test_omitted_fields_are_null(client: httpx.AsyncClient) -> None:
+async def test_omitted_fields_are_null(client):
     response = await client.post("/v1/request", json=A_REQUEST)
 
     data = response.json()["data"]
@@ -74,7 +73,7 @@ async def test_omitted_fields_are_null(client: httpx.AsyncClient) -> None:
         assert data[name] is None
 
 
-async def test_meta_data_keeps_the_order_of_its_keys(client: httpx.AsyncClient) -> None:
+async def test_meta_data_keeps_the_order_of_its_keys(client):
     response = await client.post("/v1/request", json={**A_REQUEST, "meta_data": {"z": 1, "a": 2, "m": 1e17}})
     uuid = response.json()["data"]["uuid"]
 
@@ -83,7 +82,7 @@ async def test_meta_data_keeps_the_order_of_its_keys(client: httpx.AsyncClient) 
     assert '"meta_data":{"z":1,"a":2,"m":1e17}' in retrieved.text
 
 
-async def test_request_and_event_are_stored_together(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_request_and_event_are_stored_together(client, database):
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     response = await client.post(
         "/v1/request", json={**A_REQUEST, **OPTIONAL}, headers={"traceparent": traceparent}
@@ -115,9 +114,7 @@ async def test_request_and_event_are_stored_together(client: httpx.AsyncClient, 
     }
 
 
-async def test_event_has_no_personal_data_and_no_secret(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_event_has_no_personal_data_and_no_secret(client, database):
     response = await client.post("/v1/request", json={**A_REQUEST, **OPTIONAL})
 
     payload = (await database.fetchval("SELECT payload FROM outbox")).decode()
@@ -129,7 +126,7 @@ async def test_event_has_no_personal_data_and_no_secret(
     assert not [name for name in private if str(data[name]) in payload]
 
 
-async def test_secret_is_not_stored(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_secret_is_not_stored(client, database):
     response = await client.post("/v1/request", json=A_REQUEST)
 
     stored = await database.fetchval("SELECT string_agg(r::text, '') FROM calculation_request AS r")
@@ -138,8 +135,8 @@ async def test_secret_is_not_stored(client: httpx.AsyncClient, database: Connect
 
 @pytest.mark.parametrize("sent", [{}, {"traceparent": "00-ada@x-1-01"}], ids=["none", "malformed"])
 async def test_without_a_usable_trace_context_the_event_begins_a_trace_that_is_not_sampled(
-    client: httpx.AsyncClient, database: Connection, sent: dict[str, str]
-) -> None:
+    client, database, sent
+):
     for _ in range(2):
         response = await client.post("/v1/request", json=A_REQUEST, headers=sent)
         assert response.status_code == 200
@@ -149,9 +146,7 @@ async def test_without_a_usable_trace_context_the_event_begins_a_trace_that_is_n
     assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", each) for each in begun)
 
 
-async def test_request_is_not_stored_when_its_event_cannot_be(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_request_is_not_stored_when_its_event_cannot_be(client, database):
     await database.execute("ALTER TABLE outbox ADD CHECK (false)")
 
     response = await client.post("/v1/request", json=A_REQUEST)
@@ -162,7 +157,7 @@ async def test_request_is_not_stored_when_its_event_cannot_be(
     assert await nothing_is_stored(database)
 
 
-async def test_empty_optional_text_is_stored_as_null(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_empty_optional_text_is_stored_as_null(client, database):
     empty = {"customer_phone": "", "notes": "", "external_id": ""}
 
     response = await client.post("/v1/request", json={**A_REQUEST, **empty})
@@ -176,9 +171,7 @@ async def test_empty_optional_text_is_stored_as_null(client: httpx.AsyncClient, 
     assert payload["data"]["external_id"] is None
 
 
-async def test_every_failing_field_is_reported_at_once(
-    shared_client: httpx.AsyncClient, shared_database: Connection
-) -> None:
+async def test_every_failing_field_is_reported_at_once(shared_client, shared_database):
     response = await shared_client.post(
         "/v1/request",
         json={
@@ -203,9 +196,7 @@ async def test_every_failing_field_is_reported_at_once(
 
 
 @pytest.mark.parametrize("reason", ["kindness", None, "x" * 501])
-async def test_waiver_is_ignored_when_the_conveyancer_charges_no_fee(
-    client: httpx.AsyncClient, issuer: Issuer, reason: object
-) -> None:
+async def test_waiver_is_ignored_when_the_conveyancer_charges_no_fee(client, issuer, reason):
     response = await client.post(
         "/v1/request",
         json={**A_REQUEST, "calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason},
@@ -228,9 +219,7 @@ def escaped(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def test_body_with_every_field_at_its_limit_is_accepted_fully_escaped(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_body_with_every_field_at_its_limit_is_accepted_fully_escaped(client):
     house = "\U0001f3e0"  # two UTF-16 units, so twelve characters when escaped
     address = "a" * 64 + "@" + ".".join(["b" * 63, "c" * 63, "d" * 57]) + ".com"
     body = {
@@ -254,9 +243,7 @@ async def test_body_with_every_field_at_its_limit_is_accepted_fully_escaped(
     assert {name: response.json()["data"][name] for name in body} == body
 
 
-async def test_conveyancer_that_is_not_registered_is_refused(
-    shared_client: httpx.AsyncClient, issuer: Issuer, shared_database: Connection
-) -> None:
+async def test_conveyancer_that_is_not_registered_is_refused(shared_client, issuer, shared_database):
     headers = {"Authorization": f"Bearer {issuer.token('stranger')}"}
     for body in (A_REQUEST, {**A_REQUEST, **WAIVER}):
         response = await shared_client.post("/v1/request", json=body, headers=headers)
@@ -265,9 +252,7 @@ async def test_conveyancer_that_is_not_registered_is_refused(
     assert await nothing_is_stored(shared_database)
 
 
-async def test_concurrent_creates_are_each_answered_for_their_own_request(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection
-) -> None:
+async def test_concurrent_creates_are_each_answered_for_their_own_request(client, issuer, database):
     tenants = [CONVEYANCER, FREE_CONVEYANCER, "stranger"] * 10
     responses = await asyncio.gather(
         *(

@@ -1,7 +1,6 @@
 """Requests that were erased: 410 for their firm, and as if they had never been for everyone else."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,10 +12,8 @@ from service.calculation_requests.model import RequestErased
 from service.identifiers import parse_uuid
 from service.operations import erasing
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 
 KEY = {"Idempotency-Key": "the-key"}
 
@@ -30,7 +27,7 @@ async def erase(database: Connection, uuid: str) -> None:
 
 
 @pytest.fixture
-async def erased(client: httpx.AsyncClient, database: Connection) -> dict[str, Any]:
+async def erased(client, database):
     """A request as it was answered before it was erased. There is another one."""
     answer = await client.post("/v1/request", json=A_REQUEST | {"external_id": "crm-17"}, headers=KEY)
     created: dict[str, Any] = answer.json()["data"]
@@ -40,7 +37,7 @@ async def erased(client: httpx.AsyncClient, database: Connection) -> dict[str, A
 
 
 @pytest.fixture
-async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def stranger(client, issuer):
     """A client of the same API with a token of another conveyancer."""
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers) as connected:
@@ -55,37 +52,31 @@ def assert_gone(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/events"])
-async def test_its_firm_is_refused_with_410(
-    client: httpx.AsyncClient, erased: dict[str, Any], path: str
-) -> None:
+async def test_its_firm_is_refused_with_410(client, erased, path):
     assert_gone(await client.get(f"/v1/request/{erased['uuid']}{path}"))
 
 
 @pytest.mark.parametrize("path", ["", "/events"])
-async def test_internal_reader_is_refused_with_410(
-    service_settings: ServiceSettings, issuer: Issuer, erased: dict[str, Any], path: str
-) -> None:
+async def test_internal_reader_is_refused_with_410(service_settings, issuer, erased, path):
     settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
     async with api_client(settings, issuer.token("reader", scope="request:read-all")) as reader:
         assert_gone(await reader.get(f"/v1/request/{erased['uuid']}{path}"))
 
 
 @pytest.mark.parametrize("path", ["", "/events"])
-async def test_another_firm_cannot_see_that_it_was_there(
-    stranger: httpx.AsyncClient, erased: dict[str, Any], path: str
-) -> None:
+async def test_another_firm_cannot_see_that_it_was_there(stranger, erased, path):
     assert (await stranger.get(f"/v1/request/{erased['uuid']}{path}")).status_code == 404
 
 
 @pytest.mark.usefixtures("erased")
-async def test_repeat_is_refused_and_stores_nothing(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_repeat_is_refused_and_stores_nothing(client, database):
     for body in (A_REQUEST | {"external_id": "crm-17"}, A_REQUEST | {"calculation_fee_exempt": True}):
         assert_gone(await client.post("/v1/request", json=body, headers=KEY))
 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
 
 
-async def test_key_is_free_for_another_firm(stranger: httpx.AsyncClient, erased: dict[str, Any]) -> None:
+async def test_key_is_free_for_another_firm(stranger, erased):
     answer = await stranger.post("/v1/request", json=A_REQUEST, headers=KEY)
 
     assert answer.status_code == 200
@@ -93,16 +84,14 @@ async def test_key_is_free_for_another_firm(stranger: httpx.AsyncClient, erased:
 
 
 @pytest.mark.parametrize("query", [{}, {"external_id": "crm-17"}])
-async def test_list_leaves_it_out(
-    client: httpx.AsyncClient, erased: dict[str, Any], query: dict[str, str]
-) -> None:
+async def test_list_leaves_it_out(client, erased, query):
     listed = (await client.get("/v1/request", params=query)).json()["data"]["requests"]
 
     assert [each["uuid"] for each in listed if each["uuid"] == erased["uuid"]] == []
     assert len(listed) == (not query)
 
 
-async def test_its_secret_opens_nothing(service_settings: ServiceSettings, erased: dict[str, Any]) -> None:
+async def test_its_secret_opens_nothing(service_settings, erased):
     async with api_client(service_settings, erased["secret"]) as customer:
         answer = await customer.get(f"/v1/request/{erased['uuid']}")
 

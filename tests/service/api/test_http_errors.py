@@ -1,7 +1,6 @@
 """Errors of the server itself: each has the envelope and X-Request-Id, and one line in the log."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,8 @@ from structlog.testing import capture_logs
 from service.api.json_body import LARGEST_BODY
 from service.authentication import api_keys
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
@@ -34,7 +30,7 @@ END_OTHER_SESSIONS = """
 
 
 @pytest.fixture
-async def hurried(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def hurried(service_settings, issuer):
     """A client of an API that gives Postgres little time."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=0.2)
     async with api_client(settings, issuer.token()) as connected:
@@ -42,8 +38,8 @@ async def hurried(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIte
 
 
 async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
-    client: httpx.AsyncClient, hurried: httpx.AsyncClient, issuer: Issuer, database: Connection
-) -> None:
+    client, hurried, issuer, database
+):
     etag = (await client.get(STRUCTURE)).headers["ETag"]
     unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
     a_path = f"/v1/request/{uuid_of(new_request_id())}"
@@ -88,7 +84,7 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", STRUCTURE, "/nonsense", "/v1/request/nonsense"])
-async def test_head_is_get_without_its_body(shared_client: httpx.AsyncClient, path: str) -> None:
+async def test_head_is_get_without_its_body(shared_client, path):
     expected = await shared_client.get(path)
     with capture_logs() as logs:
         response = await shared_client.head(path)
@@ -103,7 +99,7 @@ async def test_head_is_get_without_its_body(shared_client: httpx.AsyncClient, pa
     assert served(logs)[0]["method"] == "HEAD"
 
 
-async def test_options_and_405_list_the_methods(shared_client: httpx.AsyncClient) -> None:
+async def test_options_and_405_list_the_methods(shared_client):
     for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}"):
         asked = await shared_client.options(path)
         refused = await shared_client.delete(path)
@@ -113,7 +109,7 @@ async def test_options_and_405_list_the_methods(shared_client: httpx.AsyncClient
             assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 
 
-async def test_answers_that_need_a_token_are_not_cached(client: httpx.AsyncClient) -> None:
+async def test_answers_that_need_a_token_are_not_cached(client):
     created = await client.post("/v1/request", json=A_REQUEST)
     retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
 
@@ -128,9 +124,7 @@ async def fill_queue(client: httpx.AsyncClient) -> list[asyncio.Task[httpx.Respo
     return calls
 
 
-async def test_busy_process_sheds_load_at_once_and_stays_ready(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+async def test_busy_process_sheds_load_at_once_and_stays_ready(service_settings, issuer, database):
     settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
     async with api_client(settings, issuer.token()) as client:
         await client.get("/readyz")
@@ -153,9 +147,7 @@ async def test_busy_process_sheds_load_at_once_and_stays_ready(
         assert {response.status_code for response in await asyncio.gather(*waiting)} == {200, 503}
 
 
-async def test_questionnaire_needs_postgres_for_an_api_key_only(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+async def test_questionnaire_needs_postgres_for_an_api_key_only(service_settings, issuer, database):
     key = await api_keys.create(database, CONVEYANCER)
     settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
     async with api_client(settings, issuer.token()) as client:
@@ -170,9 +162,7 @@ async def test_questionnaire_needs_postgres_for_an_api_key_only(
         await asyncio.gather(*waiting)
 
 
-async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(client, database):
     name = await database.fetchval("SELECT current_database()")
 
     async def statuses() -> tuple[int, int]:

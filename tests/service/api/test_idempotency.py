@@ -20,11 +20,9 @@ from service.calculation_requests import conveyancers
 from service.identifiers import parse_uuid, uuid_of
 from service.outbox import lanes
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.statement_log import StatementLog
 from tests.harness.stored import insert, new_request
 from tests.harness.tcp_proxy import TcpProxy
@@ -64,7 +62,7 @@ async def stored(database: Connection) -> tuple[int, int]:
     return row["requests"], row["events"]
 
 
-async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_repeat_wakes_no_relay(client, database):
     woken = asyncio.Semaphore(0)
     await database.add_listener(lanes.CHANNEL, lambda *_: woken.release())
 
@@ -79,9 +77,7 @@ async def test_repeat_wakes_no_relay(client: httpx.AsyncClient, database: Connec
 
 
 @pytest.fixture
-async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
-) -> AsyncIterator[httpx.AsyncClient]:
+async def watched_client(service_settings, issuer, link):
     """A client of an API whose statements are recorded."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
     async with api_client(settings, issuer.token()) as client:
@@ -101,9 +97,7 @@ async def holding(database_url: str, key: str) -> AsyncIterator[None]:
         await holder.close()
 
 
-async def test_same_key_and_body_return_the_same_request(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_same_key_and_body_return_the_same_request(client, database):
     first = await post(client, "case-17")
     again = await post(client, "case-17")
 
@@ -113,23 +107,21 @@ async def test_same_key_and_body_return_the_same_request(
     assert await stored(database) == (1, 1)
 
 
-async def test_without_a_key_every_create_stores_another_request(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_without_a_key_every_create_stores_another_request(client, database):
     for _ in range(2):
         assert not is_repeat(await post(client, None))
 
     assert await stored(database) == (2, 2)
 
 
-async def test_repeat_shows_the_request_as_it_is_now(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_repeat_shows_the_request_as_it_is_now(client, database):
     await post(client, "k")
     await database.execute("UPDATE calculation_request SET calculation_id = 'calc-1'")
 
     assert (await post(client, "k")).json()["data"]["calculation_id"] == "calc-1"
 
 
-async def test_key_does_not_expire(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_key_does_not_expire(client, database):
     first = await post(client, "k")
     await database.execute("DELETE FROM outbox")  # delivered long ago
     await database.execute(
@@ -149,9 +141,7 @@ async def test_key_does_not_expire(client: httpx.AsyncClient, database: Connecti
     assert await stored(database) == (1, 0)
 
 
-async def test_keys_of_two_conveyancers_are_independent(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection
-) -> None:
+async def test_keys_of_two_conveyancers_are_independent(client, issuer, database):
     mine = await post(client, "k")
     theirs = await post(client, "k", Authorization=f"Bearer {issuer.token(FREE_CONVEYANCER)}")
 
@@ -169,9 +159,7 @@ async def test_keys_of_two_conveyancers_are_independent(
         A_REQUEST | {"calculation_fee_exempt_reason": "ignored"},
     ],
 )
-async def test_same_content_in_another_notation_is_the_same_body(
-    client: httpx.AsyncClient, again: dict[str, Any]
-) -> None:
+async def test_same_content_in_another_notation_is_the_same_body(client, again):
     first = await post(client, "k")
     repeat = await post(client, "k", again)
 
@@ -179,7 +167,7 @@ async def test_same_content_in_another_notation_is_the_same_body(
     assert repeat.json()["data"] == first.json()["data"]
 
 
-async def test_whitespace_escapes_and_the_order_of_keys_do_not_matter(client: httpx.AsyncClient) -> None:
+async def test_whitespace_escapes_and_the_order_of_keys_do_not_matter(client):
     fields = msgspec.json.encode(A_REQUEST).decode().strip("{}")
     headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
     first = f'{{{fields},"notes":"é","meta_data":{{"a":[1,{{"b":2,"c":3}}],"z":1}}}}'
@@ -202,9 +190,7 @@ async def test_whitespace_escapes_and_the_order_of_keys_do_not_matter(client: ht
         WAIVER,
     ],
 )
-async def test_key_with_another_body_is_refused(
-    client: httpx.AsyncClient, database: Connection, another: dict[str, Any]
-) -> None:
+async def test_key_with_another_body_is_refused(client, database, another):
     await post(client, "k", A_REQUEST | {"meta_data": {"a": [2, 1]}} if "meta_data" in another else A_REQUEST)
 
     response = await post(client, "k", A_REQUEST | another)
@@ -221,9 +207,7 @@ async def test_key_with_another_body_is_refused(
     assert await stored(database) == (1, 1)
 
 
-async def test_waived_request_is_repeated_after_the_conveyancer_stops_charging(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_waived_request_is_repeated_after_the_conveyancer_stops_charging(client, database):
     first = await post(client, "k", A_REQUEST | WAIVER)
     await conveyancers.register(database, CONVEYANCER, name="Acme", charges_calculation_fee=False)
 
@@ -237,8 +221,8 @@ async def test_waived_request_is_repeated_after_the_conveyancer_stops_charging(
 
 @pytest.mark.parametrize("reason", [None, "", "x" * 501, 7])
 async def test_request_with_an_ignored_waiver_is_repeated_after_the_conveyancer_starts_charging(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection, reason: object
-) -> None:
+    client, issuer, database, reason
+):
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     body = A_REQUEST | {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason}
     first = await post(client, "k", body, **headers)
@@ -256,9 +240,7 @@ async def test_request_with_an_ignored_waiver_is_repeated_after_the_conveyancer_
     assert await stored(database) == (1, 1)
 
 
-async def test_bad_waiver_beside_another_failing_field_is_refused_without_reading_the_key(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_bad_waiver_beside_another_failing_field_is_refused_without_reading_the_key(client, database):
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         response = await post(client, "k", A_REQUEST | {"calculation_fee_exempt": True, "case_ref": " "})
@@ -270,7 +252,7 @@ async def test_bad_waiver_beside_another_failing_field_is_refused_without_readin
     }
 
 
-async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncClient) -> None:
+async def test_key_of_a_refused_request_may_be_used_again(client):
     refused = await post(client, "k", A_REQUEST | {"customer_email": "nobody"})
     corrected = await post(client, "k")
 
@@ -281,14 +263,14 @@ async def test_key_of_a_refused_request_may_be_used_again(client: httpx.AsyncCli
 @pytest.mark.parametrize(
     "key", ["8e03978e-40d5-43dd-bc93-6894a57f9324", "two words, and ; = e", "x" * 255, " " * 255]
 )
-def test_key_may_be_a_string(key: str) -> None:
+def test_key_may_be_a_string(key):
     assert parse_key([f'"{key}"']) == key
 
 
 @pytest.mark.parametrize(
     "key", ["8e03978e-40d5-43dd-bc93-6894a57f9324", "*tchar!#$%&'*+-.^_`|~:/9", "x" * 255]
 )
-def test_key_may_be_a_token(key: str) -> None:
+def test_key_may_be_a_token(key):
     assert parse_key([f" \t{key}\t"]) == key
 
 
@@ -311,12 +293,12 @@ def test_key_may_be_a_token(key: str) -> None:
         *("two words", "a,b", "a=b", "ab==", "a@b", "order(7)", "{6F9619FF}", "é", '"é"', '"a\tb"'),
     ],
 )
-def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key: str) -> None:
+def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
     with pytest.raises(ApiError, match="in double quotes"):
         parse_key([key])
 
 
-def test_key_as_the_refusal_describes_it_is_accepted() -> None:
+def test_key_as_the_refusal_describes_it_is_accepted():
     bare = string.ascii_letters + string.digits + "-_"
     quoted = "".join(map(chr, range(0x20, 0x7F))).replace('"', "").replace("\\", "")
 
@@ -324,9 +306,7 @@ def test_key_as_the_refusal_describes_it_is_accepted() -> None:
     assert parse_key([f'"{quoted}"']) == quoted
 
 
-async def test_many_concurrent_creates_with_one_key_store_one_request(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+async def test_many_concurrent_creates_with_one_key_store_one_request(service_settings, issuer, database):
     settings = msgspec.structs.replace(service_settings, database_pool_size=20, database_timeout_seconds=60)
     async with api_client(settings, issuer.token()) as client:
         client.timeout = httpx.Timeout(60)
@@ -337,9 +317,7 @@ async def test_many_concurrent_creates_with_one_key_store_one_request(
     assert await stored(database) == (1, 1)
 
 
-async def test_create_that_would_wait_too_long_for_its_key_gets_409(
-    client: httpx.AsyncClient, database_url: str
-) -> None:
+async def test_create_that_would_wait_too_long_for_its_key_gets_409(client, database_url):
     async with holding(database_url, "k"):
         response = await post(client, "k")
 
@@ -352,8 +330,8 @@ async def test_create_that_would_wait_too_long_for_its_key_gets_409(
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
 async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection, key: str | None
-) -> None:
+    service_settings, issuer, database, key
+):
     statements = StatementLog()
     async with TcpProxy(service_settings.database_url, statements.watch) as link:
         settings = msgspec.structs.replace(
@@ -376,9 +354,7 @@ async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_m
     assert served_uuids(logs) == [uuid_of(unanswered)]
 
 
-async def test_refused_create_is_logged_without_a_uuid(
-    client: httpx.AsyncClient, issuer: Issuer, database_url: str
-) -> None:
+async def test_refused_create_is_logged_without_a_uuid(client, issuer, database_url):
     await post(client, "used")
     async with holding(database_url, "busy"):
         with capture_logs() as logs:
@@ -397,9 +373,7 @@ def served_uuids(logs: list[EventDict]) -> list[str | None]:
     return [line.get("uuid") for line in logs if line["event"] == "request_served"]
 
 
-async def test_lock_timeout_of_the_database_itself_is_answered_with_503(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+async def test_lock_timeout_of_the_database_itself_is_answered_with_503(service_settings, issuer, database):
     await database.execute(
         f"ALTER DATABASE \"{await database.fetchval('SELECT current_database()')}\" SET lock_timeout = '50ms'"
     )
@@ -412,8 +386,8 @@ async def test_lock_timeout_of_the_database_itself_is_answered_with_503(
 
 
 async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
-    service_settings: ServiceSettings, issuer: Issuer, database_url: str, database: Connection
-) -> None:
+    service_settings, issuer, database_url, database
+):
     seconds = 1.0
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=seconds)
     async with (

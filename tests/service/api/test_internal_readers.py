@@ -1,26 +1,21 @@
 """Internal readers: the clients of AUTH_INTERNAL_CLIENTS with the scope request:read-all."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 
 READER = "calculations-team"
 EVERY_SCOPE = "request:read-all request:read request:write"
 
 
 @pytest.fixture
-def settings(service_settings: ServiceSettings) -> ServiceSettings:
+def settings(service_settings):
     """Settings that name two internal readers, one of which is a conveyancer as well."""
     return msgspec.structs.replace(
         service_settings, auth_internal_clients=f" {READER}, ,{FREE_CONVEYANCER}", auth_tenant_claim="firm"
@@ -28,14 +23,14 @@ def settings(service_settings: ServiceSettings) -> ServiceSettings:
 
 
 @pytest.fixture
-async def reader(settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def reader(settings, issuer):
     """A client of an internal reader, whose token has no tenant claim."""
     async with api_client(settings, issuer.token(READER, scope="request:read-all")) as connected:
         yield connected
 
 
 @pytest.fixture
-async def created(client: httpx.AsyncClient) -> dict[str, Any]:
+async def created(client):
     """A request of CONVEYANCER, as the firm sees it."""
     body = A_REQUEST | {"notes": "Call.", "external_id": "crm-17", "meta_data": {"source": "website"}}
     record: dict[str, Any] = (await client.post("/v1/request", json=body)).json()["data"]
@@ -46,9 +41,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def test_internal_reader_reads_any_firms_request_without_its_secret(
-    reader: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_internal_reader_reads_any_firms_request_without_its_secret(reader, created):
     response = await reader.get(f"/v1/request/{created['uuid']}")
     head = await reader.head(f"/v1/request/{created['uuid']}")
 
@@ -58,9 +51,7 @@ async def test_internal_reader_reads_any_firms_request_without_its_secret(
     assert created["secret"] not in response.text
 
 
-async def test_internal_reader_reads_the_events_of_any_firms_request(
-    reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_internal_reader_reads_the_events_of_any_firms_request(reader, client, created):
     firm, response = [await each.get(f"/v1/request/{created['uuid']}/events") for each in (client, reader)]
 
     assert response.status_code == 200
@@ -68,9 +59,7 @@ async def test_internal_reader_reads_the_events_of_any_firms_request(
     assert [event["type"] for event in response.json()["data"]["events"]] == ["request.created"]
 
 
-async def test_internal_reader_needs_no_key_of_the_secret(
-    reader: httpx.AsyncClient, created: dict[str, Any], database: Connection
-) -> None:
+async def test_internal_reader_needs_no_key_of_the_secret(reader, created, database):
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
 
     assert (await reader.get(f"/v1/request/{created['uuid']}")).status_code == 200
@@ -78,18 +67,14 @@ async def test_internal_reader_needs_no_key_of_the_secret(
 
 @pytest.mark.parametrize("path", ["", "/events"])
 @pytest.mark.parametrize("uuid", ["req_01a9ZkW3mT6qPxB8vNcR4d", "req_", "nonsense"])
-async def test_unknown_or_malformed_uuid_is_not_found(
-    reader: httpx.AsyncClient, uuid: str, path: str
-) -> None:
+async def test_unknown_or_malformed_uuid_is_not_found(reader, uuid, path):
     response = await reader.get(f"/v1/request/{uuid}{path}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
 
 
-async def test_each_attempt_is_logged_with_client_and_uuid(
-    reader: httpx.AsyncClient, client: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_each_attempt_is_logged_with_client_and_uuid(reader, client, created):
     unknown = uuid_of(new_request_id())
     with capture_logs() as logs:
         for uuid in (created["uuid"], unknown, "zqmark"):
@@ -105,8 +90,8 @@ async def test_each_attempt_is_logged_with_client_and_uuid(
 
 @pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])
 async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
-    reader: httpx.AsyncClient, issuer: Issuer, database: Connection, client_id: str
-) -> None:
+    reader, issuer, database, client_id
+):
     token = issuer.token(client_id, scope=EVERY_SCOPE, firm=FREE_CONVEYANCER)
     for headers in ({}, bearer(token)):
         listed = await reader.get("/v1/request", headers=headers)
@@ -121,7 +106,7 @@ async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_internal_reader_gets_the_questionnaire(reader: httpx.AsyncClient) -> None:
+async def test_internal_reader_gets_the_questionnaire(reader):
     assert (await reader.get("/v1/questionnaire/structure")).status_code == 200
 
 
@@ -142,18 +127,14 @@ async def test_internal_reader_gets_the_questionnaire(reader: httpx.AsyncClient)
         ({"client_id": "stranger", "scope": EVERY_SCOPE, "firm": READER}, 403),
     ],
 )
-async def test_list_of_clients_and_scope_are_both_needed(
-    reader: httpx.AsyncClient, issuer: Issuer, created: dict[str, Any], claims: dict[str, Any], status: int
-) -> None:
+async def test_list_of_clients_and_scope_are_both_needed(reader, issuer, created, claims, status):
     token = issuer.token(**{"scope": "request:read-all", **claims})
     response = await reader.get(f"/v1/request/{created['uuid']}", headers=bearer(token))
 
     assert response.status_code == status
 
 
-async def test_nobody_is_an_internal_reader_by_default(
-    client: httpx.AsyncClient, issuer: Issuer, created: dict[str, Any]
-) -> None:
+async def test_nobody_is_an_internal_reader_by_default(client, issuer, created):
     for client_id in (READER, CONVEYANCER, ""):
         headers = bearer(issuer.token(client_id, scope="request:read-all"))
         response = await client.get(f"/v1/request/{created['uuid']}", headers=headers)

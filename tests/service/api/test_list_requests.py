@@ -17,7 +17,6 @@ from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import OTHERS, fill
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
-from tests.harness.issuer import Issuer
 
 _NEWEST = UUID(int=2**128 - 1)
 
@@ -44,9 +43,7 @@ def errors(response: httpx.Response) -> list[tuple[str, str]]:
     return sorted((error["field"], error["code"]) for error in response.json()["errors"])
 
 
-async def test_requests_are_listed_newest_first_as_retrieve_shows_them(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_requests_are_listed_newest_first_as_retrieve_shows_them(client):
     created = await create(client, 3, meta_data={"z": 1, "a": None}, notes="é")
 
     response = await client.get("/v1/request")
@@ -56,7 +53,7 @@ async def test_requests_are_listed_newest_first_as_retrieve_shows_them(
     assert response.json()["data"] == {"requests": created, "next_cursor": None}
 
 
-async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) -> None:
+async def test_page_has_twenty_requests_by_default(client):
     created = await create(client, 21)
 
     first = await page(client)
@@ -66,7 +63,7 @@ async def test_page_has_twenty_requests_by_default(client: httpx.AsyncClient) ->
     assert rest == {"requests": created[20:], "next_cursor": None}
 
 
-async def test_last_page_may_be_full(client: httpx.AsyncClient) -> None:
+async def test_last_page_may_be_full(client):
     created = await create(client, 4)
 
     first = await page(client, limit=2)
@@ -76,7 +73,7 @@ async def test_last_page_may_be_full(client: httpx.AsyncClient) -> None:
     assert second["next_cursor"] is None
 
 
-async def test_paging_neither_repeats_nor_skips_while_requests_come_in(client: httpx.AsyncClient) -> None:
+async def test_paging_neither_repeats_nor_skips_while_requests_come_in(client):
     created = await create(client, 7)
     listed: list[dict[str, Any]] = []
     cursor: str | None = None
@@ -92,9 +89,7 @@ async def test_paging_neither_repeats_nor_skips_while_requests_come_in(client: h
     assert listed == created
 
 
-async def test_requests_of_other_conveyancers_are_not_listed(
-    client: httpx.AsyncClient, issuer: Issuer
-) -> None:
+async def test_requests_of_other_conveyancers_are_not_listed(client, issuer):
     created = await create(client, 2, external_id="shared")
     as_another = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     others = await client.post("/v1/request", json=A_REQUEST | {"external_id": "shared"}, headers=as_another)
@@ -105,7 +100,7 @@ async def test_requests_of_other_conveyancers_are_not_listed(
     assert listed.json()["data"]["requests"] == [others.json()["data"]]
 
 
-async def test_requests_are_filtered_by_external_id(client: httpx.AsyncClient) -> None:
+async def test_requests_are_filtered_by_external_id(client):
     await create(client, 1)
     wanted = await create(client, 3, external_id="crm 17/é+&")
     await create(client, 1, external_id="crm 17/é+&!")
@@ -153,13 +148,11 @@ async def test_requests_are_filtered_by_external_id(client: httpx.AsyncClient) -
         ),
     ],
 )
-async def test_every_failing_parameter_is_reported(
-    shared_client: httpx.AsyncClient, query: str, expected: list[tuple[str, str]]
-) -> None:
+async def test_every_failing_parameter_is_reported(shared_client, query, expected):
     assert errors(await shared_client.get(f"/v1/request?{query}")) == expected
 
 
-async def test_at_most_fifty_unknown_parameters_are_reported(shared_client: httpx.AsyncClient) -> None:
+async def test_at_most_fifty_unknown_parameters_are_reported(shared_client):
     query = "&".join(["limit=0", *(f"p{number}" for number in range(5_000))])
 
     reported = errors(await shared_client.get(f"/v1/request?{query}"))
@@ -171,13 +164,11 @@ async def test_at_most_fifty_unknown_parameters_are_reported(shared_client: http
 @pytest.mark.parametrize(
     "query", ["limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""]
 )
-async def test_unusual_parameters_are_accepted(shared_client: httpx.AsyncClient, query: str) -> None:
+async def test_unusual_parameters_are_accepted(shared_client, query):
     assert (await shared_client.get(f"/v1/request?{query}")).status_code == 200
 
 
-async def test_conveyancer_that_is_not_registered_is_refused(
-    shared_client: httpx.AsyncClient, issuer: Issuer
-) -> None:
+async def test_conveyancer_that_is_not_registered_is_refused(shared_client, issuer):
     for parameters in ({}, {"external_id": "x"}):
         response = await shared_client.get(
             f"/v1/request?{urlencode(parameters)}",
@@ -231,9 +222,7 @@ async def scan(database: Connection, conveyancer_id: str, external_id: str | Non
 
 
 @pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
-async def test_any_page_reads_only_its_own_rows_by_an_index_without_sorting(
-    database: Connection, plan: str
-) -> None:
+async def test_any_page_reads_only_its_own_rows_by_an_index_without_sorting(database, plan):
     await fill(database, rows=40_000)
     await database.execute(f"SET plan_cache_mode = {plan}")
     middle: str = await database.fetchval(
@@ -258,8 +247,8 @@ async def test_any_page_reads_only_its_own_rows_by_an_index_without_sorting(
 @pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("external_id", [None, "case-7"])
 async def test_old_requests_are_listed_without_reading_the_newer_ones_of_other_conveyancers(
-    database: Connection, plan: str, external_id: str | None
-) -> None:
+    database, plan, external_id
+):
     await fill(database, rows=40_000)
     await database.execute(f"SET plan_cache_mode = {plan}")
 

@@ -6,18 +6,16 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 
 READER = "calculations-team"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 async def test_every_line_about_a_request_has_its_uuid_and_the_trace_of_the_call(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+    service_settings, issuer, database
+):
     settings = msgspec.structs.replace(
         service_settings, auth_internal_clients=READER, database_timeout_seconds=0.5
     )

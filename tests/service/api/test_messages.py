@@ -7,7 +7,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
@@ -67,13 +66,13 @@ def refusals_in_code() -> Iterator[tuple[HTTPStatus, str, str]]:
                     yield HTTPStatus[status], code, _text(message)
 
 
-def test_table_has_every_message_of_the_code_once_and_no_other() -> None:
+def test_table_has_every_message_of_the_code_once_and_no_other():
     messages = [message for _, _, message, _, _ in rows()]
 
     assert sorted(messages) == sorted({text for module in _MODULES for text in sentences(module)})
 
 
-def test_table_has_the_status_and_the_code_of_each_message_and_says_what_to_do() -> None:
+def test_table_has_the_status_and_the_code_of_each_message_and_says_what_to_do():
     table = {message: (int(status), code.strip("`")) for status, code, message, _, _ in rows()}
 
     for status, code, message in refusals_in_code():
@@ -81,7 +80,7 @@ def test_table_has_the_status_and_the_code_of_each_message_and_says_what_to_do()
     assert all(cell and cell != "as it says" for *_, cause, remedy in rows() for cell in (cause, remedy))
 
 
-def test_parameters_are_refused_with_what_came() -> None:
+def test_parameters_are_refused_with_what_came():
     with pytest.raises(InvalidSubmission) as refusal:
         list_query.parse_listing(b"limit=1&limit=2&limit=3&cursor=zqmark&zqmark=1&external_id=" + b"x" * 256)
 
@@ -93,7 +92,7 @@ def test_parameters_are_refused_with_what_came() -> None:
     }
 
 
-def test_key_is_refused_with_its_length_and_two_keys_as_two() -> None:
+def test_key_is_refused_with_its_length_and_two_keys_as_two():
     with pytest.raises(ApiError, match="has 256 characters: at most 255 "):
         parse_key(["k" * 256])
     with pytest.raises(ApiError, match="more than one"):
@@ -101,16 +100,14 @@ def test_key_is_refused_with_its_length_and_two_keys_as_two() -> None:
     assert parse_key([f'"{"k" * 255}"']) == "k" * 255
 
 
-def test_compressed_body_is_refused_by_its_header() -> None:
+def test_compressed_body_is_refused_by_its_header():
     for encoding in ("gzip", "br", "GZIP", "identity, gzip"):
         with pytest.raises(ApiError, match="Content-Encoding"):
             json_body.check_declared("application/json", encoding)
     json_body.check_declared("application/json", "Identity")
 
 
-async def test_too_large_body_is_refused_with_its_size_if_it_is_known(
-    shared_client: httpx.AsyncClient,
-) -> None:
+async def test_too_large_body_is_refused_with_its_size_if_it_is_known(shared_client):
     async def chunks() -> Any:
         for _ in range(257):
             yield b" " * 1024

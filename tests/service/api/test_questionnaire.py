@@ -1,6 +1,5 @@
 """The questionnaire: its file against the table of the interface, its loader, its ETag."""
 
-import httpx
 import msgspec
 import pytest
 
@@ -57,7 +56,7 @@ INTERFACE = [
 ]
 
 
-def test_questions_are_those_of_the_interface_in_its_order() -> None:
+def test_questions_are_those_of_the_interface_in_its_order():
     table = [
         (
             question.ref,
@@ -71,7 +70,7 @@ def test_questions_are_those_of_the_interface_in_its_order() -> None:
     assert table == INTERFACE
 
 
-def test_no_text_is_empty_or_has_surrounding_space() -> None:
+def test_no_text_is_empty_or_has_surrounding_space():
     questions = load().questionnaire
     options = [option for question in questions for option in question.response_options or ()]
     texts = [text for question in questions for text in (question.question, question.info)]
@@ -80,14 +79,14 @@ def test_no_text_is_empty_or_has_surrounding_space() -> None:
     assert [text for text in texts if not text or text != text.strip()] == []
 
 
-def test_yes_and_no_are_shown_as_words() -> None:
+def test_yes_and_no_are_shown_as_words():
     options = [option for question in load().questionnaire for option in question.response_options or ()]
     names = {option.value: option.name for option in options}
 
     assert (names["YES"], names["NO"]) == ("Yes", "No")
 
 
-def test_encoded_questions_have_the_fields_of_the_interface() -> None:
+def test_encoded_questions_have_the_fields_of_the_interface():
     encoded = msgspec.json.decode(msgspec.json.encode(load()))
 
     assert list(encoded) == ["questionnaire"]
@@ -95,7 +94,7 @@ def test_encoded_questions_have_the_fields_of_the_interface() -> None:
         assert list(question) == ["ref", "question", "info", "responseType", "responseOptions", "conditions"]
 
 
-def test_encoded_options_have_a_name_and_a_value() -> None:
+def test_encoded_options_have_a_name_and_a_value():
     is_leasehold = msgspec.json.decode(msgspec.json.encode(load()))["questionnaire"][2]
 
     assert is_leasehold["responseOptions"] == [
@@ -104,9 +103,7 @@ def test_encoded_options_have_a_name_and_a_value() -> None:
     ]
 
 
-async def test_questions_that_the_caller_already_has_are_not_sent_again(
-    shared_client: httpx.AsyncClient,
-) -> None:
+async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_client):
     first = await shared_client.get(STRUCTURE)
     again = await shared_client.get(STRUCTURE, headers={"If-None-Match": first.headers["ETag"]})
 
@@ -137,16 +134,14 @@ async def test_questions_that_the_caller_already_has_are_not_sent_again(
         ("{bare}", 200),
     ],
 )
-async def test_etags_are_compared_weakly(
-    shared_client: httpx.AsyncClient, if_none_match: str, status: int
-) -> None:
+async def test_etags_are_compared_weakly(shared_client, if_none_match, status):
     tag = (await shared_client.get(STRUCTURE)).headers["ETag"].removeprefix("W/")
     sent = if_none_match.format(tag=tag, bare=tag.strip('"'))
 
     assert (await shared_client.get(STRUCTURE, headers={"If-None-Match": sent})).status_code == status
 
 
-async def test_etags_in_several_headers_are_one_list(shared_client: httpx.AsyncClient) -> None:
+async def test_etags_in_several_headers_are_one_list(shared_client):
     tag = (await shared_client.get(STRUCTURE)).headers["ETag"]
 
     response = await shared_client.get(
@@ -156,7 +151,7 @@ async def test_etags_in_several_headers_are_one_list(shared_client: httpx.AsyncC
     assert response.status_code == 304
 
 
-async def test_etag_does_not_replace_a_token(shared_client: httpx.AsyncClient) -> None:
+async def test_etag_does_not_replace_a_token(shared_client):
     tag = (await shared_client.get(STRUCTURE)).headers["ETag"]
 
     response = await shared_client.get(

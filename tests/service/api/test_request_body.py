@@ -42,7 +42,7 @@ def refused(**fields: Any) -> set[tuple[str | None, str, str]]:
 
 
 @pytest.mark.parametrize("name", A_REQUEST)
-def test_required_field_must_be_there_and_not_blank(name: str) -> None:
+def test_required_field_must_be_there_and_not_blank(name):
     without = {key: value for key, value in A_REQUEST.items() if key != name}
 
     assert refusals(json.dumps(without).encode()) == [
@@ -60,7 +60,7 @@ def test_required_field_must_be_there_and_not_blank(name: str) -> None:
     ],
     ids=ascii,
 )
-def test_text_without_a_visible_character_is_blank(invisible: str) -> None:
+def test_text_without_a_visible_character_is_blank(invisible):
     names = [name for name in A_REQUEST if not name.endswith("_email")]
     fields = dict.fromkeys(names, invisible) | {"calculation_fee_exempt": True, _REASON: invisible}
 
@@ -119,13 +119,13 @@ def test_text_without_a_visible_character_is_blank(invisible: str) -> None:
     ],
     ids=lambda value: ascii(value)[:30],
 )
-def test_field_is_refused_in_the_words_of_json(name: str, value: object, code: str, message: str) -> None:
+def test_field_is_refused_in_the_words_of_json(name, value, code, message):
     assert refused(**{name: value}) == {(name, code, message)}
     assert _MARK not in message
 
 
 @pytest.mark.parametrize("levels", [META_DATA_DEPTH + 1, 40, 900])
-def test_meta_data_is_refused_with_the_number_of_its_levels(levels: int) -> None:
+def test_meta_data_is_refused_with_the_number_of_its_levels(levels):
     nested: object = {"a": 1}
     for number in range(levels - 1):
         nested = {"a": nested, "b": 2**64} if number % 2 else [nested]
@@ -151,7 +151,7 @@ def test_meta_data_is_refused_with_the_number_of_its_levels(levels: int) -> None
         ("a\x00", "invalid_characters", _NO_NUL),
     ],
 )
-def test_waiver_needs_a_reason(reason: object, code: str, message: str) -> None:
+def test_waiver_needs_a_reason(reason, code, message):
     fields = {"calculation_fee_exempt": True, _REASON: reason}
 
     assert refused(**fields) == {(_REASON, code, message)}
@@ -160,7 +160,7 @@ def test_waiver_needs_a_reason(reason: object, code: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("reason", ["not needed", "x" * 501, 7, None])
-def test_reason_without_a_waiver_is_ignored(reason: object) -> None:
+def test_reason_without_a_waiver_is_ignored(reason):
     stored = accepted(**{_REASON: reason})
 
     assert (stored["calculation_fee_exempt"], stored[_REASON]) == (False, None)
@@ -185,11 +185,11 @@ def test_reason_without_a_waiver_is_ignored(reason: object) -> None:
         ("customer_email", "ada@bücher.example.com"),
     ],
 )
-def test_good_value_is_stored_unchanged(name: str, value: object) -> None:
+def test_good_value_is_stored_unchanged(name, value):
     assert accepted(**{name: value})[name] == value
 
 
-def test_meta_data_is_stored_as_it_was_sent() -> None:
+def test_meta_data_is_stored_as_it_was_sent():
     meta_data = {"z": 2**63 - 1, "a": -(2**63), "m": [1e17, 3.0, None, True], "empty": {}}
 
     assert accepted(meta_data=meta_data)["meta_data"] == json.dumps(meta_data, separators=(",", ":")).replace(
@@ -197,27 +197,27 @@ def test_meta_data_is_stored_as_it_was_sent() -> None:
     )
 
 
-def test_integral_number_is_an_integer_in_any_notation() -> None:
+def test_integral_number_is_an_integer_in_any_notation():
     body = msgspec.json.encode(A_REQUEST).removesuffix(b"}") + b', "property_value": 3.0e5}'
 
     assert repr(request_body.parse(body).validated(waiver_applies=False)["property_value"]) == "300000"
 
 
-def test_at_most_fifty_unknown_fields_are_reported() -> None:
+def test_at_most_fifty_unknown_fields_are_reported():
     unknown = {f"unknown-{number}": 1 for number in range(2_000)}
     codes = Counter(error.code for error in refusals(json.dumps(unknown | {"case_ref": 7}).encode()))
 
     assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
 
 
-def test_pointer_is_escaped_as_rfc_6901_requires() -> None:
+def test_pointer_is_escaped_as_rfc_6901_requires():
     (error,) = refusals(json.dumps(A_REQUEST | {"a/b~c": 1}).encode())
 
     assert (error.field, error.pointer) == ("a/b~c", "/a~1b~0c")
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null", b"7"])
-def test_body_that_is_not_an_object_is_refused_as_a_whole(body: bytes) -> None:
+def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
     assert refusals(body) == [FieldError("invalid_type", "The body must be a JSON object.", None, "")]
 
 
@@ -237,7 +237,7 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body: bytes) -> None:
         (b'{"meta_data":' * 4_000, "it nests too deeply"),
     ],
 )
-def test_malformed_body_is_refused_with_the_reason_and_the_position(body: bytes, reason: str) -> None:
+def test_malformed_body_is_refused_with_the_reason_and_the_position(body, reason):
     with pytest.raises(ApiError) as refusal:
         request_body.parse(body)
 

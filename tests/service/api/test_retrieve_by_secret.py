@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,8 +13,6 @@ from service.api.errors import translate
 from service.calculation_requests import reading
 from service.calculation_requests.request_secrets import SecretKeyRing, WrongSecret
 from service.identifiers import new_request_id, parse_uuid
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
@@ -24,7 +22,7 @@ _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 @pytest.fixture
-async def created(client: httpx.AsyncClient) -> dict[str, Any]:
+async def created(client):
     """A request that has everything, as its firm sees it."""
     response = await client.post("/v1/request", json=A_REQUEST | FIRMS_ALONE | {"customer_phone": "0"})
     record: dict[str, Any] = response.json()["data"]
@@ -32,7 +30,7 @@ async def created(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def customer(service_settings: ServiceSettings) -> AsyncIterator[httpx.AsyncClient]:
+async def customer(service_settings):
     """A client without an access token."""
     async with api_client(service_settings, None) as connected:
         yield connected
@@ -64,9 +62,7 @@ def assert_refused(response: httpx.Response) -> None:
     }
 
 
-async def test_secret_opens_its_request_without_what_is_the_firms_alone(
-    customer: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_secret_opens_its_request_without_what_is_the_firms_alone(customer, created):
     response = await ask(customer, created["uuid"], created["secret"])
 
     assert response.status_code == 200
@@ -75,9 +71,7 @@ async def test_secret_opens_its_request_without_what_is_the_firms_alone(
     assert response.headers["Cache-Control"] == "no-store"
 
 
-async def test_secret_of_an_older_key_opens_its_request(
-    created: dict[str, Any], service_settings: ServiceSettings
-) -> None:
+async def test_secret_of_an_older_key_opens_its_request(created, service_settings):
     ring = f"new:{'C' * 43},{service_settings.request_secret_keys}"
     async with api_client(msgspec.structs.replace(service_settings, request_secret_keys=ring), None) as after:
         assert (await ask(after, created["uuid"], created["secret"])).status_code == 200
@@ -107,14 +101,12 @@ def spoilt(secret: str) -> Iterator[str]:
     yield "x" * 20_000
 
 
-async def test_what_is_nearly_the_secret_gets_one_answer(
-    customer: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_what_is_nearly_the_secret_gets_one_answer(customer, created):
     for token in spoilt(created["secret"]):
         assert_refused(await ask(customer, created["uuid"], token))
 
 
-async def test_secret_is_compared_encoded(customer: httpx.AsyncClient, created: dict[str, Any]) -> None:
+async def test_secret_is_compared_encoded(customer, created):
     """The last character of 43 has two bits that base64 ignores."""
     secret = created["secret"]
     others = [
@@ -132,18 +124,14 @@ def _decoded(secret: str) -> bytes:
     return base64.urlsafe_b64decode(secret + "=")
 
 
-async def test_secret_of_another_request_gets_the_same_answer(
-    client: httpx.AsyncClient, customer: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_secret_of_another_request_gets_the_same_answer(client, customer, created):
     other = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
 
     assert_refused(await ask(customer, created["uuid"], other["secret"]))
     assert_refused(await ask(customer, other["uuid"], created["secret"]))
 
 
-async def test_secret_of_an_old_salt_gets_the_same_answer_at_once(
-    customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
-) -> None:
+async def test_secret_of_an_old_salt_gets_the_same_answer_at_once(customer, created, database):
     """So a secret that was right is not remembered."""
     assert (await ask(customer, created["uuid"], created["secret"])).status_code == 200
 
@@ -152,9 +140,7 @@ async def test_secret_of_an_old_salt_gets_the_same_answer_at_once(
     assert_refused(await ask(customer, created["uuid"], created["secret"]))
 
 
-async def test_secret_whose_key_left_the_ring_gets_the_same_answer(
-    customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
-) -> None:
+async def test_secret_whose_key_left_the_ring_gets_the_same_answer(customer, created, database):
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
 
     with rises("request_secret_keys_missing_total", by=2):
@@ -165,9 +151,7 @@ async def test_secret_whose_key_left_the_ring_gets_the_same_answer(
 @pytest.mark.parametrize(
     "uuid", ["req_01a9ZkW3mT6qPxB8vNcR4d", "req_", "req_" + "z" * 22, "nonsense", "x" * 300]
 )
-async def test_secret_for_an_unknown_or_malformed_uuid_gets_the_same_answer(
-    customer: httpx.AsyncClient, created: dict[str, Any], uuid: str
-) -> None:
+async def test_secret_for_an_unknown_or_malformed_uuid_gets_the_same_answer(customer, created, uuid):
     assert_refused(await ask(customer, uuid, created["secret"]))
 
 
@@ -182,9 +166,7 @@ class CountedKeys(dict[str, bytes]):
         return super().__getitem__(key_id)
 
 
-async def test_unknown_uuid_and_lost_key_cost_a_derivation_as_a_wrong_secret_does(
-    client: httpx.AsyncClient, created: dict[str, Any], database: Connection
-) -> None:
+async def test_unknown_uuid_and_lost_key_cost_a_derivation_as_a_wrong_secret_does(client, created, database):
     ring = SecretKeyRing.parse(SECRET_KEYS)
     lost = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
     await database.execute(
@@ -200,9 +182,7 @@ async def test_unknown_uuid_and_lost_key_cost_a_derivation_as_a_wrong_secret_doe
         assert keys.taken == 1
 
 
-async def test_secret_opens_nothing_else(
-    client: httpx.AsyncClient, customer: httpx.AsyncClient, created: dict[str, Any], database: Connection
-) -> None:
+async def test_secret_opens_nothing_else(client, customer, created, database):
     other = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     headers = {"Authorization": f"Bearer {created['secret']}"}
     path = f"/v1/request/{created['uuid']}"
@@ -227,9 +207,7 @@ async def test_secret_opens_nothing_else(
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2
 
 
-async def test_secret_is_not_taken_from_the_query_string(
-    customer: httpx.AsyncClient, created: dict[str, Any]
-) -> None:
+async def test_secret_is_not_taken_from_the_query_string(customer, created):
     query = f"?secret={created['secret']}&access_token={created['secret']}"
 
     without_header = await customer.get(f"/v1/request/{created['uuid']}{query}")

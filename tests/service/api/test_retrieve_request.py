@@ -3,18 +3,14 @@
 test_openapi.py provokes each refusal; test_tenancy.py shows that of another firm's request.
 """
 
-import httpx
 import msgspec
 import pytest
 
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 
 
-async def test_retrieved_request_is_the_one_that_was_created(client: httpx.AsyncClient) -> None:
+async def test_retrieved_request_is_the_one_that_was_created(client):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
 
     response = await client.get(f"/v1/request/{created['uuid']}")
@@ -40,16 +36,14 @@ async def test_retrieved_request_is_the_one_that_was_created(client: httpx.Async
     ],
 )
 @pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
-async def test_malformed_uuid_is_not_found(shared_client: httpx.AsyncClient, path: str, what: str) -> None:
+async def test_malformed_uuid_is_not_found(shared_client, path, what):
     response = await shared_client.get(f"/v1/request/{path}{what}")
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
 
 
-async def test_secret_stays_the_same_under_a_new_current_key(
-    client: httpx.AsyncClient, service_settings: ServiceSettings, issuer: Issuer
-) -> None:
+async def test_secret_stays_the_same_under_a_new_current_key(client, service_settings, issuer):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     rotated = msgspec.structs.replace(
         service_settings, request_secret_keys=f"new:{'C' * 43},{service_settings.request_secret_keys}"
@@ -62,9 +56,7 @@ async def test_secret_stays_the_same_under_a_new_current_key(
     assert newer["secret"] != created["secret"]
 
 
-async def test_new_request_has_been_created_and_no_more(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_new_request_has_been_created_and_no_more(client, database):
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
 
     response = await client.get(f"/v1/request/{uuid}/events")
@@ -77,9 +69,7 @@ async def test_new_request_has_been_created_and_no_more(
     assert (event["id"], event["data"]["tenant"]) == (f"{uuid}.request.created.1", CONVEYANCER)
 
 
-async def test_events_need_no_key_of_the_secret(
-    client: httpx.AsyncClient, service_settings: ServiceSettings, issuer: Issuer
-) -> None:
+async def test_events_need_no_key_of_the_secret(client, service_settings, issuer):
     uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
     without = msgspec.structs.replace(service_settings, request_secret_keys=f"new:{'C' * 43}")
 

@@ -2,8 +2,6 @@
 
 import hmac
 import time
-from pathlib import Path
-from typing import Any
 
 import httpx
 import jwt
@@ -18,8 +16,7 @@ from service.authentication import api_keys, authenticator
 from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import Connection, open_pool
-from service.settings import ServiceSettings
+from service.postgres.pool import open_pool
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
@@ -50,18 +47,14 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
 
 
 @pytest.mark.parametrize("header", [None, "", "Basic YTpi", "Bearer", "Token abc"])
-async def test_missing_credentials_are_challenged(
-    shared_client: httpx.AsyncClient, header: str | None
-) -> None:
+async def test_missing_credentials_are_challenged(shared_client, header):
     for response in await ask(shared_client, {} if header is None else {"Authorization": header}):
         assert response.status_code == 401
         assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
         assert response.json()["errors"][0]["code"] == "unauthenticated"
 
 
-async def test_two_credentials_are_refused_and_neither_is_chosen(
-    client: httpx.AsyncClient, issuer: Issuer, database: Connection
-) -> None:
+async def test_two_credentials_are_refused_and_neither_is_chosen(client, issuer, database):
     good = ("Authorization", client.headers.pop("Authorization"))
     other = ("Authorization", f"Bearer {issuer.token('free-conveyancing')}")
     for headers in ([good, other], [good, good], [other, ("authorization", "")]):
@@ -99,12 +92,8 @@ async def test_two_credentials_are_refused_and_neither_is_chosen(
     ],
 )
 async def test_bad_access_token_is_refused_with_the_reason(
-    shared_client: httpx.AsyncClient,
-    issuer: Issuer,
-    shared_database: Connection,
-    change: dict[str, Any],
-    reason: str,
-) -> None:
+    shared_client, issuer, shared_database, change, reason
+):
     for response in await ask(shared_client, bearer(issuer.token(**change))):
         assert response.status_code == 401
         challenge = response.headers["WWW-Authenticate"]
@@ -115,9 +104,7 @@ async def test_bad_access_token_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS256"])
-async def test_algorithms_that_anyone_could_sign_with_are_refused(
-    shared_client: httpx.AsyncClient, issuer: Issuer, algorithm: str
-) -> None:
+async def test_algorithms_that_anyone_could_sign_with_are_refused(shared_client, issuer, algorithm):
     """Algorithm confusion: the public key, which everybody knows, used as the secret of an HMAC."""
     public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     signed = _with_header(issuer.token(), alg=algorithm)
@@ -129,7 +116,7 @@ async def test_algorithms_that_anyone_could_sign_with_are_refused(
         assert "algorithm" in response.headers["WWW-Authenticate"]
 
 
-async def test_key_verifies_only_its_own_algorithm(shared_client: httpx.AsyncClient, issuer: Issuer) -> None:
+async def test_key_verifies_only_its_own_algorithm(shared_client, issuer):
     """The header names another accepted algorithm. The signature is valid, made with the issuer's key."""
     signed = _with_header(issuer.token(), alg="EdDSA")
     signature = ECAlgorithm(ECAlgorithm.SHA256).sign(signed.encode(), issuer.key)
@@ -150,8 +137,8 @@ async def test_key_verifies_only_its_own_algorithm(shared_client: httpx.AsyncCli
     ],
 )
 async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
-    service_settings: ServiceSettings, own_issuer: Issuer, published: str | None, accepted: set[str]
-) -> None:
+    service_settings, own_issuer, published, accepted
+):
     private = rsa.generate_private_key(65_537, 2048)
     public = {**RSAAlgorithm.to_jwk(private.public_key(), as_dict=True), "kid": "rsa"}
     other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
@@ -187,7 +174,7 @@ async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_
         "é",
     ],
 )
-async def test_malformed_token_is_refused(shared_client: httpx.AsyncClient, token: str) -> None:
+async def test_malformed_token_is_refused(shared_client, token):
     shared_client.headers.pop("Authorization", None)
     headers = [(b"Authorization", f"Bearer {token}".encode("latin-1"))]
 
@@ -197,9 +184,7 @@ async def test_malformed_token_is_refused(shared_client: httpx.AsyncClient, toke
     assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
 
 
-async def test_token_signed_with_another_key_is_refused(
-    shared_client: httpx.AsyncClient, tmp_path: Path
-) -> None:
+async def test_token_signed_with_another_key_is_refused(shared_client, tmp_path):
     stranger = Issuer(tmp_path)
 
     for response in await ask(shared_client, bearer(stranger.token())):
@@ -215,9 +200,7 @@ async def test_token_signed_with_another_key_is_refused(
         (None, [403, 403, 200]),
     ],
 )
-async def test_each_endpoint_needs_its_scope(
-    client: httpx.AsyncClient, issuer: Issuer, scope: str | None, statuses: list[int]
-) -> None:
+async def test_each_endpoint_needs_its_scope(client, issuer, scope, statuses):
     responses = await ask(client, bearer(issuer.token(scope=scope)))
 
     assert [response.status_code for response in responses] == statuses
@@ -228,7 +211,7 @@ async def test_each_endpoint_needs_its_scope(
             assert response.json()["errors"][0]["code"] == "insufficient_scope"
 
 
-async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSettings, issuer: Issuer) -> None:
+async def test_token_is_forgotten_when_it_expires(service_settings, issuer):
     settings = msgspec.structs.replace(service_settings, auth_leeway_seconds=0.0)
     async with api_client(settings, None) as client:
 
@@ -241,8 +224,8 @@ async def test_token_is_forgotten_when_it_expires(service_settings: ServiceSetti
 
 
 async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_does_not_prolong_it(
-    service_settings: ServiceSettings, own_issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service_settings, own_issuer, monkeypatch
+):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
@@ -269,9 +252,7 @@ async def is_refused(client: httpx.AsyncClient) -> bool:
     return (await client.get(STRUCTURE)).status_code == 401
 
 
-async def test_claim_that_names_the_conveyancer_can_be_chosen(
-    service_settings: ServiceSettings, issuer: Issuer, database: Connection
-) -> None:
+async def test_claim_that_names_the_conveyancer_can_be_chosen(service_settings, issuer, database):
     settings = msgspec.structs.replace(service_settings, auth_tenant_claim="firm")
     async with api_client(settings, issuer.token(CONVEYANCER, firm=FREE_CONVEYANCER)) as client:
         named = await client.post("/v1/request", json=A_REQUEST)
@@ -283,9 +264,7 @@ async def test_claim_that_names_the_conveyancer_can_be_chosen(
     assert [row["conveyancer_id"] for row in stored] == [FREE_CONVEYANCER]
 
 
-async def test_api_key_opens_the_questionnaire_and_nothing_else(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_api_key_opens_the_questionnaire_and_nothing_else(client, database):
     key = await api_keys.create(database, CONVEYANCER)
 
     create, retrieve, questionnaire = await ask(client, bearer(key))
@@ -296,9 +275,7 @@ async def test_api_key_opens_the_questionnaire_and_nothing_else(
         assert "API key" in response.headers["WWW-Authenticate"]
 
 
-async def test_api_key_that_was_revoked_or_never_issued_is_refused(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_api_key_that_was_revoked_or_never_issued_is_refused(client, database):
     revoked = await api_keys.create(database, CONVEYANCER)
     assert await api_keys.revoke(database, revoked.split("_")[1])
 
@@ -308,7 +285,7 @@ async def test_api_key_that_was_revoked_or_never_issued_is_refused(
     assert not await api_keys.revoke(database, revoked.split("_")[1])
 
 
-async def test_only_the_hash_of_an_api_key_is_stored(database: Connection) -> None:
+async def test_only_the_hash_of_an_api_key_is_stored(database):
     key = await api_keys.create(database, CONVEYANCER)
 
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")

@@ -1,7 +1,6 @@
 """The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers; and odd keys."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -13,20 +12,19 @@ from structlog.testing import capture_logs
 from service.authentication import signing_keys
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.certificates import Authority
 from tests.harness.issuer import Answer, HttpsIssuer, Issuer, after, babble, drip, pour, status
 from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def impatient(monkeypatch):
     """Fetch whenever there is a reason."""
     monkeypatch.setattr(signing_keys, "_COOLDOWN_SECONDS", 0.0)
     return monkeypatch
 
 
 @pytest.fixture
-async def server(authority: Authority, own_issuer: Issuer) -> AsyncIterator[HttpsIssuer]:
+async def server(authority, own_issuer):
     """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
     https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
@@ -44,9 +42,7 @@ async def is_found(keys: SigningKeys, key_id: str) -> bool:
         return False
 
 
-async def test_certificate_of_an_unknown_authority_is_not_trusted(
-    server: HttpsIssuer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_certificate_of_an_unknown_authority_is_not_trusted(server, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
 
     with pytest.raises(SigningKeysUnavailable):
@@ -54,7 +50,7 @@ async def test_certificate_of_an_unknown_authority_is_not_trusted(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_new_key_is_fetched_on_first_use(server: HttpsIssuer, own_issuer: Issuer) -> None:
+async def test_new_key_is_fetched_on_first_use(server, own_issuer):
     keys = SigningKeys(server.url)
     await keys.find("local")
     own_issuer.publish("next")
@@ -64,7 +60,7 @@ async def test_new_key_is_fetched_on_first_use(server: HttpsIssuer, own_issuer: 
     assert not await is_found(keys, "local")
 
 
-async def test_concurrent_callers_share_one_fetch(server: HttpsIssuer) -> None:
+async def test_concurrent_callers_share_one_fetch(server):
     server.answer = after(0.1, server.answer)
     keys = SigningKeys(server.url)
 
@@ -74,7 +70,7 @@ async def test_concurrent_callers_share_one_fetch(server: HttpsIssuer) -> None:
     assert server.requests == 1
 
 
-async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server: HttpsIssuer) -> None:
+async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server):
     keys = SigningKeys(server.url)
     await keys.find("local")
 
@@ -85,8 +81,8 @@ async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server: HttpsIssu
 
 
 async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
-    server: HttpsIssuer, own_issuer: Issuer, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, own_issuer, authority, monkeypatch
+):
     for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.05)
     https = HttpsIssuer(authority)
@@ -123,9 +119,7 @@ WRONG: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(
-    server: HttpsIssuer, answer: Answer, impatient: pytest.MonkeyPatch
-) -> None:
+async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(server, answer, impatient):
     impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 20.0)
     keys = SigningKeys(server.url)
     await eventually(lambda: is_found(keys, "local"))
@@ -139,9 +133,7 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(
     assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
 
 
-async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(
-    server: HttpsIssuer, impatient: pytest.MonkeyPatch
-) -> None:
+async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(server, impatient):
     keys = SigningKeys(server.url)
     await eventually(lambda: is_found(keys, "local"))
     impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 0.1)
@@ -155,7 +147,7 @@ async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(
         await asyncio.sleep(0)
 
 
-async def test_redirect_is_not_followed(server: HttpsIssuer) -> None:
+async def test_redirect_is_not_followed(server):
     server.answer = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
 
     with pytest.raises(SigningKeysUnavailable):
@@ -191,24 +183,20 @@ async def is_used(own_issuer: Issuer, odd: dict[str, Any]) -> bool:
     ],
     ids=str,
 )
-async def test_odd_key_is_not_used_and_does_not_affect_the_others(
-    own_issuer: Issuer, odd: dict[str, Any]
-) -> None:
+async def test_odd_key_is_not_used_and_does_not_affect_the_others(own_issuer, odd):
     assert not await is_used(own_issuer, odd)
 
 
 @pytest.mark.parametrize(
     "change", [{"use": "enc"}, {"alg": ["ES256"]}, {"crv": ["ES256"]}, {"x": ["ES256"]}, {}], ids=str
 )
-async def test_key_is_used_unless_it_is_for_something_else_or_mistyped(
-    own_issuer: Issuer, change: dict[str, Any]
-) -> None:
+async def test_key_is_used_unless_it_is_for_something_else_or_mistyped(own_issuer, change):
     (good,) = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
 
     assert await is_used(own_issuer, good | change) == (change == {})
 
 
-async def test_key_published_with_its_private_half_is_not_used(own_issuer: Issuer) -> None:
+async def test_key_published_with_its_private_half_is_not_used(own_issuer):
     assert not await is_used(own_issuer, ECAlgorithm.to_jwk(own_issuer.key, as_dict=True))
 
 

@@ -1,14 +1,10 @@
 """Requests whose key was removed from REQUEST_SECRET_KEYS: what can still be read of them."""
 
-import httpx
 import msgspec
 import pytest
 
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import rises
 
 MISSING = "request_secret_keys_missing_total"
@@ -16,7 +12,7 @@ KEY = {"Idempotency-Key": "closing"}
 
 
 @pytest.fixture
-async def without_key(database: Connection, client: httpx.AsyncClient) -> str:
+async def without_key(database, client):
     """Return the uuid of the older of two requests, whose key the ring no longer has."""
     uuid: str = (await client.post("/v1/request", json=A_REQUEST, headers=KEY)).json()["data"]["uuid"]
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
@@ -24,9 +20,7 @@ async def without_key(database: Connection, client: httpx.AsyncClient) -> str:
     return uuid
 
 
-async def test_request_without_its_key_is_answered_with_503(
-    client: httpx.AsyncClient, without_key: str
-) -> None:
+async def test_request_without_its_key_is_answered_with_503(client, without_key):
     with rises(MISSING, by=2):
         answers = [
             await client.get(f"/v1/request/{without_key}"),
@@ -40,9 +34,7 @@ async def test_request_without_its_key_is_answered_with_503(
         assert "lost" not in answer.text
 
 
-async def test_list_shows_the_request_without_its_secret_and_the_others_in_full(
-    client: httpx.AsyncClient, without_key: str
-) -> None:
+async def test_list_shows_the_request_without_its_secret_and_the_others_in_full(client, without_key):
     with rises(MISSING):
         response = await client.get("/v1/request")
 
@@ -53,12 +45,7 @@ async def test_list_shows_the_request_without_its_secret_and_the_others_in_full(
     assert rest | whole == whole | {"created_at": whole["created_at"]}
 
 
-async def test_restored_key_makes_the_request_readable_again(
-    client: httpx.AsyncClient,
-    service_settings: ServiceSettings,
-    issuer: Issuer,
-    without_key: str,
-) -> None:
+async def test_restored_key_makes_the_request_readable_again(client, service_settings, issuer, without_key):
     assert (await client.get(f"/v1/request/{without_key}")).status_code == 503
     ring = f"{service_settings.request_secret_keys},lost:{'C' * 43}"
     settings = msgspec.structs.replace(service_settings, request_secret_keys=ring)

@@ -16,11 +16,8 @@ from service.calculation_requests.storing import Storage, Stored
 from service.outbox import lanes
 from service.outbox.waker import RelayWaker
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool, open_pool
-from service.settings import ServiceSettings
+from service.postgres.pool import Connection, open_pool
 from tests.harness import stored
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 SECONDS = 10.0
@@ -28,7 +25,7 @@ BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def pool(service_settings, link):
     """A pool of one connection."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
@@ -36,7 +33,7 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 
 
 @pytest.fixture
-async def storage(pool: Pool, statements: StatementLog) -> Storage:
+async def storage(pool, statements):
     """A storage whose statement is already prepared, on its only connection."""
     opened = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
     await store(opened, "the first")
@@ -88,9 +85,7 @@ async def holding(database_url: str, key: str) -> AsyncIterator[Transaction]:
         await holder.close()
 
 
-async def test_creates_with_keys_share_a_round_trip_and_a_transaction(
-    storage: Storage, database: Connection, statements: StatementLog
-) -> None:
+async def test_creates_with_keys_share_a_round_trip_and_a_transaction(storage, database, statements):
     outcomes = await store_all(storage, *"abcdefghij", None, None)
 
     assert [is_repeat for _, is_repeat in outcomes] == [False] * 12
@@ -101,8 +96,8 @@ async def test_creates_with_keys_share_a_round_trip_and_a_transaction(
 
 
 async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
-    storage: Storage, database: Connection
-) -> None:
+    storage, database
+):
     before, _ = await store(storage, "old")
 
     old, first, again, reused, other, unkeyed = await asyncio.gather(
@@ -124,8 +119,8 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
 
 
 async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_create(
-    storage: Storage, database_url: str, statements: StatementLog
-) -> None:
+    storage, database_url, statements
+):
     """There is one connection: the others would wait if a create waited for its key inside Postgres."""
     async with holding(database_url, "held") as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(20)))
@@ -147,8 +142,8 @@ async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_creat
 
 
 async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
-    storage: Storage, database_url: str, database: Connection, statements: StatementLog
-) -> None:
+    storage, database_url, database, statements
+):
     async with holding(database_url, "held") as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(2)))
         await eventually(lambda: "request.idempotency_sha256" in str(statements.executed))
@@ -160,7 +155,7 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
     assert await count_stored(database, "held") == 1
 
 
-async def test_wait_for_a_key_ends_in_time(pool: Pool, database_url: str) -> None:
+async def test_wait_for_a_key_ends_in_time(pool, database_url):
     hasty = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=0.5)
     async with asyncio.timeout(SECONDS), holding(database_url, "held"):
         with pytest.raises(IdempotencyKeyInFlight):
@@ -169,9 +164,7 @@ async def test_wait_for_a_key_ends_in_time(pool: Pool, database_url: str) -> Non
             await store(hasty, "held", seconds=0.1)
 
 
-async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other_creates(
-    storage: Storage, database: Connection
-) -> None:
+async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other_creates(storage, database):
     """As the worker updates it. An INSERT with ON CONFLICT would wait for that transaction."""
     before, _ = await store(storage, "old")
 
@@ -183,9 +176,7 @@ async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other
     assert [is_repeat for _, is_repeat in outcomes] == [True, False, False]
 
 
-async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
-    service_settings: ServiceSettings, database: Connection
-) -> None:
+async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(service_settings, database):
     await database.execute(
         """
         CREATE SEQUENCE stored_with_key;
@@ -215,9 +206,7 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
     assert await database.fetchval("SELECT last_value FROM stored_with_key") == 2
 
 
-async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sent(
-    storage: Storage, link: TcpProxy, database: Connection
-) -> None:
+async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sent(storage, link, database):
     keys = "abcde"
     creates = asyncio.gather(*(store(storage, key) for key in keys), return_exceptions=True)
     await link.swallow_answers_and_cut(0.3)
@@ -229,9 +218,7 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     assert await count_stored(database, *keys) == len(keys)
 
 
-async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(
-    pool: Pool, database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(pool, database, monkeypatch):
     waker = RelayWaker(pool, timeout_seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
     woken: list[object] = []
     monkeypatch.setattr(waker, "wake", lambda: woken.append(None))

@@ -1,7 +1,7 @@
 """No route and no statement shows a conveyancer anything of another one, not even that it exists."""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -11,10 +11,8 @@ import pytest
 from service.app import create_api
 from service.identifiers import new_request_id, uuid_of
 from service.server import probes
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 
@@ -67,7 +65,7 @@ THE_SAME_FOR_EVERY_CALLER = {
 
 
 @pytest.fixture
-async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def stranger(client, issuer):
     """A client of the same API with a token of the other conveyancer."""
     headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
     async with httpx.AsyncClient(base_url=client.base_url, headers=headers) as connected:
@@ -75,7 +73,7 @@ async def stranger(client: httpx.AsyncClient, issuer: Issuer) -> AsyncIterator[h
 
 
 @pytest.fixture
-async def others(client: httpx.AsyncClient) -> Named:
+async def others(client):
     """A request of the other conveyancer."""
     response = await client.post(
         "/v1/request",
@@ -90,7 +88,7 @@ def nothing() -> Named:
     return Named(uuid_of(new_request_id()), "unused-key", "unused-case")
 
 
-def test_every_route_is_covered(service_settings: ServiceSettings) -> None:
+def test_every_route_is_covered(service_settings):
     routes = {
         (method, route.path)
         for route in create_api(service_settings).routes
@@ -102,9 +100,7 @@ def test_every_route_is_covered(service_settings: ServiceSettings) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=[" ".join(route) for route in CALLS])
-async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_exist(
-    stranger: httpx.AsyncClient, others: Named, call: Call
-) -> None:
+async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_exist(stranger, others, call):
     answers = [await call(stranger, named) for named in (others, nothing())]
 
     assert answers[0].status_code == answers[1].status_code
@@ -113,15 +109,13 @@ async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_e
     assert others.uuid not in answers[0].text
 
 
-async def test_own_request_is_found(client: httpx.AsyncClient, others: Named) -> None:
+async def test_own_request_is_found(client, others):
     """Or the comparison above would compare two failures."""
     assert (await retrieve(client, others)).status_code == 200
     assert (await list_events(client, others)).status_code == 200
 
 
-async def test_questionnaire_is_the_same_for_every_conveyancer(
-    client: httpx.AsyncClient, stranger: httpx.AsyncClient
-) -> None:
+async def test_questionnaire_is_the_same_for_every_conveyancer(client, stranger):
     own, strangers = [await each.get("/v1/questionnaire/structure") for each in (client, stranger)]
 
     assert comparable(own.json()) == comparable(strangers.json())
@@ -137,8 +131,8 @@ def names_its_conveyancer(statement: str) -> bool:
 
 
 async def test_every_statement_of_a_conveyancers_calls_names_it(
-    service_settings: ServiceSettings, issuer: Issuer, others: Named, link: TcpProxy, statements: StatementLog
-) -> None:
+    service_settings, issuer, others, link, statements
+):
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
     async with api_client(settings, issuer.token(FREE_CONVEYANCER)) as stranger:
         waived = A_REQUEST | {"calculation_fee_exempt": True}
@@ -156,8 +150,8 @@ async def test_every_statement_of_a_conveyancers_calls_names_it(
 
 
 async def test_data_of_another_conveyancer_costs_the_statements_of_data_that_does_not_exist(
-    service_settings: ServiceSettings, issuer: Issuer, others: Named
-) -> None:
+    service_settings, issuer, others
+):
     log = StatementLog()
     async with TcpProxy(service_settings.database_url, log.watch) as link:
         settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)

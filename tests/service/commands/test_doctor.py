@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-import httpx
 import pytest
 from yarl import URL
 
@@ -14,20 +12,16 @@ from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.commands.doctor import examine_service
 from service.diagnosis import Finding
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
-from tests.harness.certificates import Authority
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
 from tests.harness.fixed_answers import answering, http_answer
-from tests.harness.issuer import Issuer
 from tests.harness.processes import environment_of
 
 CHECKS = ["settings", "postgres", "secret keys", "application", "signing keys"]
 
 
 @pytest.fixture
-async def environment(service_settings: ServiceSettings) -> AsyncIterator[dict[str, str]]:
+async def environment(service_settings):
     """The environment of an API without problems."""
     async with answering(http_answer("404 Not Found", b"")) as port:
         yield environment_of(service_settings, APP_URL=f"http://127.0.0.1:{port}")
@@ -39,7 +33,7 @@ async def found(environment: Mapping[str, str], check: str) -> Finding:
     return finding
 
 
-async def test_healthy_environment_has_a_line_for_each_check(environment: Mapping[str, str]) -> None:
+async def test_healthy_environment_has_a_line_for_each_check(environment):
     ended = await run("service", "doctor", environment=environment)
 
     assert (ended.status, ended.errors) == (0, "")
@@ -47,7 +41,7 @@ async def test_healthy_environment_has_a_line_for_each_check(environment: Mappin
     assert [finding.check for finding in await examine_service(environment)] == CHECKS
 
 
-async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment: dict[str, str]) -> None:
+async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment):
     environment["DATABASE_URL"] = f"postgresql://me:hunter2@127.0.0.1:{free_port()}/x"
     environment["AUTH_JWKS_URL"] = f"https://me:hunter2@127.0.0.1:{free_port()}/jwks"
     environment["REQUEST_SECRET_KEYS"] = "current:hunter2"
@@ -65,9 +59,7 @@ async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment
     assert "hunter2" not in ended.output
 
 
-async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
-    environment: dict[str, str],
-) -> None:
+async def test_every_bad_variable_is_named_and_its_checks_are_skipped(environment):
     environment |= {"PORT": "eighty", "DATABASE_URL": "mysql://x", "AUTH_JWKS_URL": "", "LOG_LEVEL": "LOUD"}
     environment |= {"REQUEST_SECRET_KEYS": "x"}
 
@@ -83,9 +75,7 @@ async def test_every_bad_variable_is_named_and_its_checks_are_skipped(
     ]
 
 
-async def test_checks_run_side_by_side_and_wait_for_no_silent_server(
-    environment: dict[str, str], authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checks_run_side_by_side_and_wait_for_no_silent_server(environment, authority, monkeypatch):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.0)
     async with answering(None) as one, answering(None, authority.server_context()) as other:
         environment["DATABASE_URL"] = f"postgresql://127.0.0.1:{one}/x"
@@ -98,9 +88,7 @@ async def test_checks_run_side_by_side_and_wait_for_no_silent_server(
     assert silent == ["postgres", "signing keys"]
 
 
-async def test_watching_doctor_looks_again_and_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_watching_doctor_looks_again_and_again(monkeypatch, capsys):
     monkeypatch.setattr(diagnosis, "WATCH_SECONDS", 0.01)
     looks = iter([Finding("wrong", "postgres", "connection refused"), Finding("ok", "postgres", "is back")])
 
@@ -128,9 +116,7 @@ async def test_watching_doctor_looks_again_and_again(
         ({"user": "nobody-here"}, "user or password refused"),
     ],
 )
-async def test_unavailable_postgres_is_found(
-    environment: dict[str, str], changes: dict[str, str | int], says: str
-) -> None:
+async def test_unavailable_postgres_is_found(environment, changes, says):
     url = URL(environment["DATABASE_URL"])
     for part, value in changes.items():
         url = getattr(url, f"with_{part}")(value)
@@ -154,9 +140,7 @@ async def test_unavailable_postgres_is_found(
     ],
     ids=["older schema", "no schema", "read-only", "full disk"],
 )
-async def test_postgres_that_cannot_be_written_to_is_found(
-    environment: Mapping[str, str], database: Connection, statement: str, says: str
-) -> None:
+async def test_postgres_that_cannot_be_written_to_is_found(environment, database, statement, says):
     await database.execute(
         """
         CREATE FUNCTION full_disk() RETURNS void LANGUAGE plpgsql AS $$
@@ -174,16 +158,14 @@ async def test_postgres_that_cannot_be_written_to_is_found(
     assert finding.says.startswith(says)
 
 
-async def test_doctor_leaves_no_trace(environment: Mapping[str, str], database: Connection) -> None:
+async def test_doctor_leaves_no_trace(environment, database):
     await examine_service(environment)
 
     counts = "SELECT (SELECT count(*) FROM operator_action) + (SELECT count(*) FROM secret_key)"
     assert await database.fetchval(counts) == 0
 
 
-async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(
-    environment: dict[str, str], client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(environment, client, database):
     before = await found(environment, "secret keys")
     assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
     await database.execute("UPDATE calculation_request SET secret_key_id = 'newest'")
@@ -198,9 +180,7 @@ async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(
     ]
 
 
-async def test_another_key_under_the_same_id_is_found(
-    environment: dict[str, str], client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_another_key_under_the_same_id_is_found(environment, client, database):
     assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
     first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
     assert await remember_keys(database, first) == []
@@ -225,13 +205,7 @@ async def test_another_key_under_the_same_id_is_found(
         (None, "warning", "no answer in time"),
     ],
 )
-async def test_application_is_asked(
-    environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    answer: bytes | None,
-    state: str,
-    says: str,
-) -> None:
+async def test_application_is_asked(environment, monkeypatch, answer, state, says):
     monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
     async with answering(answer) as port:
         finding = await found(environment | {"APP_URL": f"http://127.0.0.1:{port}/"}, "application")
@@ -239,7 +213,7 @@ async def test_application_is_asked(
     assert (finding.state, finding.says) == (state, says)
 
 
-async def test_application_that_nobody_serves_is_found(environment: dict[str, str]) -> None:
+async def test_application_that_nobody_serves_is_found(environment):
     environment["APP_URL"] = f"http://127.0.0.1:{free_port()}"
 
     finding = await found(environment, "application")
@@ -250,9 +224,7 @@ async def test_application_that_nobody_serves_is_found(environment: dict[str, st
 # The issuer's keys
 
 
-async def test_keys_are_fetched_over_tls(
-    environment: dict[str, str], issuer: Issuer, authority: Authority
-) -> None:
+async def test_keys_are_fetched_over_tls(environment, issuer, authority):
     answer = http_answer("200 OK", issuer.jwks.read_bytes())
     async with answering(answer, authority.server_context()) as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
@@ -262,9 +234,7 @@ async def test_keys_are_fetched_over_tls(
     assert finding.state == "ok"
 
 
-async def test_issuer_may_be_slower_than_callers_wait(
-    environment: dict[str, str], issuer: Issuer, authority: Authority
-) -> None:
+async def test_issuer_may_be_slower_than_callers_wait(environment, issuer, authority):
     answer = http_answer("200 OK", issuer.jwks.read_bytes())
     async with answering(answer, authority.server_context(), after_seconds=1.5) as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
@@ -274,7 +244,7 @@ async def test_issuer_may_be_slower_than_callers_wait(
     assert finding.state == "ok"
 
 
-async def test_missing_key_document_is_found(environment: dict[str, str], authority: Authority) -> None:
+async def test_missing_key_document_is_found(environment, authority):
     async with answering(http_answer("404 Not Found", b""), authority.server_context()) as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
 
@@ -287,9 +257,7 @@ async def test_missing_key_document_is_found(environment: dict[str, str], author
     ("days", "address", "says"),
     [(-1, "127.0.0.1", "certificate has expired"), (365, "127.0.0.2", "IP address mismatch")],
 )
-async def test_certificate_of_the_issuer_is_checked(
-    environment: dict[str, str], authority: Authority, days: float, address: str, says: str
-) -> None:
+async def test_certificate_of_the_issuer_is_checked(environment, authority, days, address, says):
     context = authority.server_context(days=days, address=address)
     async with answering(http_answer("200 OK", b""), context) as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
@@ -300,7 +268,7 @@ async def test_certificate_of_the_issuer_is_checked(
     assert says in finding.says
 
 
-async def test_issuer_that_does_not_speak_tls_is_found(environment: dict[str, str]) -> None:
+async def test_issuer_that_does_not_speak_tls_is_found(environment):
     async with answering(http_answer("200 OK", b"") + b"\r\n\r\n") as port:
         environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
 
@@ -310,9 +278,7 @@ async def test_issuer_that_does_not_speak_tls_is_found(environment: dict[str, st
 
 
 @pytest.mark.parametrize("document", [None, b"", b'{"keys": []}'], ids=["missing", "empty", "no keys"])
-async def test_document_without_usable_keys_is_found(
-    environment: dict[str, str], tmp_path: Path, document: bytes | None
-) -> None:
+async def test_document_without_usable_keys_is_found(environment, tmp_path, document):
     file = tmp_path / "jwks.json"
     if document is not None:
         file.write_bytes(document)

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import jsonschema_rs
 import msgspec
@@ -29,7 +28,7 @@ def schema_of(message: str, part: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
 
 
-def test_document_is_valid(tmp_path: Path) -> None:
+def test_document_is_valid(tmp_path):
     """AsyncAPI's own parser, in node, finds no error in the document.
 
     Of two packages on PyPI that know AsyncAPI 3, `pydantic-asyncapi` refuses valid AMQP channels and
@@ -52,7 +51,7 @@ def test_document_is_valid(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_every_reference_has_a_target() -> None:
+def test_every_reference_has_a_target():
     for reference in re.findall(r'"\$ref":"#/([^"]+)"', msgspec.json.encode(DOCUMENT).decode()):
         target = DOCUMENT
         for step in reference.split("/"):
@@ -60,14 +59,14 @@ def test_every_reference_has_a_target() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_example_matches_its_schema(message: str) -> None:
+def test_example_matches_its_schema(message):
     for example in MESSAGES[message]["examples"]:
         for part in example.keys() - {"name"}:
             schema_of(message, part).validate(example[part])
 
 
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
-def test_schema_accepts_no_event_of_another_type(event: type[events.RequestEvent]) -> None:
+def test_schema_accepts_no_event_of_another_type(event):
     for other in events.SENT:
         payload = MESSAGES[other.type]["examples"][0]["payload"]
 
@@ -77,7 +76,7 @@ def test_schema_accepts_no_event_of_another_type(event: type[events.RequestEvent
 @pytest.mark.parametrize(
     "calculation_id", ["", "calc_7\n", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"]
 )
-def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id: str) -> None:
+def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id):
     payload = {"request_uuid": "req_01a9ZkW3mT6qPxB8vNcR4d", "calculation_id": calculation_id}
     try:
         msgspec.convert(payload, CalculationCreated)
@@ -88,11 +87,11 @@ def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id: s
     assert schema_of(asyncapi.BARE, "payload").is_valid(payload) == is_taken
 
 
-def test_committed_document_matches_the_code() -> None:
+def test_committed_document_matches_the_code():
     assert msgspec.json.decode(COMMITTED.read_bytes()) == DOCUMENT, "run `make asyncapi`"
 
 
-async def test_document_is_printed() -> None:
+async def test_document_is_printed():
     printed = await run("service", "asyncapi", environment=bare_environment())
 
     assert (printed.status, msgspec.json.decode(printed.output)) == (0, DOCUMENT)

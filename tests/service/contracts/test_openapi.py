@@ -15,8 +15,6 @@ from deploy.local.machine.ports import free_port
 from service.api import handlers, questionnaire
 from service.authentication import api_keys
 from service.contracts import openapi, operations
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client
@@ -44,7 +42,7 @@ def check(schema: dict[str, Any], value: Any) -> None:
     jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(value)
 
 
-async def test_document_is_printed_without_any_setting(client: httpx.AsyncClient) -> None:
+async def test_document_is_printed_without_any_setting(client):
     printed = await run("service", "openapi", environment=bare_environment())
     served = await client.get("/schema/openapi.json", headers={"Authorization": ""})
 
@@ -53,13 +51,11 @@ async def test_document_is_printed_without_any_setting(client: httpx.AsyncClient
     assert served.json() == msgspec.json.decode(printed.output)
 
 
-def test_document_is_valid() -> None:
+def test_document_is_valid():
     validate(DOCUMENT)
 
 
-async def test_document_has_the_token_url_where_it_is_known(
-    service_settings: ServiceSettings,
-) -> None:
+async def test_document_has_the_token_url_where_it_is_known(service_settings):
     token_url = "https://issuer.test/token"
     settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
     async with api_client(settings, None) as caller:
@@ -78,21 +74,21 @@ async def test_document_has_the_token_url_where_it_is_known(
     ]
 
 
-def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u() -> None:
+def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u():
     patterns = re.findall(rb'"pattern":"((?:[^"\\]|\\.)*)"', msgspec.json.encode(DOCUMENT))
 
     assert len(patterns) > 10
     assert all(pattern.isascii() for pattern in patterns)
 
 
-def test_every_endpoint_is_documented() -> None:
+def test_every_endpoint_is_documented():
     values = [*vars(handlers).values(), *vars(questionnaire).values()]
     endpoints = [value for value in values if isinstance(value, BaseRouteHandler)]
 
     assert {each.handler for each in operations.OPERATIONS} == set(endpoints) - {handlers.show_methods}
 
 
-def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
+def test_page_for_callers_lists_every_error_code_and_no_other():
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
     errors = (
@@ -102,7 +98,7 @@ def test_page_for_callers_lists_every_error_code_and_no_other() -> None:
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == set(codes)
 
 
-def test_every_error_code_is_in_the_document() -> None:
+def test_every_error_code_is_in_the_document():
     codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
@@ -111,7 +107,7 @@ def test_every_error_code_is_in_the_document() -> None:
 
 
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
-def test_example_fits_its_schema(path: str, method: str, status: str, name: str, value: Any) -> None:
+def test_example_fits_its_schema(path, method, status, name, value):
     content = operation_of(path, method)["responses"][status]["content"]["application/json"]
 
     check(content["schema"], value)
@@ -119,7 +115,7 @@ def test_example_fits_its_schema(path: str, method: str, status: str, name: str,
 
 
 @pytest.mark.parametrize("name", ["smallest", "full"])
-async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClient, name: str) -> None:
+async def test_example_bodies_are_answered_as_documented(client, name):
     content = operation_of("/v1/request", "post")["requestBody"]["content"]["application/json"]
     body = content["examples"][name]["value"]
 
@@ -143,9 +139,7 @@ async def test_example_bodies_are_answered_as_documented(client: httpx.AsyncClie
         }
 
 
-async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(
-    service_settings: ServiceSettings, issuer: Issuer
-) -> None:
+async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(service_settings, issuer):
     content = operation_of("/v1/request/{uuid}", "get")["responses"]["200"]["content"]["application/json"]
     settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
     async with api_client(settings, issuer.token()) as client:
@@ -168,7 +162,7 @@ async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(
             }
 
 
-async def test_example_of_the_questionnaire_is_its_beginning(client: httpx.AsyncClient) -> None:
+async def test_example_of_the_questionnaire_is_its_beginning(client):
     response = await client.get("/v1/questionnaire/structure")
 
     shown = operation_of("/v1/questionnaire/structure", "get")["responses"]["200"]["content"]
@@ -236,9 +230,7 @@ ELSEWHERE = {
     ("path", "method", "status", "name", "value"),
     [failure for failure in FAILURES if failure[3] not in OF_THE_SERVICE | ELSEWHERE],
 )
-async def test_failures_are_answered_as_documented(
-    client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, status: str, name: str, value: Any
-) -> None:
+async def test_failures_are_answered_as_documented(client, issuer, path, method, status, name, value):
     response = await provoke(client, issuer, path, method, name)
 
     documented = operation_of(path, method)["responses"][status]
@@ -248,12 +240,7 @@ async def test_failures_are_answered_as_documented(
         assert (header in response.headers) or not described["required"]
 
 
-async def test_failures_of_the_service_are_answered_as_documented(
-    client: httpx.AsyncClient,
-    service_settings: ServiceSettings,
-    database: Connection,
-    issuer: Issuer,
-) -> None:
+async def test_failures_of_the_service_are_answered_as_documented(client, service_settings, database, issuer):
     key = await api_keys.create(database, CONVEYANCER)
     nowhere = f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)

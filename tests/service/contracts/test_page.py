@@ -5,12 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import pytest
 
 from service.contracts import asyncapi
-from service.settings import ServiceSettings
 from tests.harness.in_process import api_client
 
 
@@ -29,7 +27,7 @@ class References(HTMLParser):
         (self.linked if tag == "a" else self.loaded).extend(urls)
 
 
-async def test_page_loads_nothing_from_elsewhere(shared_client: httpx.AsyncClient) -> None:
+async def test_page_loads_nothing_from_elsewhere(shared_client):
     page = await shared_client.get("/schema", headers={"Authorization": ""})
 
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -45,7 +43,7 @@ async def test_page_loads_nothing_from_elsewhere(shared_client: httpx.AsyncClien
             assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
 
 
-async def test_links_of_the_page_lead_somewhere(shared_client: httpx.AsyncClient) -> None:
+async def test_links_of_the_page_lead_somewhere(shared_client):
     linked = References((await shared_client.get("/schema")).text).linked
 
     assert {"/schema/openapi.json", "/schema/asyncapi.json"} == {*linked}
@@ -57,11 +55,11 @@ async def test_links_of_the_page_lead_somewhere(shared_client: httpx.AsyncClient
     "name",
     ["index.html", "nothing.js", "events", "..%2f__init__.py", "..%2fpage.py"],
 )
-async def test_other_files_are_not_served(shared_client: httpx.AsyncClient, name: str) -> None:
+async def test_other_files_are_not_served(shared_client, name):
     assert (await shared_client.get(f"/schema/{name}")).status_code == 404
 
 
-async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings: ServiceSettings) -> None:
+async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings):
     settings = msgspec.structs.replace(
         service_settings, auth_issuer="https://<issuer>", auth_audience="a&b", auth_tenant_claim="firm"
     )
@@ -72,9 +70,7 @@ async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings: 
         assert f"<code>{named.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}</code>" in page
 
 
-async def test_page_may_ask_for_a_token_where_the_token_url_is_known(
-    service_settings: ServiceSettings,
-) -> None:
+async def test_page_may_ask_for_a_token_where_the_token_url_is_known(service_settings):
     token_url = "https://issuer.test:8443/token?a=1&b=2"
     settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
     async with api_client(settings, None) as caller:
@@ -83,7 +79,7 @@ async def test_page_may_ask_for_a_token_where_the_token_url_is_known(
     assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]
 
 
-async def test_asyncapi_document_is_served(shared_client: httpx.AsyncClient) -> None:
+async def test_asyncapi_document_is_served(shared_client):
     served = await shared_client.get("/schema/asyncapi.json", headers={"Authorization": ""})
 
     assert served.headers["Content-Type"] == "application/json"

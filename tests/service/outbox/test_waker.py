@@ -5,11 +5,10 @@ import time
 import pytest
 
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Pool
 
 
 @pytest.fixture
-def waker(pool: Pool) -> RelayWaker:
+def waker(pool):
     """A waker that has noted no commit."""
     return RelayWaker(pool, timeout_seconds=5.0)
 
@@ -20,16 +19,14 @@ def is_lent(waker: RelayWaker) -> bool:
         return lent
 
 
-def test_commit_carries_no_notify_while_another_does(waker: RelayWaker) -> None:
+def test_commit_carries_no_notify_while_another_does(waker):
     with waker.lend_notify() as first:
         second = is_lent(waker)
 
     assert (first, second) == (True, False)
 
 
-def test_quiet_time_after_a_commit_with_a_notify_is_four_times_as_long_as_that_took(
-    waker: RelayWaker,
-) -> None:
+def test_quiet_time_after_a_commit_with_a_notify_is_four_times_as_long_as_that_took(waker):
     with waker.lend_notify():
         time.sleep(0.1)
 
@@ -38,14 +35,14 @@ def test_quiet_time_after_a_commit_with_a_notify_is_four_times_as_long_as_that_t
     assert (within, is_lent(waker)) == (False, True)
 
 
-def test_quiet_time_begins_again_with_each_other_commit(waker: RelayWaker) -> None:
+def test_quiet_time_begins_again_with_each_other_commit(waker):
     waker.wake()
     within = is_lent(waker)
     time.sleep(0.01)
     assert (within, is_lent(waker)) == (False, True)
 
 
-def test_commit_that_fails_keeps_no_later_one_from_carrying_a_notify(waker: RelayWaker) -> None:
+def test_commit_that_fails_keeps_no_later_one_from_carrying_a_notify(waker):
     with pytest.raises(ZeroDivisionError), waker.lend_notify():
         raise ZeroDivisionError
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import asyncpg
 import msgspec
@@ -12,7 +12,6 @@ from service.postgres import loans
 from service.postgres.group_commit import LARGEST_GROUP, GroupCommit, Ids
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
-from service.settings import ServiceSettings
 from tests.harness.databases import has_waiting_statement
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
@@ -42,9 +41,7 @@ class Callers:
 
 
 @pytest.fixture
-async def link(
-    service_settings: ServiceSettings, database: Connection, statements: StatementLog
-) -> AsyncIterator[TcpProxy]:
+async def link(service_settings, database, statements):
     """The network between the pool and Postgres, whose database has a table for the test."""
     await database.execute(
         """
@@ -59,7 +56,7 @@ async def link(
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def pool(service_settings, link):
     """A pool of one connection."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
@@ -67,7 +64,7 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 
 
 @pytest.fixture
-async def group_commit(pool: Pool, statements: StatementLog) -> Callers:
+async def group_commit(pool, statements):
     """A group commit whose statement is already prepared."""
     await Callers(pool, seconds=SECONDS).execute((0, ""))
     statements.clear()
@@ -75,7 +72,7 @@ async def group_commit(pool: Pool, statements: StatementLog) -> Callers:
 
 
 @pytest.fixture
-async def impatient(pool: Pool) -> Callers:
+async def impatient(pool):
     """The same with a short deadline."""
     await Callers(pool, seconds=SECONDS).execute((0, ""))
     return Callers(pool, seconds=FEW_SECONDS)
@@ -99,9 +96,7 @@ async def stored(database: Connection) -> list[int]:
     return [row["id"] for row in await database.fetch("SELECT id FROM stored WHERE id > 0 ORDER BY id")]
 
 
-async def test_concurrent_callers_share_a_round_trip_and_a_transaction(
-    group_commit: Callers, database: Connection, statements: StatementLog
-) -> None:
+async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_commit, database, statements):
     outcomes = await store(group_commit, ["a"] * 10)
 
     assert outcomes == [set(range(1, 11))] * 10
@@ -111,9 +106,7 @@ async def test_concurrent_callers_share_a_round_trip_and_a_transaction(
     assert await database.fetchval(transactions) == 1
 
 
-async def test_callers_that_arrive_while_a_group_executes_form_the_next(
-    group_commit: Callers, database: Connection, statements: StatementLog
-) -> None:
+async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_commit, database, statements):
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
         first = asyncio.create_task(group_commit.execute((1, "a")))
@@ -126,7 +119,7 @@ async def test_callers_that_arrive_while_a_group_executes_form_the_next(
     assert statements.round_trips == 2
 
 
-async def test_group_has_a_largest_size(group_commit: Callers, statements: StatementLog) -> None:
+async def test_group_has_a_largest_size(group_commit, statements):
     outcomes = await store(group_commit, ["a"] * (LARGEST_GROUP + 1))
 
     first_group = set(range(1, LARGEST_GROUP + 1))
@@ -134,9 +127,7 @@ async def test_group_has_a_largest_size(group_commit: Callers, statements: State
     assert statements.round_trips == 2
 
 
-async def test_row_that_the_statement_skips_is_not_among_the_ids(
-    group_commit: Callers, database: Connection
-) -> None:
+async def test_row_that_the_statement_skips_is_not_among_the_ids(group_commit, database):
     outcomes = await store(group_commit, ["a", "nothing", "a"])
 
     assert outcomes == [{1, 3}] * 3
@@ -148,13 +139,8 @@ async def test_row_that_the_statement_skips_is_not_among_the_ids(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
 async def test_rejected_arguments_fail_for_their_own_caller_alone(
-    group_commit: Callers,
-    pool: Pool,
-    database: Connection,
-    place: int,
-    note: str,
-    error: type[Exception],
-) -> None:
+    group_commit, pool, database, place, note, error
+):
     notes = ["a"] * 5
     notes[place] = note
     outcomes = await store(group_commit, notes)
@@ -168,9 +154,7 @@ async def test_rejected_arguments_fail_for_their_own_caller_alone(
 
 @pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
 @pytest.mark.usefixtures("link")
-async def test_unencodable_arguments_leave_no_transaction_open(
-    service_settings: ServiceSettings, database: Connection, notes: list[str]
-) -> None:
+async def test_unencodable_arguments_leave_no_transaction_open(service_settings, database, notes):
     """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
     settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
     async with open_pool(settings) as forgetful:
@@ -198,9 +182,7 @@ async def serves_again(group_commit: Callers) -> bool:
     return await store(group_commit, ["nothing"]) == [set()]
 
 
-async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
-    impatient: Callers, link: TcpProxy
-) -> None:
+async def test_whole_group_fails_in_time_when_postgres_does_not_answer(impatient, link):
     link.hold()
     async with asyncio.timeout(30):  # Without a deadline, this would never end.
         outcomes = await store(impatient, ["a"] * 5)
@@ -210,9 +192,7 @@ async def test_whole_group_fails_in_time_when_postgres_does_not_answer(
     await eventually(lambda: serves_again(impatient))
 
 
-async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
-    impatient: Callers, link: TcpProxy
-) -> None:
+async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(impatient, link):
     link.hold()
     async with asyncio.timeout(30):  # Without a timeout of asyncpg's own, this would never end.
         outcomes = await store(impatient, ["a" * 2_000_000] * LARGEST_GROUP)
@@ -223,7 +203,7 @@ async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(
     await eventually(lambda: serves_again(impatient))
 
 
-async def test_whole_group_fails_when_postgres_is_unreachable(group_commit: Callers, link: TcpProxy) -> None:
+async def test_whole_group_fails_when_postgres_is_unreachable(group_commit, link):
     await link.refuse()
     outcomes = await store(group_commit, ["a"] * 5)
     link.admit()
@@ -231,9 +211,7 @@ async def test_whole_group_fails_when_postgres_is_unreachable(group_commit: Call
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
 
 
-async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
-    group_commit: Callers, pool: Pool, database: Connection
-) -> None:
+async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(group_commit, pool, database):
     async with loans.connection(pool, seconds=SECONDS):
         ids = range(1, QUEUE_SIZE + 1)
         waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
@@ -248,9 +226,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(
     assert await stored(database) == list(range(1, QUEUE_SIZE + 1))
 
 
-async def test_cancelled_follower_stores_nothing(
-    group_commit: Callers, pool: Pool, database: Connection
-) -> None:
+async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
     async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
@@ -261,9 +237,7 @@ async def test_cancelled_follower_stores_nothing(
     assert await stored(database) == [1]
 
 
-async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(
-    group_commit: Callers, pool: Pool, database: Connection
-) -> None:
+async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(group_commit, pool, database):
     async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
@@ -282,8 +256,8 @@ async def has_ended(database: Connection) -> bool:
 
 
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
-    group_commit: Callers, pool: Pool, database: Connection, statements: StatementLog
-) -> None:
+    group_commit, pool, database, statements
+):
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
         leader, follower = leader_and_follower(group_commit)
@@ -300,8 +274,8 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
 
 
 async def test_groups_are_smaller_after_a_slow_one_and_grow_again(
-    impatient: Callers, database: Connection, statements: StatementLog
-) -> None:
+    impatient, database, statements: StatementLog
+):
     async def round_trips(first_id: int) -> int:
         statements.clear()
         await asyncio.gather(*(impatient.execute((first_id + each, "a")) for each in range(4)))
@@ -316,9 +290,7 @@ async def test_groups_are_smaller_after_a_slow_one_and_grow_again(
     assert [await round_trips(100 * number) for number in range(1, 4)] == [2, 1, 1]
 
 
-async def test_late_callers_do_not_join_a_leader_that_has_waited_long(
-    pool: Pool, database: Connection
-) -> None:
+async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
     group_commit = Callers(pool, seconds=2.0)
     async with loans.connection(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import asyncpg
@@ -13,17 +12,15 @@ from yarl import URL
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
-from service.settings import ServiceSettings
 from tests.harness.databases import is_gone
 from tests.harness.metrics import rises
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 SIZE = 2
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def pool(service_settings, link):
     """A pool of two connections, for which 64 callers may wait."""
     settings = msgspec.structs.replace(
         service_settings,
@@ -52,12 +49,12 @@ async def is_sleeping(database: Connection) -> bool:
     return bool(await database.fetchval(query))
 
 
-async def test_connection_is_reused(pool: Pool) -> None:
+async def test_connection_is_reused(pool):
     assert await backend(pool) == await backend(pool)
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: TcpProxy) -> None:
+async def test_no_more_connections_than_allowed_are_opened(pool, link):
     async def work() -> None:
         async with loans.connection(pool, seconds=5.0) as connection:
             await connection.execute("SELECT pg_sleep(0.01)")
@@ -69,7 +66,7 @@ async def test_no_more_connections_than_allowed_are_opened(pool: Pool, link: Tcp
     assert link.connections == SIZE
 
 
-async def test_caller_beyond_the_full_queue_is_refused_at_once(pool: Pool) -> None:
+async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
     async with loans.connection(pool, seconds=5.0), loans.connection(pool, seconds=5.0):
         waiting = [asyncio.create_task(backend(pool)) for _ in range(64)]
         await asyncio.sleep(0)
@@ -82,7 +79,7 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool: Pool) -> No
     pool.check_available()
 
 
-async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool: Pool) -> None:
+async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
     async with loans.connection(pool, seconds=5.0):
         async with loans.connection(pool, seconds=5.0):
             waiting = asyncio.create_task(pool.take(queue_seconds=0.0))
@@ -97,9 +94,7 @@ async def _lend(pool: Pool, *, seconds: float) -> None:
         pass
 
 
-async def test_overdue_statement_is_cancelled_and_its_connection_not_reused(
-    pool: Pool, database: Connection
-) -> None:
+async def test_overdue_statement_is_cancelled_and_its_connection_not_reused(pool, database):
     slow = await backend(pool)
     with pytest.raises(PostgresUnavailable):
         async with loans.connection(pool, seconds=0.2) as connection:
@@ -109,7 +104,7 @@ async def test_overdue_statement_is_cancelled_and_its_connection_not_reused(
     await eventually(lambda: is_gone(database, slow))
 
 
-async def test_cancelled_caller_frees_its_place(pool: Pool, database: Connection) -> None:
+async def test_cancelled_caller_frees_its_place(pool, database):
     slow = await backend(pool)
 
     async def work() -> None:
@@ -127,9 +122,7 @@ async def test_cancelled_caller_frees_its_place(pool: Pool, database: Connection
     await eventually(lambda: is_gone(database, slow))
 
 
-async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled(
-    pool: Pool, link: TcpProxy
-) -> None:
+async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled(pool, link):
     async def work() -> None:
         async with loans.connection(pool, seconds=0.2) as connection:
             link.hold()
@@ -146,9 +139,7 @@ async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled
     assert await backend(pool)
 
 
-async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing(
-    pool: Pool, link: TcpProxy
-) -> None:
+async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing(pool, link):
     async def work() -> None:
         async with loans.connection(pool, seconds=0.3) as connection:
             link.hold()
@@ -164,7 +155,7 @@ async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing
     assert await backend(pool)
 
 
-async def test_error_of_the_caller_keeps_the_connection(pool: Pool) -> None:
+async def test_error_of_the_caller_keeps_the_connection(pool):
     before = await backend(pool)
     with pytest.raises(LookupError):
         async with loans.connection(pool, seconds=5.0):
@@ -182,9 +173,7 @@ async def test_error_of_the_caller_keeps_the_connection(pool: Pool) -> None:
         "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
     ],
 )
-async def test_statement_rejected_by_postgres_keeps_the_connection(
-    pool: Pool, database: Connection, statement: str
-) -> None:
+async def test_statement_rejected_by_postgres_keeps_the_connection(pool, database, statement):
     before = await backend(pool)
     async with database.transaction():
         await database.execute("LOCK TABLE outbox")
@@ -205,7 +194,7 @@ async def test_statement_rejected_by_postgres_keeps_the_connection(
         PostgresUnavailable(),
     ],
 )
-async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) -> None:
+async def test_session_in_doubt_is_not_lent_again(pool, error):
     before = await backend(pool)
     with suppress(type(error), PostgresUnavailable):
         async with loans.connection(pool, seconds=5.0):
@@ -214,7 +203,7 @@ async def test_session_in_doubt_is_not_lent_again(pool: Pool, error: Exception) 
     assert await backend(pool) != before
 
 
-async def test_connection_with_an_open_transaction_is_not_lent_again(pool: Pool) -> None:
+async def test_connection_with_an_open_transaction_is_not_lent_again(pool):
     async with loans.connection(pool, seconds=5.0) as connection:
         before = connection.get_server_pid()
         await connection.execute("BEGIN")
@@ -222,7 +211,7 @@ async def test_connection_with_an_open_transaction_is_not_lent_again(pool: Pool)
     assert await backend(pool) != before
 
 
-async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool: Pool) -> None:
+async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool):
     served = []
 
     async def work(number: int) -> None:
@@ -242,7 +231,7 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
     assert pool.open_size == pool.idle_size == SIZE
 
 
-async def test_broken_connections_are_replaced(pool: Pool, link: TcpProxy) -> None:
+async def test_broken_connections_are_replaced(pool, link):
     before = await backend(pool)
     await link.cut()
     await eventually(lambda: pool.open_size == 0)
@@ -251,9 +240,7 @@ async def test_broken_connections_are_replaced(pool: Pool, link: TcpProxy) -> No
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
-    pool: Pool, link: TcpProxy
-) -> None:
+async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(pool, link):
     await link.refuse()
     for _ in range(20):
         with pytest.raises(PostgresUnavailable):
@@ -274,9 +261,7 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
 
 
 @pytest.fixture
-async def granting_two(
-    service_settings: ServiceSettings, administrator: Connection
-) -> AsyncIterator[tuple[Pool, str]]:
+async def granting_two(service_settings, administrator):
     """A pool that may open ten connections, whose Postgres user may open two; and that user."""
     user = f"limited_{time.time_ns()}"
     await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
@@ -292,9 +277,7 @@ async def is_unused(database: Connection, user: str) -> bool:
     return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
 
 
-async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
-    granting_two: tuple[Pool, str],
-) -> None:
+async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(granting_two):
     pool, _ = granting_two
 
     async def work() -> int:
@@ -309,9 +292,7 @@ async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
     assert (pool.open_size, pool.idle_size) == (2, 2)
 
 
-async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(
-    granting_two: tuple[Pool, str],
-) -> None:
+async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(granting_two):
     pool, _ = granting_two
     async with loans.connection(pool, seconds=10.0), loans.connection(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
@@ -320,9 +301,7 @@ async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(
     assert await backend(pool)
 
 
-async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(
-    granting_two: tuple[Pool, str], administrator: Connection
-) -> None:
+async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
     pool, user = granting_two
     async with loans.connection(pool, seconds=30.0) as one:
         async with loans.connection(pool, seconds=30.0) as other:
@@ -336,7 +315,7 @@ async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
-async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Pool, link: TcpProxy) -> None:
+async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool, link):
     async with loans.connection(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))
@@ -346,9 +325,7 @@ async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool: Po
     link.resume()
 
 
-async def test_closing_the_pool_cancels_running_statements(
-    service_settings: ServiceSettings, database: Connection
-) -> None:
+async def test_closing_the_pool_cancels_running_statements(service_settings, database):
     async with open_pool(service_settings) as pool:
         slow = await backend(pool)
         connection = await pool.take(queue_seconds=1.0)

@@ -75,9 +75,7 @@ async def counts(database: Connection) -> list[int]:
     return list(row)
 
 
-async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(
-    database: Connection, database_url: str, tmp_path: Path
-) -> None:
+async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, database_url, tmp_path):
     for line in (CHECKOUT / "deploy/Dockerfile").read_text().splitlines():
         match line.split():
             case ["COPY", source, target] if target.startswith("/app/"):
@@ -95,9 +93,7 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(
     assert await schema.read_version(database) == schema.VERSION
 
 
-async def test_versions_are_applied_while_requests_are_stored(
-    database: Connection, database_url: str
-) -> None:
+async def test_versions_are_applied_while_requests_are_stored(database, database_url):
     async with requests_coming_in(database_url) as stored:
         applied = await schema.apply(database, SAMPLE)
 
@@ -107,8 +103,8 @@ async def test_versions_are_applied_while_requests_are_stored(
 
 
 async def test_versions_let_requests_through_while_they_wait_for_a_backup(
-    database: Connection, database_url: str, other_connection: Connection
-) -> None:
+    database, database_url, other_connection
+):
     backup = await asyncpg.connect(database_url)
     async with requests_coming_in(database_url) as stored:
         async with backup.transaction():
@@ -123,9 +119,7 @@ async def test_versions_let_requests_through_while_they_wait_for_a_backup(
     await backup.close()
 
 
-async def test_interrupted_version_is_finished_by_the_next_run(
-    database: Connection, database_url: str, other_connection: Connection
-) -> None:
+async def test_interrupted_version_is_finished_by_the_next_run(database, database_url, other_connection):
     reader = await asyncpg.connect(database_url)
     async with reader.transaction(isolation="repeatable_read"):
         await reader.fetch("SELECT FROM conveyancer")  # takes a snapshot, which the index build waits for
@@ -144,9 +138,7 @@ async def test_interrupted_version_is_finished_by_the_next_run(
     assert await has_sample(database)
 
 
-async def test_two_processes_can_apply_the_schema_at_once(
-    database: Connection, other_connection: Connection
-) -> None:
+async def test_two_processes_can_apply_the_schema_at_once(database, other_connection):
     await empty(database)
 
     applied = await asyncio.gather(*(schema.apply(each, SAMPLE) for each in (database, other_connection)))
@@ -156,9 +148,7 @@ async def test_two_processes_can_apply_the_schema_at_once(
 
 
 @pytest.mark.parametrize("version", [schema.VERSION, schema.VERSION + 1])
-async def test_current_and_newer_schemas_are_neither_locked_nor_changed(
-    version: int, database: Connection, other_connection: Connection
-) -> None:
+async def test_current_and_newer_schemas_are_neither_locked_nor_changed(version, database, other_connection):
     await database.execute("INSERT INTO schema_version VALUES ($1) ON CONFLICT DO NOTHING", version)
     async with other_connection.transaction():
         for [table] in await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
@@ -178,9 +168,7 @@ async def test_current_and_newer_schemas_are_neither_locked_nor_changed(
     ],
     ids=["no versions", "none applied", "versions of another kind"],
 )
-async def test_schema_of_others_is_refused_in_one_line(
-    theirs: str, database: Connection, database_url: str
-) -> None:
+async def test_schema_of_others_is_refused_in_one_line(theirs, database, database_url):
     await empty(database)
     await database.execute(theirs)
 
@@ -193,21 +181,21 @@ async def test_schema_of_others_is_refused_in_one_line(
     assert await database.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 1
 
 
-def test_misnumbered_version_is_refused(tmp_path: Path) -> None:
+def test_misnumbered_version_is_refused(tmp_path):
     (tmp_path / "0001_again.sql").touch()
 
     with pytest.raises(AssertionError):
         read_versions(tmp_path)
 
 
-async def test_read_only_server_counts_as_unavailable(database: Connection) -> None:
+async def test_read_only_server_counts_as_unavailable(database):
     await database.execute("SET default_transaction_read_only = on")
 
     with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
         await schema.check(database)
 
 
-async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database: Connection) -> None:
+async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database):
     request_id = uuid.uuid4()
     await database.execute("SET search_path = ''")  # as pg_restore has it
     for number in (1, 2):

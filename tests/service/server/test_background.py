@@ -12,12 +12,12 @@ from tests.harness.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
-def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_long_pauses(monkeypatch):
     """Restart work at once."""
     monkeypatch.setattr(background, "_PAUSE_SECONDS", 0.01)
 
 
-async def test_failed_work_is_logged_counted_and_restarted() -> None:
+async def test_failed_work_is_logged_counted_and_restarted():
     begun = 0
 
     async def fail_twice() -> None:
@@ -37,7 +37,7 @@ async def test_failed_work_is_logged_counted_and_restarted() -> None:
     assert "a secret" not in str(logs)
 
 
-async def test_work_that_fails_while_being_cancelled_is_not_restarted() -> None:
+async def test_work_that_fails_while_being_cancelled_is_not_restarted():
     begun = 0
 
     async def fail_at_the_end() -> None:
@@ -56,7 +56,7 @@ async def test_work_that_fails_while_being_cancelled_is_not_restarted() -> None:
     assert logs[0]["error"] == "LookupError"
 
 
-async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends() -> None:
+async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends():
     ending, may_end = asyncio.Event(), asyncio.Event()
 
     async def end_slowly() -> None:
@@ -80,7 +80,7 @@ async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends() -> N
     assert using.cancelled()
 
 
-async def test_background_work_ends_with_the_block() -> None:
+async def test_background_work_ends_with_the_block():
     ended = asyncio.Event()
 
     async def work() -> None:

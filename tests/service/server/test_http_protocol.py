@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,15 +13,12 @@ from structlog.testing import capture_logs
 
 from service.api.json_body import LARGEST_BODY
 from service.app import create_app
-from service.postgres.pool import Connection
 from service.server import http_protocol, http_server
 from service.server.http_protocol import LARGEST_HEAD
 from service.server.http_server import listen
-from service.settings import ServiceSettings
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import rises, value
 from tests.harness.waiting import eventually
 
@@ -100,7 +97,7 @@ Connect = Callable[[], Any]
 
 
 @pytest.fixture
-async def connect(client: httpx.AsyncClient) -> AsyncIterator[Connect]:
+async def connect(client):
     """Opens connections to the API."""
     writers = []
 
@@ -137,7 +134,7 @@ def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1"
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
     ],
 )
-async def test_input_that_is_not_http_is_refused_in_plain_text(connect: Connect, sent: bytes) -> None:
+async def test_input_that_is_not_http_is_refused_in_plain_text(connect, sent):
     connection = await connect()
     connection.send(sent)
     answer = await connection.answer()
@@ -148,7 +145,7 @@ async def test_input_that_is_not_http_is_refused_in_plain_text(connect: Connect,
 
 
 @pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
-async def test_large_head_is_refused_in_one_piece_and_in_many(connect: Connect, line: str) -> None:
+async def test_large_head_is_refused_in_one_piece_and_in_many(connect, line):
     large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
     at_once, in_pieces = await connect(), await connect()
     at_once.send(large)
@@ -161,9 +158,7 @@ async def test_large_head_is_refused_in_one_piece_and_in_many(connect: Connect, 
         assert await connection.is_closed()
 
 
-async def test_head_after_a_large_body_does_not_prevent_an_answer(
-    client: httpx.AsyncClient, connect: Connect
-) -> None:
+async def test_head_after_a_large_body_does_not_prevent_an_answer(client, connect):
     """On a pipelined connection one read can contain the end of a body and the start of a head."""
     body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
     connection = await connect()
@@ -176,9 +171,7 @@ async def test_head_after_a_large_body_does_not_prevent_an_answer(
 
 
 @pytest.fixture
-async def impatient(
-    service_settings: ServiceSettings, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[httpx.AsyncClient]:
+async def impatient(service_settings, issuer, monkeypatch):
     """A client of an API that is as quick to give up as a test needs."""
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.3)
@@ -191,7 +184,7 @@ async def connect_to(client: httpx.AsyncClient) -> RawConnection:
     return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
 
 
-async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None:
+async def test_silent_connection_is_closed(impatient):
     with capture_logs() as logs:
         assert await (await connect_to(impatient)).is_closed()
 
@@ -199,7 +192,7 @@ async def test_silent_connection_is_closed(impatient: httpx.AsyncClient) -> None
 
 
 @pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
-async def test_incomplete_head_is_answered_408(impatient: httpx.AsyncClient, beginning: bytes) -> None:
+async def test_incomplete_head_is_answered_408(impatient, beginning):
     connection = await connect_to(impatient)
     connection.send(beginning)
     answer = await connection.answer()
@@ -209,7 +202,7 @@ async def test_incomplete_head_is_answered_408(impatient: httpx.AsyncClient, beg
     assert await connection.is_closed()
 
 
-async def test_trickled_head_does_not_extend_its_deadline(impatient: httpx.AsyncClient) -> None:
+async def test_trickled_head_does_not_extend_its_deadline(impatient):
     connection = await connect_to(impatient)
     connection.send(b"GET /livez HTTP/1.1\r\n")
     sent = await connection.trickle(b"X: y\r\n")
@@ -217,7 +210,7 @@ async def test_trickled_head_does_not_extend_its_deadline(impatient: httpx.Async
     assert sent.startswith(b"HTTP/1.1 408 ")
 
 
-async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient: httpx.AsyncClient) -> None:
+async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient):
     connection = await connect_to(impatient)
     connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
     assert (await connection.answer()).status == 200
@@ -226,9 +219,7 @@ async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient: htt
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
-async def test_missing_body_is_answered_408(
-    impatient: httpx.AsyncClient, database: Connection, framing: str
-) -> None:
+async def test_missing_body_is_answered_408(impatient, database, framing):
     connection = await connect_to(impatient)
     with capture_logs() as logs:
         connection.send(head(impatient, framing, f"X-Request-Id: {REQUEST_ID}"))
@@ -251,9 +242,7 @@ async def test_missing_body_is_answered_408(
         (["Transfer-Encoding: chunked"], 415),
     ],
 )
-async def test_body_of_a_refused_request_does_not_keep_a_connection_open(
-    impatient: httpx.AsyncClient, headers: list[str], status: int
-) -> None:
+async def test_body_of_a_refused_request_does_not_keep_a_connection_open(impatient, headers, status):
     connection = await connect_to(impatient)
     spoilt = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
     connection.send(head(impatient, *headers).replace(*spoilt))
@@ -262,9 +251,7 @@ async def test_body_of_a_refused_request_does_not_keep_a_connection_open(
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
 
 
-async def test_error_in_a_pipelined_request_is_answered_after_the_request_before_it(
-    impatient: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_error_in_a_pipelined_request_is_answered_after_the_request_before_it(impatient, database):
     body = json.dumps(A_REQUEST).encode()
     connection = await connect_to(impatient)
     async with database.transaction():
@@ -282,7 +269,7 @@ async def test_error_in_a_pipelined_request_is_answered_after_the_request_before
     assert await connection.is_closed()
 
 
-async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient: httpx.AsyncClient) -> None:
+async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient):
     connection = await connect_to(impatient)
     connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
 
@@ -291,9 +278,7 @@ async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient: 
     connection.hang_up()
 
 
-async def test_time_of_the_service_does_not_count_against_the_caller(
-    impatient: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_time_of_the_service_does_not_count_against_the_caller(impatient, database):
     body = json.dumps(A_REQUEST).encode()
     connection = await connect_to(impatient)
     async with database.transaction():
@@ -306,7 +291,7 @@ async def test_time_of_the_service_does_not_count_against_the_caller(
     connection.hang_up()
 
 
-async def test_large_body_does_not_count_as_a_large_head(client: httpx.AsyncClient, connect: Connect) -> None:
+async def test_large_body_does_not_count_as_a_large_head(client, connect):
     body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
     connection = await connect()
     for _ in range(3):  # on one connection, in small pieces
@@ -319,9 +304,7 @@ async def test_large_body_does_not_count_as_a_large_head(client: httpx.AsyncClie
 
 @pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(
-    client: httpx.AsyncClient, connect: Connect, framing: str, size: int
-) -> None:
+async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(client, connect, framing, size):
     """Java's HttpClient offers HTTP/2 with each request."""
     body = json.dumps(A_REQUEST).encode()
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
@@ -344,9 +327,7 @@ async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(
     assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
 
 
-async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
-    client: httpx.AsyncClient, connect: Connect
-) -> None:
+async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(client, connect):
     """Otherwise a gateway would send the extra answer to the next caller."""
     body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
     connection = await connect()
@@ -360,7 +341,7 @@ async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     assert await connection.is_closed()
 
 
-async def test_trailers_are_not_headers(client: httpx.AsyncClient, connect: Connect) -> None:
+async def test_trailers_are_not_headers(client, connect):
     """A gateway may have checked the headers only."""
     body = json.dumps(A_REQUEST).encode()
     chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
@@ -373,7 +354,7 @@ async def test_trailers_are_not_headers(client: httpx.AsyncClient, connect: Conn
     assert (await connection.answer()).status == 200
 
 
-async def test_request_followed_by_nonsense_is_answered(client: httpx.AsyncClient, connect: Connect) -> None:
+async def test_request_followed_by_nonsense_is_answered(client, connect):
     """For example, the body may be longer than its Content-Length."""
     body = json.dumps(A_REQUEST).encode()
     connection = await connect()
@@ -384,7 +365,7 @@ async def test_request_followed_by_nonsense_is_answered(client: httpx.AsyncClien
     assert await connection.is_closed()
 
 
-async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, connect: Connect) -> None:
+async def test_nonsense_within_a_body_is_refused(client, connect):
     connection = await connect()
     connection.send(head(client, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
     await eventually(lambda: value("http_requests_in_progress") == 1)
@@ -395,9 +376,7 @@ async def test_nonsense_within_a_body_is_refused(client: httpx.AsyncClient, conn
 
 
 @pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
-async def test_invalid_host_is_a_malformed_request_not_a_malformed_body(
-    connect: Connect, host: bytes
-) -> None:
+async def test_invalid_host_is_a_malformed_request_not_a_malformed_body(connect, host):
     connection = await connect()
     with capture_logs() as logs:
         connection.send(b"GET /v1/request HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
@@ -410,9 +389,7 @@ async def test_invalid_host_is_a_malformed_request_not_a_malformed_body(
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
-async def test_caller_that_hangs_up_is_one_log_line(
-    client: httpx.AsyncClient, connect: Connect, database: Connection, framing: str
-) -> None:
+async def test_caller_that_hangs_up_is_one_log_line(client, connect, database, framing):
     connection = await connect()
     with capture_logs() as logs:
         connection.send(head(client, framing) + (b"" if "chunked" in framing else b'{"notes": "'))
@@ -424,9 +401,7 @@ async def test_caller_that_hangs_up_is_one_log_line(
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(
-    service_settings: ServiceSettings, issuer: Issuer
-) -> None:
+async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(service_settings, issuer):
     stop = asyncio.Event()
     api = create_app(service_settings)
     with listen("127.0.0.1", 0) as listening:

@@ -9,17 +9,17 @@ from service.server.http_protocol import JoinedWrites
 
 
 @pytest.fixture
-def socket() -> Mock:
+def socket():
     """A transport that records its calls."""
     return Mock(asyncio.Transport)
 
 
 @pytest.fixture
-async def joined(socket: Mock) -> JoinedWrites:
+async def joined(socket):
     return JoinedWrites(socket, asyncio.get_running_loop())
 
 
-async def test_the_writes_of_a_turn_are_sent_together(joined: JoinedWrites, socket: Mock) -> None:
+async def test_the_writes_of_a_turn_are_sent_together(joined, socket):
     joined.write(b"head")
     joined.write(b"body")
     await asyncio.sleep(0)
@@ -29,7 +29,7 @@ async def test_the_writes_of_a_turn_are_sent_together(joined: JoinedWrites, sock
     assert socket.mock_calls == [call.write(b"headbody"), call.write(b"next")]
 
 
-async def test_close_sends_first(joined: JoinedWrites, socket: Mock) -> None:
+async def test_close_sends_first(joined, socket):
     joined.write(b"answer")
     joined.close()
     await asyncio.sleep(0)

@@ -10,23 +10,18 @@ import msgspec
 import pytest
 from yarl import URL
 
-from service.postgres.pool import Connection
 from service.server import probes
 from service.server.http_server import listen
 from service.server.probes import Checks, NotReady
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import rises
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-async def distant(
-    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
-) -> AsyncIterator[httpx.AsyncClient]:
+async def distant(service_settings, issuer, link):
     """A client of an API behind that network."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url)
     async with api_client(settings, issuer.token()) as connected:
@@ -34,7 +29,7 @@ async def distant(
 
 
 @pytest.fixture
-async def role(database: Connection) -> AsyncIterator[str]:
+async def role(database):
     """A Postgres user that may read the schema version."""
     name = f"reader_{uuid4().hex}"
     await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made-up'")
@@ -48,9 +43,7 @@ async def reports_postgres_ok(client: httpx.AsyncClient) -> bool:
     return bool((await client.get("/readyz")).json() == {"postgres": "ok"})
 
 
-async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
-    distant: httpx.AsyncClient, link: TcpProxy
-) -> None:
+async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(distant, link):
     """Otherwise no API would be left in the Service, and callers would get the answer of the ingress."""
     before = await distant.get("/readyz")
     await link.refuse()
@@ -67,9 +60,7 @@ async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
     assert created.json()["errors"][0]["code"] == "unavailable"
 
 
-async def test_api_becomes_unready_when_its_login_is_rejected(
-    service_settings: ServiceSettings, database: Connection, role: str
-) -> None:
+async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, database, role):
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
     async with (
         TcpProxy(url) as link,
@@ -87,7 +78,7 @@ async def test_api_becomes_unready_when_its_login_is_rejected(
 
 
 @pytest.mark.parametrize("path", sorted(probes.PATHS))
-async def test_other_methods_are_refused_in_the_envelope(client: httpx.AsyncClient, path: str) -> None:
+async def test_other_methods_are_refused_in_the_envelope(client, path):
     response = await client.post(path)
     options = await client.options(path)
 
@@ -111,7 +102,7 @@ async def probes_alone(checks: Checks) -> AsyncIterator[httpx.AsyncClient]:
         await serving
 
 
-async def test_readiness_names_the_state_of_every_check() -> None:
+async def test_readiness_names_the_state_of_every_check():
     async def passing() -> None:
         pass
 
@@ -125,7 +116,7 @@ async def test_readiness_names_the_state_of_every_check() -> None:
     assert response.json() == {"one": "ok", "two": "No broker.", "three": "ok"}
 
 
-async def test_process_without_an_api_serves_the_probes_and_nothing_else() -> None:
+async def test_process_without_an_api_serves_the_probes_and_nothing_else():
     async with probes_alone({}) as client:
         paths = ("/livez", "/readyz", "/metrics", "/nonsense", "//metrics")
         statuses = [(await client.get(client.base_url.copy_with(path=path))).status_code for path in paths]

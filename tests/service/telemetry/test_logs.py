@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def configure() -> Iterator[Configure]:
+def configure():
     """Configure logging as a process does, until the test ends; returns a logger of ours."""
 
     def configured() -> FilteringBoundLogger:
@@ -44,7 +44,7 @@ def written(capsys: Capture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_our_lines_and_those_of_libraries_have_one_json_format(configure: Configure, capsys: Capture) -> None:
+def test_our_lines_and_those_of_libraries_have_one_json_format(configure, capsys):
     configure().warning("ours", number=1)
     logging.getLogger("library").warning("theirs %s", 2)
 
@@ -54,7 +54,7 @@ def test_our_lines_and_those_of_libraries_have_one_json_format(configure: Config
     assert ours.keys() - {"number"} == theirs.keys()
 
 
-def test_level_applies_to_our_lines_and_those_of_libraries(configure: Configure, capsys: Capture) -> None:
+def test_level_applies_to_our_lines_and_those_of_libraries(configure, capsys):
     log = configure()
     log.debug("ours")
     logging.getLogger("library").debug("theirs")
@@ -63,14 +63,14 @@ def test_level_applies_to_our_lines_and_those_of_libraries(configure: Configure,
     assert [line["event"] for line in written(capsys)] == ["shown"]
 
 
-def test_lone_surrogate_is_escaped(configure: Configure, capsys: Capture) -> None:
+def test_lone_surrogate_is_escaped(configure, capsys):
     configure().info("odd", value="\udc80")
 
     [line] = written(capsys)
     assert line["value"] == "\udc80"
 
 
-def test_text_of_a_librarys_exception_is_not_logged(configure: Configure, capsys: Capture) -> None:
+def test_text_of_a_librarys_exception_is_not_logged(configure, capsys):
     configure()
     logging.getLogger("asyncio").error("Task failed\ncontext: hunter2", exc_info=LookupError("hunter2"))
 
@@ -79,7 +79,7 @@ def test_text_of_a_librarys_exception_is_not_logged(configure: Configure, capsys
     assert "hunter2" not in str(line)
 
 
-def test_libraries_that_quote_messages_or_addresses_are_silent(configure: Configure, capsys: Capture) -> None:
+def test_libraries_that_quote_messages_or_addresses_are_silent(configure, capsys):
     configure()
     logging.getLogger("httpx").info("an address")
     logging.getLogger("aiormq.channel").error("a message")
@@ -88,9 +88,7 @@ def test_libraries_that_quote_messages_or_addresses_are_silent(configure: Config
     assert [(line["event"], line["level"]) for line in written(capsys)] == [("shown", "warning")]
 
 
-def test_line_that_cannot_be_written_does_not_stop_the_work(
-    configure: Configure, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_that_cannot_be_written_does_not_stop_the_work(configure, capsys, monkeypatch):
     log = configure()
     full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
     monkeypatch.setattr(sys, "stdout", full)
@@ -102,9 +100,7 @@ def test_line_that_cannot_be_written_does_not_stop_the_work(
         full.close()
 
 
-async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(configure, monkeypatch, tmp_path):
     log = configure()
     file = tmp_path / "log"
     with file.open("w") as output:

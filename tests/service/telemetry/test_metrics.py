@@ -1,17 +1,12 @@
 """The metrics that the API exports."""
 
 import asyncio
-from typing import Any
 
-import httpx
 import pytest
 
 from service.authentication.signing_keys import SigningKeys
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
 from tests.harness.metrics import rises, scrape, series, value
 from tests.harness.waiting import eventually
 
@@ -30,9 +25,7 @@ _NOT_THERE = "/v1/request/req_0000000000000000000000"
         ("PURGE", "/v1/nothing", {}, "unmatched", 404),
     ],
 )
-async def test_requests_are_counted_by_template_and_status(
-    client: httpx.AsyncClient, method: str, path: str, options: dict[str, Any], route: str, status: int
-) -> None:
+async def test_requests_are_counted_by_template_and_status(client, method, path, options, route, status):
     known = method if method != "PURGE" else "other"
     options = {"headers": {"Content-Type": "application/json"}} | options
     with rises(_REQUESTS, method=known, route=route, status=str(status)):
@@ -41,14 +34,14 @@ async def test_requests_are_counted_by_template_and_status(
     assert response.status_code == status
 
 
-async def test_internal_error_is_counted_as_500(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_internal_error_is_counted_as_500(client, database):
     await database.execute("ALTER TABLE outbox ADD CHECK (false)")
 
     with rises(_REQUESTS, method="POST", route="/v1/request", status="500"):
         await client.post("/v1/request", json=A_REQUEST)
 
 
-async def test_request_in_progress_is_exported(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_request_in_progress_is_exported(client, database):
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         posting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
@@ -58,9 +51,7 @@ async def test_request_in_progress_is_exported(client: httpx.AsyncClient, databa
     assert value("http_requests_in_progress") == 0
 
 
-async def test_metrics_need_no_token_and_reveal_nothing_about_callers(
-    service_settings: ServiceSettings, issuer: Issuer, client: httpx.AsyncClient
-) -> None:
+async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_settings, issuer, client):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await client.get(f"/v1/request/{created['uuid']}")
     async with api_client(service_settings, None) as stranger:
@@ -78,7 +69,7 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(
         assert private not in text
 
 
-async def test_pool_connections_are_exported(client: httpx.AsyncClient) -> None:
+async def test_pool_connections_are_exported(client):
     waits = value("postgres_pool_wait_seconds_count")
     await client.post("/v1/request", json=A_REQUEST)
     await eventually(lambda: value("postgres_pool_connections", state="used") == 0)
@@ -87,7 +78,7 @@ async def test_pool_connections_are_exported(client: httpx.AsyncClient) -> None:
     assert value("postgres_pool_connections", state="idle") >= 1
 
 
-async def test_age_of_the_signing_keys_is_exported(issuer: Issuer) -> None:
+async def test_age_of_the_signing_keys_is_exported(issuer):
     await SigningKeys(issuer.jwks.as_uri()).refresh()
 
     assert 0 <= value("jwks_age_seconds") < 60

@@ -4,13 +4,10 @@ import socket
 
 from msgspec.structs import replace
 
-from service.settings import ServiceSettings
 from service.telemetry import tracing
 
 
-def test_end_does_not_wait_until_the_export_to_a_silent_collector_gives_up(
-    service_settings: ServiceSettings,
-) -> None:
+def test_end_does_not_wait_until_the_export_to_a_silent_collector_gives_up(service_settings):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(10)
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -14,13 +14,11 @@ from service.postgres.pool import Connection
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import CONVEYANCER
 from tests.harness.queues import count
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.commands.steps import bury, intend
 from tests.worker.conftest import created_body, settings_with, store
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
 
 BY = ("--by", "Ada", "--reason", "a test")
 
@@ -117,14 +115,14 @@ COMMANDS = [
 
 
 @pytest.fixture(params=COMMANDS, ids=lambda each: each.action)
-async def changing(request: pytest.FixtureRequest) -> Changing:
+async def changing(request):
     """A command that changes something."""
     found: Changing = request.param
     return found
 
 
 @pytest.fixture
-async def world(database: Connection, channel: AbstractChannel, changing: Changing) -> World:
+async def world(database, channel, changing):
     """What the command changes, prepared for it."""
     requests = [await store(database) for _ in range(3)]
     await database.execute("DELETE FROM outbox")
@@ -139,9 +137,7 @@ async def records(world: World) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in rows]
 
 
-async def test_change_is_on_record_and_a_repeat_changes_nothing(
-    worker_settings: WorkerSettings, world: World, changing: Changing
-) -> None:
+async def test_change_is_on_record_and_a_repeat_changes_nothing(worker_settings, world, changing):
     await command(worker_settings, *changing.words, *BY)
     done, recorded = await changing.done(world), await records(world)
     await command(worker_settings, *changing.words, *BY)
@@ -150,9 +146,7 @@ async def test_change_is_on_record_and_a_repeat_changes_nothing(
     assert recorded == [(changing.action, "Ada", "a test")] * changing.records
 
 
-async def test_two_operators_change_each_request_once(
-    worker_settings: WorkerSettings, world: World, changing: Changing, other_connection: Connection
-) -> None:
+async def test_two_operators_change_each_request_once(worker_settings, world, changing, other_connection):
     async with world.database.transaction():
         await world.database.execute("SELECT FROM calculation_request FOR UPDATE")
         both = [asyncio.create_task(command(worker_settings, *changing.words, *BY)) for _ in range(2)]
@@ -170,8 +164,8 @@ async def both_wait(database: Connection) -> bool:
 
 
 async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
-    worker_settings: WorkerSettings, world: World, changing: Changing, postgres_link: TcpProxy
-) -> None:
+    worker_settings, world, changing, postgres_link
+):
     """For instance with its machine: TCP would notice after two hours."""
     away = settings_with(worker_settings, database_url=postgres_link.url)
     postgres_link.hold_before(changing.marker)
@@ -198,9 +192,7 @@ async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
 @pytest.mark.parametrize(
     "changing", [each for each in COMMANDS if each.dry_run], indirect=True, ids=lambda each: each.action
 )
-async def test_dry_run_counts_and_changes_nothing(
-    worker_settings: WorkerSettings, world: World, changing: Changing
-) -> None:
+async def test_dry_run_counts_and_changes_nothing(worker_settings, world, changing):
     answer = await command(worker_settings, *changing.words, "--dry-run")
 
     assert answer.text.startswith("3 e")

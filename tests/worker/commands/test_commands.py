@@ -6,22 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
-from service.postgres.pool import Connection
+from service.calculation_requests.model import RequestNotFound
 from service.settings import InvalidSetting
 from tests.harness.command_line import run
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import settings_with, store
-from worker.settings import WorkerSettings
 
 UNKNOWN = "req_0000000000000000000000"
 REDRIVE = ("dead-letters", "redrive", "notifications")
@@ -51,9 +48,7 @@ def assert_one_clear_line(ended: Ended, part: str) -> None:
     ],
     ids=str,
 )
-async def test_missing_setting_is_named(
-    worker_settings: WorkerSettings, words: tuple[str, ...], missing: str
-) -> None:
+async def test_missing_setting_is_named(worker_settings, words, missing):
     with pytest.raises(InvalidSetting, match=f"`{missing.upper()}`"):
         await command(settings_with(worker_settings, **{missing: ""}), *words)
 
@@ -68,9 +63,7 @@ async def test_missing_setting_is_named(
     ],
     ids=["nobody answers", "no port", "unescaped password"],
 )
-async def test_server_that_cannot_be_used_is_one_line_without_its_password(
-    words: tuple[str, ...], address: str, part: str
-) -> None:
+async def test_server_that_cannot_be_used_is_one_line_without_its_password(words, address, part):
     urls = bare_environment(DATABASE_URL=f"postgresql://{address}", AMQP_URL=f"amqp://{address}")
 
     ended = await run("worker", *words, environment=urls)
@@ -79,7 +72,7 @@ async def test_server_that_cannot_be_used_is_one_line_without_its_password(
     assert "zqmark" not in ended.errors
 
 
-async def test_outdated_schema_is_one_line(database_url: str, database: Connection) -> None:
+async def test_outdated_schema_is_one_line(database_url, database):
     await database.execute("DELETE FROM schema_version")
 
     ended = await run("worker", "outbox", "list", environment=bare_environment(DATABASE_URL=database_url))
@@ -88,9 +81,7 @@ async def test_outdated_schema_is_one_line(database_url: str, database: Connecti
 
 
 @pytest.mark.parametrize("words", [("trace", UNKNOWN), ("outbox", "replay", "--uuid", UNKNOWN)], ids=" ".join)
-async def test_request_that_does_not_exist_is_named(
-    worker_settings: WorkerSettings, words: tuple[str, ...]
-) -> None:
+async def test_request_that_does_not_exist_is_named(worker_settings, words):
     with pytest.raises(RequestNotFound):
         await command(worker_settings, *words)
 
@@ -108,12 +99,12 @@ async def test_request_that_does_not_exist_is_named(
         ("trace req_short", "is not the uuid of a request"),
     ],
 )
-async def test_wrong_argument_is_explained(worker_settings: WorkerSettings, words: str, part: str) -> None:
+async def test_wrong_argument_is_explained(worker_settings, words, part):
     with pytest.raises(click.UsageError, match=part):
         await command(worker_settings, *words.split())
 
 
-async def test_output_is_a_table_or_json(database_url: str, stored_request: CalculationRequest) -> None:
+async def test_output_is_a_table_or_json(database_url, stored_request):
     environment = bare_environment(DATABASE_URL=database_url)
 
     people = await run("worker", "outbox", "list", environment=environment)
@@ -129,7 +120,7 @@ async def test_output_is_a_table_or_json(database_url: str, stored_request: Calc
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
+def interruptible():
     """Enable SIGINT in the processes a test starts: shells disable it in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -138,8 +129,8 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 async def test_replay_shows_its_progress_on_a_terminal_and_keeps_its_work_when_it_is_interrupted(
-    database_url: str, database: Connection
-) -> None:
+    database_url, database
+):
     for _ in range(5):
         await store(database)
     await database.execute("DELETE FROM outbox")
@@ -167,7 +158,7 @@ async def test_replay_shows_its_progress_on_a_terminal_and_keeps_its_work_when_i
 
 
 @pytest.mark.parametrize("words", [(), *ON_POSTGRES, REDRIVE, ("doctor",), ("relay",)], ids=" ".join)
-async def test_every_command_has_help_that_needs_no_settings(words: tuple[str, ...]) -> None:
+async def test_every_command_has_help_that_needs_no_settings(words):
     ended = await run("worker", *words[:2], "--help", environment=bare_environment())
 
     assert (ended.status, ended.errors) == (0, "")

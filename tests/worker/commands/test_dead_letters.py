@@ -13,10 +13,8 @@ from aio_pika.abc import AbstractChannel
 from service.calculation_requests.model import CalculationRequest
 from service.operations import operator_actions
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.queues import count
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import bury
@@ -59,9 +57,7 @@ async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
     return listing
 
 
-async def test_both_queues_are_listed_when_none_is_named(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_both_queues_are_listed_when_none_is_named(worker_settings, channel):
     await bury(channel, CALCULATION_RESULTS, b"{}")
 
     answer = await command(worker_settings, "dead-letters", "list")
@@ -72,9 +68,7 @@ async def test_both_queues_are_listed_when_none_is_named(
     assert lines[4].split()[:4] == ["no.", "message", "id", "type"]
 
 
-async def test_refused_message_is_listed_with_the_reason(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_refused_message_is_listed_with_the_reason(worker_settings, channel):
     headers = {"x-reason": "RequestNotFound", "x-reason-text": "data.uuid: there is no such request"}
     await bury(channel, NOTIFICATIONS, b"{}", message_id="m-1", type="request.created", headers=headers)
 
@@ -84,9 +78,7 @@ async def test_refused_message_is_listed_with_the_reason(
     assert (letter.reason, letter.reason_text) == ("RequestNotFound", "data.uuid: there is no such request")
 
 
-async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(worker_settings, channel):
     await publish(channel, NOTIFICATIONS, b"{}", message_id="m-1")
     living = await channel.get_queue(QUEUE)
     message = await eventually(lambda: take_unsettled(living))
@@ -105,9 +97,7 @@ async def take_unsettled(queue: Any) -> Any:
     return await queue.get(fail=False)
 
 
-async def test_listing_removes_nothing_and_keeps_the_order(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_listing_removes_nothing_and_keeps_the_order(worker_settings, channel):
     ids = await bury_many(channel, 300)
 
     for limit in ("7", "100", "1000"):
@@ -118,9 +108,7 @@ async def test_listing_removes_nothing_and_keeps_the_order(
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 300) == ids
 
 
-async def test_body_is_shown_only_of_a_message_that_is_named(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_body_is_shown_only_of_a_message_that_is_named(worker_settings, channel):
     body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
     await bury(channel, NOTIFICATIONS, body, message_id="m-1", headers={"x-reason": "Malformed"})
     await bury(channel, NOTIFICATIONS, b"another", message_id="m-2")
@@ -138,9 +126,7 @@ async def test_body_is_shown_only_of_a_message_that_is_named(
     assert await count(channel, NOTIFICATIONS.dead_letters) == 2
 
 
-async def test_message_without_an_id_is_shown_by_its_position(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_message_without_an_id_is_shown_by_its_position(worker_settings, channel):
     await bury(channel, NOTIFICATIONS, b"first")
     await bury(channel, NOTIFICATIONS, b"second")
 
@@ -149,9 +135,7 @@ async def test_message_without_an_id_is_shown_by_its_position(
     assert (letter.position, letter.body) == (2, "second")
 
 
-async def test_redriven_messages_keep_their_order(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_redriven_messages_keep_their_order(worker_settings, channel):
     ids = await bury_many(channel, 120)
 
     answer = await command(worker_settings, "dead-letters", "redrive", QUEUE)
@@ -161,9 +145,7 @@ async def test_redriven_messages_keep_their_order(
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
 
 
-async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(worker_settings, channel):
     ids = await bury_many(channel, 50)
     chosen = [ids[45], ids[3]]
     options = [word for message_id in chosen for word in ("--message-id", message_id)]
@@ -175,9 +157,7 @@ async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 48) == rest
 
 
-async def test_redriven_message_is_as_it_was_before_it_died(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, channel):
     await publish(
         channel,
         NOTIFICATIONS,
@@ -218,8 +198,8 @@ async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> Non
 
 
 async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its_headers(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+    worker_settings, channel
+):
     theirs = await channel.declare_queue(exclusive=True)
     await theirs.bind(topology.REQUESTS, "#")
     await bury(channel, NOTIFICATIONS, b"body", headers={"CC": [theirs.name], "cc": "kept"})
@@ -231,9 +211,7 @@ async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its
     assert await take(theirs) is None
 
 
-async def test_full_live_queue_stops_a_redrive_without_loss(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_full_live_queue_stops_a_redrive_without_loss(worker_settings, channel):
     ids = await bury_many(channel, 30)
     await channel.queue_delete(QUEUE)
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 3, "x-overflow": "reject-publish"}
@@ -250,13 +228,8 @@ async def test_full_live_queue_stops_a_redrive_without_loss(
 
 @pytest.mark.parametrize("marker", [b"notifications.dead-letters", b"message-0"])
 async def test_broker_that_stops_answering_is_an_error_in_time(
-    *,
-    marker: bytes,
-    worker_settings: WorkerSettings,
-    broker_link: TcpProxy,
-    channel: AbstractChannel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    *, marker, worker_settings, broker_link, channel, monkeypatch
+):
     monkeypatch.setattr(dead_letters, "ANSWER_SECONDS", 0.5)
     await bury_many(channel, 3)
     broker_link.hold_before(marker)
@@ -267,16 +240,14 @@ async def test_broker_that_stops_answering_is_an_error_in_time(
             await command(settings, "dead-letters", "redrive", QUEUE)
 
 
-async def test_missing_queue_is_named(worker_settings: WorkerSettings, channel: AbstractChannel) -> None:
+async def test_missing_queue_is_named(worker_settings, channel):
     await channel.queue_delete(NOTIFICATIONS.dead_letters)
 
     with pytest.raises(click.ClickException, match=r"notifications\.dead-letters: no such queue"):
         await command(worker_settings, "dead-letters", "list", QUEUE)
 
 
-async def test_messages_held_by_another_consumer_are_left_out(
-    worker_settings: WorkerSettings, channel: AbstractChannel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_held_by_another_consumer_are_left_out(worker_settings, channel, monkeypatch):
     monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.2)
     ids = await bury_many(channel, 2)
     graveyard = await channel.get_queue(NOTIFICATIONS.dead_letters)
@@ -288,9 +259,7 @@ async def test_messages_held_by_another_consumer_are_left_out(
     assert [letter.message_id for letter in listing.letters] == ids[1:]
 
 
-async def test_headers_of_other_teams_may_be_anything(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_headers_of_other_teams_may_be_anything(worker_settings, channel):
     headers: dict[str, Any] = {"x-death": ["odd", {"count": "many"}], "x-reason": 7}
     await bury(channel, NOTIFICATIONS, b"", headers=headers)
 
@@ -299,9 +268,7 @@ async def test_headers_of_other_teams_may_be_anything(
     assert letter.reason == "7"
 
 
-async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(
-    worker_settings: WorkerSettings, channel: AbstractChannel, pool: Pool
-) -> None:
+async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(worker_settings, channel, pool):
     consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
     await bury(channel, CALCULATION_RESULTS, b"poison", message_id="m-1")
 
@@ -326,7 +293,7 @@ def created_id(request: CalculationRequest) -> str:
 
 
 @pytest.fixture
-async def buried(database: Connection, channel: AbstractChannel) -> list[CalculationRequest]:
+async def buried(database, channel):
     """Requests whose request.created was dead-lettered."""
     requests = [await store(database) for _ in range(5)]
     for request in requests:
@@ -335,11 +302,8 @@ async def buried(database: Connection, channel: AbstractChannel) -> list[Calcula
 
 
 async def test_redriven_messages_are_on_record_under_the_requests_that_they_name(
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    buried: list[CalculationRequest],
-) -> None:
+    worker_settings, channel, database, buried
+):
     await bury(channel, NOTIFICATIONS, b"malformed", message_id=created_id(buried[0]))
     words = ("dead-letters", "redrive", QUEUE, "--by", "Ada", "--reason", "a mended handler")
 
@@ -356,13 +320,8 @@ async def test_redriven_messages_are_on_record_under_the_requests_that_they_name
 
 @pytest.mark.parametrize("message_id", ["ada@customer.example.com", "result-1"])
 async def test_redriven_result_is_on_record_with_its_id_if_that_is_fit_for_it(
-    *,
-    message_id: str,
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    *, message_id, worker_settings, channel, database, stored_request
+):
     body = json.dumps({"request_uuid": stored_request.uuid, "calculation_id": "C-1"}).encode()
     await bury(channel, CALCULATION_RESULTS, body, message_id=message_id)
 
@@ -373,12 +332,8 @@ async def test_redriven_result_is_on_record_with_its_id_if_that_is_fit_for_it(
 
 
 async def test_crash_between_confirm_and_acknowledgement_leaves_a_message_in_both_queues_and_on_record(
-    worker_settings: WorkerSettings,
-    channel: AbstractChannel,
-    database: Connection,
-    broker_link: TcpProxy,
-    buried: list[CalculationRequest],
-) -> None:
+    worker_settings, channel, database, broker_link, buried
+):
     ids = [created_id(request) for request in buried]
     broker_link.hold_before(b"\x00\x3c\x00\x50")  # basic.ack
     away = settings_with(worker_settings, amqp_url=broker_link.url)

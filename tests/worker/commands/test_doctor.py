@@ -7,13 +7,12 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aio_pika import ExchangeType, Message
-from aio_pika.abc import AbstractChannel
 from aiosmtpd.smtp import SMTP, AuthResult
 from structlog.testing import capture_logs
 from yarl import URL
@@ -23,14 +22,12 @@ from service import diagnosis
 from service.diagnosis import Finding
 from service.operations import emails
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool
-from tests.harness.certificates import Authority
+from service.postgres.pool import Pool
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import count
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.commands.steps import intend
@@ -54,14 +51,14 @@ CHECKS = [
 
 
 @pytest.fixture
-async def environment(worker_settings: WorkerSettings) -> AsyncIterator[dict[str, str]]:
+async def environment(worker_settings):
     """The environment of a worker without problems, except that its mail server has no encryption."""
     async with answering(http_answer("200 OK", b"")) as port:
         yield environment_of(worker_settings, APP_URL=f"http://127.0.0.1:{port}")
 
 
 @pytest.fixture
-async def reading(channel: AbstractChannel) -> None:
+async def reading(channel):
     """Consumers of both queues, as workers are."""
     for name in QUEUES:
         await (await channel.get_queue(name)).consume(_ignore)
@@ -77,7 +74,7 @@ async def examined(environment: Mapping[str, str]) -> dict[str, Finding]:
 
 
 @pytest.mark.usefixtures("reading")
-async def test_healthy_environment_has_a_line_for_each_check(environment: Mapping[str, str]) -> None:
+async def test_healthy_environment_has_a_line_for_each_check(environment):
     ended = await run("worker", "doctor", environment=environment)
     findings = await examine_worker(environment)
 
@@ -88,7 +85,7 @@ async def test_healthy_environment_has_a_line_for_each_check(environment: Mappin
     assert [finding.check for finding in findings if finding.state != "ok"] == ["mail server"]
 
 
-async def test_command_says_what_is_wrong_and_prints_no_secret(environment: dict[str, str]) -> None:
+async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     nowhere = f"me:hunter2@127.0.0.1:{free_port()}"
     environment |= {
         "DATABASE_URL": f"postgresql://{nowhere}/x",
@@ -118,9 +115,7 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment: dict
 
 
 @pytest.mark.usefixtures("reading")
-async def test_events_and_emails_are_counted_by_state(
-    environment: Mapping[str, str], database: Connection
-) -> None:
+async def test_events_and_emails_are_counted_by_state(environment, database):
     refused, pending, cancelled = [await store(database) for _ in range(3)]
     await hold_events(database, refused.id)
     await intend(database, pending)
@@ -141,9 +136,7 @@ async def test_events_and_emails_are_counted_by_state(
 
 
 @pytest.mark.usefixtures("reading")
-async def test_customer_without_an_email_is_found(
-    environment: Mapping[str, str], database: Connection
-) -> None:
+async def test_customer_without_an_email_is_found(environment, database):
     request = await store(database)
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
@@ -169,9 +162,7 @@ async def test_customer_without_an_email_is_found(
     ],
     ids=["port", "host", "password", "virtual host"],
 )
-async def test_unavailable_broker_is_found(
-    environment: dict[str, str], change: Callable[[URL], URL], says: str
-) -> None:
+async def test_unavailable_broker_is_found(environment, change, says):
     environment["AMQP_URL"] = str(change(URL(environment["AMQP_URL"])))
 
     finding = (await examined(environment))["rabbitmq"]
@@ -181,9 +172,7 @@ async def test_unavailable_broker_is_found(
 
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
-async def test_wait_for_a_silent_broker_is_limited(
-    environment: dict[str, str], broker_link: TcpProxy, monkeypatch: pytest.MonkeyPatch, marker: bytes
-) -> None:
+async def test_wait_for_a_silent_broker_is_limited(environment, broker_link, monkeypatch, marker):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 0.5)
     environment["AMQP_URL"] = broker_link.url
     broker_link.hold_before(marker)
@@ -194,9 +183,7 @@ async def test_wait_for_a_silent_broker_is_limited(
     assert ("wrong", "no answer in time") in {(finding.state, finding.says) for finding in findings}
 
 
-async def test_missing_queue_is_found_and_not_created(
-    environment: Mapping[str, str], channel: AbstractChannel
-) -> None:
+async def test_missing_queue_is_found_and_not_created(environment, channel):
     await channel.queue_delete(topology.NOTIFICATIONS.name)
 
     for _ in range(2):
@@ -204,9 +191,7 @@ async def test_missing_queue_is_found_and_not_created(
         assert (finding.state, finding.says) == ("wrong", "missing")
 
 
-async def test_queue_with_other_arguments_is_found(
-    environment: Mapping[str, str], channel: AbstractChannel
-) -> None:
+async def test_queue_with_other_arguments_is_found(environment, channel):
     queue = topology.CALCULATION_RESULTS
     await channel.queue_delete(queue.name)
     arguments = {**queue.arguments, "x-delivery-limit": 3}
@@ -219,9 +204,7 @@ async def test_queue_with_other_arguments_is_found(
     await channel.queue_delete(queue.name)
 
 
-async def test_exchange_of_another_type_is_found(
-    environment: Mapping[str, str], channel: AbstractChannel
-) -> None:
+async def test_exchange_of_another_type_is_found(environment, channel):
     await channel.exchange_delete(topology.REQUESTS)
     await channel.declare_exchange(topology.REQUESTS, ExchangeType.FANOUT, durable=True)
 
@@ -232,9 +215,7 @@ async def test_exchange_of_another_type_is_found(
     await channel.exchange_delete(topology.REQUESTS)
 
 
-async def test_messages_that_nobody_reads_and_dead_letters_are_found(
-    environment: Mapping[str, str], channel: AbstractChannel
-) -> None:
+async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment, channel):
     live, graveyard = topology.NOTIFICATIONS.name, topology.NOTIFICATIONS.dead_letters
     for queue in (live, graveyard):
         await channel.default_exchange.publish(Message(b"message"), queue)
@@ -252,7 +233,7 @@ async def test_messages_that_nobody_reads_and_dead_letters_are_found(
     assert (dead.state, dead.says) == ("warning", "1 messages")
 
 
-async def test_alarm_is_found(environment: dict[str, str]) -> None:
+async def test_alarm_is_found(environment):
     async with ScriptedBroker() as broker:
         environment["AMQP_URL"] = broker.url
         before = (await examined(environment))["rabbitmq's alarm"]
@@ -284,9 +265,7 @@ async def mail_finding(environment: dict[str, str], url: str) -> Finding:
     return findings["mail server"]
 
 
-async def test_unencrypted_mail_server_is_a_warning(
-    environment: dict[str, str], mail_server: MailServer
-) -> None:
+async def test_unencrypted_mail_server_is_a_warning(environment, mail_server):
     finding = await mail_finding(environment, mail_server.url)
 
     assert (finding.state, finding.says) == ("warning", "accepts MAIL_FROM, but without encryption")
@@ -302,18 +281,14 @@ async def test_unencrypted_mail_server_is_a_warning(
     ],
     ids=["valid", "expires soon", "expired"],
 )
-async def test_certificate_of_the_mail_server_is_checked(
-    environment: dict[str, str], authority: Authority, days: float, state: str, says: str
-) -> None:
+async def test_certificate_of_the_mail_server_is_checked(environment, authority, days, state, says):
     async with secure_mail_server(authority.server_context(days=days)) as address:
         finding = await mail_finding(environment, f"smtp+starttls://{address}")
 
     assert (finding.state, finding.says) == (state, says)
 
 
-async def test_mail_server_without_starttls_is_found(
-    environment: dict[str, str], mail_server: MailServer
-) -> None:
+async def test_mail_server_without_starttls_is_found(environment, mail_server):
     url = mail_server.url.replace("smtp", "smtp+starttls", 1)
 
     finding = await mail_finding(environment, url)
@@ -321,7 +296,7 @@ async def test_mail_server_without_starttls_is_found(
     assert (finding.state, finding.says) == ("wrong", "it does not offer STARTTLS")
 
 
-async def test_refused_password_is_found(environment: dict[str, str], authority: Authority) -> None:
+async def test_refused_password_is_found(environment, authority):
     def refuse(*_: object) -> AuthResult:
         return AuthResult(success=False, handled=False)
 
@@ -340,9 +315,7 @@ async def test_refused_password_is_found(environment: dict[str, str], authority:
         ("EHLO", b"421 Going down", "it answers 421"),
     ],
 )
-async def test_refusing_mail_server_is_found(
-    environment: dict[str, str], command: str, answer: bytes, says: str
-) -> None:
+async def test_refusing_mail_server_is_found(environment, command, answer, says):
     async with ScriptedMailServer() as server:
         server.replies[command] = answer
 
@@ -355,8 +328,8 @@ async def test_refusing_mail_server_is_found(
 
 
 async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
-    worker_settings: WorkerSettings, database: Connection, pool: Pool
-) -> None:
+    worker_settings, database, pool
+):
     first = (await _start(worker_settings, pool), await database.fetchval("SELECT count(*) FROM secret_key"))
     key_id = worker_settings.request_secret_keys.partition(":")[0]
 

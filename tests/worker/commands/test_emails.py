@@ -8,18 +8,15 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.operations import emails, erasing
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import attempt_emails, intend, refuse_email, store_many
 from tests.worker.conftest import store
 from worker import reconciliation
 from worker.consumers import notifications
-from worker.mail.postman import Postman
-from worker.relay.loop import Relay
 from worker.settings import WorkerSettings
 
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -58,12 +55,8 @@ async def assert_sound(database: Connection) -> None:
 
 
 async def test_failed_email_is_sent_again_as_a_new_one(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     await refuse_email(database, postman, mail_server, stored_request)
     mail_server.rcpt_reply = "250 OK"
 
@@ -83,11 +76,8 @@ async def test_failed_email_is_sent_again_as_a_new_one(
 
 
 async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_a_third_time(
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    database, postman, mail_server, stored_request
+):
     await refuse_email(database, postman, mail_server, stored_request)
     first = {key_of(stored_request): stored_request.id}
 
@@ -100,12 +90,8 @@ async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_
 
 
 async def test_email_that_failed_again_is_sent_a_third_time(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     await refuse_email(database, postman, mail_server, stored_request)
     for _ in range(10):
         await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
@@ -116,11 +102,8 @@ async def test_email_that_failed_again_is_sent_a_third_time(
 
 
 async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, stored_request
+):
     await intend(database, stored_request)
     await attempt_emails(database, postman)
 
@@ -133,13 +116,8 @@ async def test_sent_email_is_sent_again_only_for_a_request_that_is_named(
 
 
 async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    pool: Pool,
-    postman: Postman,
-    relay: Relay,
-    mail_server: MailServer,
-) -> None:
+    worker_settings, database, pool, postman, relay, mail_server
+):
     """Some are pending, and the request.created of others is still on its way to the consumer."""
     stolen = [await store(database) for _ in range(4)]
     other = await store(database)
@@ -177,14 +155,8 @@ async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(
     ],
 )
 async def test_time_and_code_choose_the_emails(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    *,
-    words: list[str],
-    number: int,
-) -> None:
+    worker_settings, database, postman, mail_server, *, words, number
+):
     for _ in range(3):
         await intend(database, await store(database))
     mail_server.rcpt_reply = "550 5.1.1 no such user"
@@ -200,8 +172,8 @@ async def test_time_and_code_choose_the_emails(
 
 
 async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is_named(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+    worker_settings, database, stored_request
+):
     async with database.transaction():
         await emails.cancel(database, [stored_request.id])
 
@@ -213,8 +185,8 @@ async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is
 
 
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+    worker_settings, database, stored_request
+):
     async with database.transaction():
         await emails.cancel(database, [stored_request.id])
     await emails.add_again(database, {key_of(stored_request): stored_request.id})
@@ -231,12 +203,8 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(
 
 
 async def test_email_of_an_erased_request_is_not_sent_again(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     await refuse_email(database, postman, mail_server, stored_request)
     async with database.transaction():
         await erasing.erase(database, [stored_request.id])
@@ -249,9 +217,7 @@ async def test_email_of_an_erased_request_is_not_sent_again(
 
 
 @pytest.mark.parametrize("verb", ["cancel", "resend"])
-async def test_many_emails_are_changed_batch_by_batch(
-    worker_settings: WorkerSettings, database: Connection, *, verb: str
-) -> None:
+async def test_many_emails_are_changed_batch_by_batch(worker_settings, database, *, verb):
     await store_many(database, 1500)
     if verb == "resend":
         await database.execute(
@@ -272,12 +238,8 @@ async def test_many_emails_are_changed_batch_by_batch(
 
 
 async def test_listed_replies_show_no_address(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     mail_server.rcpt_reply = "550 5.1.1 <ada@customer.example.com> is unknown"
     await intend(database, stored_request)
     await attempt_emails(database, postman)

@@ -14,18 +14,15 @@ from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
 from service.outbox import lanes
 from service.outbox.events import CalculationCreated
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import Ended, bare_environment, run_process
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.steps import attempt_emails, calculate, intend
 from tests.worker.commands.test_emails import assert_sound, key_of, states
 from tests.worker.conftest import created_event, hold_events, settings_with, store
-from worker.mail.postman import Postman
 from worker.relay.lanes import lock_lanes
 from worker.settings import WorkerSettings
 
@@ -81,12 +78,7 @@ async def unpublished(database: Connection) -> Sequence[dict[str, Any]]:
     return [json.loads(row["payload"]) for row in rows]
 
 
-async def test_nothing_personal_is_left_in_any_table(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-) -> None:
+async def test_nothing_personal_is_left_in_any_table(worker_settings, database, postman, mail_server):
     await store(database, external_id="another-case")
     request = await store(database, **MARKED)
     await database.execute(
@@ -121,11 +113,7 @@ async def test_nothing_personal_is_left_in_any_table(
     await assert_sound(database)
 
 
-async def test_two_operators_erase_once(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_two_operators_erase_once(worker_settings, database, stored_request):
     words = ("service", "request", "erase", stored_request.uuid)
     environment = bare_environment(DATABASE_URL=worker_settings.database_url)
     done = await asyncio.gather(*(run_process(*words, environment=environment) for _ in range(2)))
@@ -139,18 +127,15 @@ async def test_two_operators_erase_once(
     ]
 
 
-async def test_request_that_never_was_is_not_erased(worker_settings: WorkerSettings) -> None:
+async def test_request_that_never_was_is_not_erased(worker_settings):
     ended = await run_erase(worker_settings, uuid_of(new_request_id()))
 
     assert (ended.status, ended.errors) == (1, "There is no such request.\n")
 
 
 async def test_late_messages_about_an_erased_request_change_nothing(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    pool: Pool,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, pool, stored_request
+):
     await erase(worker_settings, stored_request)
     before = await dump(database)
 
@@ -161,9 +146,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(
     assert await dump(database) == before
 
 
-async def test_lane_held_by_a_relay_is_waited_for(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_lane_held_by_a_relay_is_waited_for(worker_settings, database, stored_request):
     async with database.transaction():
         assert await lock_lanes(database, [lanes.lane_of(stored_request.id)])
         erasing = asyncio.create_task(erase(worker_settings, stored_request))
@@ -174,11 +157,8 @@ async def test_lane_held_by_a_relay_is_waited_for(
 
 
 async def test_lane_is_free_again_soon_after_an_operator_vanished(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postgres_link: TcpProxy,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postgres_link, stored_request
+):
     """For instance with its machine: TCP would notice after two hours."""
     away = settings_with(worker_settings, database_url=postgres_link.url)
     postgres_link.hold_before(b"INSERT INTO operator_action")

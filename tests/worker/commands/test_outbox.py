@@ -2,8 +2,6 @@
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import announce_next, hold_events, settings_with, store
 from worker.commands.outbox import Backlog, Undelivered
@@ -11,7 +9,7 @@ from worker.settings import WorkerSettings
 
 
 @pytest.fixture
-async def failing(database: Connection) -> CalculationRequest:
+async def failing(database):
     """A request whose request.created was refused, and whose next event waits behind it."""
     request = await store(database)
     await announce_next(database, request.id)
@@ -34,16 +32,14 @@ async def listed(settings: WorkerSettings, *words: str) -> Undelivered:
     return answer.data
 
 
-async def test_empty_outbox_has_nothing_to_list(worker_settings: WorkerSettings) -> None:
+async def test_empty_outbox_has_nothing_to_list(worker_settings):
     answer = await command(worker_settings, "outbox", "list")
 
     assert (answer.data, answer.text) == (Undelivered([], []), "none\n\nnone")
 
 
 @pytest.mark.usefixtures("failing")
-async def test_events_are_counted_by_state_and_type(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
+async def test_events_are_counted_by_state_and_type(worker_settings, database):
     for _ in range(3):
         await store(database)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 s'")
@@ -60,8 +56,8 @@ async def test_events_are_counted_by_state_and_type(
 
 
 async def test_held_events_come_first_with_their_errors_and_then_the_oldest_pending_ones(
-    worker_settings: WorkerSettings, database: Connection, failing: CalculationRequest
-) -> None:
+    worker_settings, database, failing
+):
     requests = [await store(database) for _ in range(5)]
 
     found = (await listed(worker_settings, "--limit", "4")).events

@@ -6,10 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.commands.steps import attempt_emails, calculate, intend, intend_another
@@ -17,14 +15,11 @@ from tests.worker.conftest import announce_next, hold_events, store
 from worker import reconciliation
 from worker.commands.reconcile import Reconciliation
 from worker.consumers import notifications
-from worker.mail.postman import Postman
 from worker.reconciliation import Anomaly
-from worker.relay.loop import Relay
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture
-async def settled(database: Connection, postman: Postman) -> CalculationRequest:
+async def settled(database, postman):
     """A request whose e-mail is sent, whose calculation is recorded and whose events are published."""
     request = await store(database)
     await intend(database, request)
@@ -56,9 +51,7 @@ async def make_old(database: Connection) -> None:
         await database.execute(statement)
 
 
-async def test_finished_request_adds_up(
-    worker_settings: WorkerSettings, database: Connection, settled: CalculationRequest
-) -> None:
+async def test_finished_request_adds_up(worker_settings, database, settled):
     await make_old(database)
 
     answer = await command(worker_settings, "reconcile")
@@ -69,9 +62,7 @@ async def test_finished_request_adds_up(
     assert settled.uuid not in answer.text
 
 
-async def test_request_with_two_emails_adds_up(
-    database: Connection, postman: Postman, settled: CalculationRequest
-) -> None:
+async def test_request_with_two_emails_adds_up(database, postman, settled):
     await intend_another(database, settled)
     unsent = await found(database)
     await attempt_emails(database, postman)
@@ -81,9 +72,7 @@ async def test_request_with_two_emails_adds_up(
     assert unsent == await found(database) == []
 
 
-async def test_recent_request_is_not_an_anomaly(
-    database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_recent_request_is_not_an_anomaly(database, stored_request):
     with_event = await found(database)
     await intend(database, stored_request)
     await database.execute("DELETE FROM outbox")
@@ -93,8 +82,8 @@ async def test_recent_request_is_not_an_anomaly(
 
 
 async def test_request_without_an_email_is_found_once_its_event_is_published(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+    worker_settings, database, stored_request
+):
     await make_old(database)
     while_pending = counts(await found(database))
     await database.execute("DELETE FROM outbox")
@@ -110,8 +99,8 @@ async def test_request_without_an_email_is_found_once_its_event_is_published(
 
 
 async def test_repair_announces_again_every_old_request_without_an_email_and_no_other(
-    worker_settings: WorkerSettings, database: Connection, settled: CalculationRequest
-) -> None:
+    worker_settings, database, settled
+):
     vanished = [await store(database) for _ in range(15)]
     await database.execute("DELETE FROM outbox")
     await make_old(database)
@@ -138,13 +127,8 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
 
 
 async def test_repair_may_be_repeated_while_the_processes_run(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    pool: Pool,
-    relay: Relay,
-    postman: Postman,
-    mail_server: MailServer,
-) -> None:
+    worker_settings, database, pool, relay, postman, mail_server
+):
     request = await store(database)
     await database.execute("DELETE FROM outbox")
     await make_old(database)
@@ -163,9 +147,7 @@ async def test_repair_may_be_repeated_while_the_processes_run(
     assert again.status == 0
 
 
-async def test_email_pending_for_too_long_is_found(
-    database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_email_pending_for_too_long_is_found(database, stored_request):
     await intend(database, stored_request)
     await intend_another(database, stored_request)
     await database.execute("DELETE FROM outbox")
@@ -174,9 +156,7 @@ async def test_email_pending_for_too_long_is_found(
     assert counts(await found(database)) == {"email_overdue": 1}
 
 
-async def test_held_events_are_found_when_they_are_old(
-    database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_held_events_are_found_when_they_are_old(database, stored_request):
     await announce_next(database, stored_request.id)
     await hold_events(database, stored_request.id)
     await database.execute("UPDATE calculation_request SET sequence = 1")
@@ -201,9 +181,7 @@ async def test_held_events_are_found_when_they_are_old(
         "UPDATE email SET settled_at = NULL",
     ],
 )
-async def test_sequence_that_does_not_add_up_is_found(
-    database: Connection, settled: CalculationRequest, damage: str
-) -> None:
+async def test_sequence_that_does_not_add_up_is_found(database, settled, damage):
     await database.execute(damage)
 
     [wrong] = await found(database)
@@ -211,7 +189,7 @@ async def test_sequence_that_does_not_add_up_is_found(
     assert (wrong.name, wrong.count, wrong.uuids) == ("sequence_wrong", 1, [settled.uuid])
 
 
-async def test_examples_are_bounded_and_the_count_is_not(database: Connection) -> None:
+async def test_examples_are_bounded_and_the_count_is_not(database):
     requests = [await store(database) for _ in range(15)]
     await make_old(database)
 
@@ -221,9 +199,7 @@ async def test_examples_are_bounded_and_the_count_is_not(database: Connection) -
     assert overdue.uuids == [request.uuid for request in requests[:10]]
 
 
-async def test_only_requests_since_a_time_are_checked(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_only_requests_since_a_time_are_checked(worker_settings, database, stored_request):
     await make_old(database)
     later = stored_request.created_at + timedelta(hours=1)
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
@@ -23,16 +23,13 @@ from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
 from worker.commands.replay import Selection, Tally
 from worker.mail.postman import Postman
-from worker.relay.loop import Relay
-from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 ALWAYS = ("--from", "2020-01-01T00:00:00Z")
 Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
 
 
 @pytest.fixture
-def deliver(relay: Relay, publisher: Publisher, tap: AbstractQueue) -> Deliver:
+def deliver(relay, publisher, tap):
     """Relay until nothing is due, and return the messages that arrived."""
 
     async def relay_all() -> list[AbstractIncomingMessage]:
@@ -67,9 +64,7 @@ def ids(messages: list[AbstractIncomingMessage]) -> list[str | None]:
     return [message.message_id for message in messages]
 
 
-async def test_replayed_events_are_the_same_to_the_byte(
-    worker_settings: WorkerSettings, database: Connection, postman: Postman, deliver: Deliver
-) -> None:
+async def test_replayed_events_are_the_same_to_the_byte(worker_settings, database, postman, deliver):
     request = await store(database, external_id="case-7")
     await finish(database, request, postman)
     before = await deliver()
@@ -89,9 +84,7 @@ async def test_replayed_events_are_the_same_to_the_byte(
     assert (answer.data.requests, answer.data.events) == (1, 3)
 
 
-async def test_replay_leaves_out_nothing_but_the_trace(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
+async def test_replay_leaves_out_nothing_but_the_trace(worker_settings, database, deliver):
     await store(database, traceparent=TRACEPARENT)
     [before] = await deliver()
 
@@ -104,9 +97,7 @@ async def test_replay_leaves_out_nothing_but_the_trace(
     assert "traceparent" not in after.headers
 
 
-async def test_only_events_of_the_given_time_are_replayed(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
+async def test_only_events_of_the_given_time_are_replayed(worker_settings, database, deliver):
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
     times = [noon - timedelta(seconds=1), noon, noon + timedelta(hours=1), noon + timedelta(hours=2)]
     requests = [await store(database) for _ in times]
@@ -122,11 +113,8 @@ async def test_only_events_of_the_given_time_are_replayed(
 
 
 async def test_event_of_an_older_request_is_found_by_its_own_time(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    deliver: Deliver,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, deliver, stored_request
+):
     await database.execute("DELETE FROM outbox")
     moved = await move(database, stored_request, datetime(2025, 1, 1, tzinfo=UTC))
     await deliveries.calculate(database, uuid_of(moved), "C-1")
@@ -137,9 +125,7 @@ async def test_event_of_an_older_request_is_found_by_its_own_time(
     assert ids(await deliver()) == [f"{uuid_of(moved)}.request.calculated.2"]
 
 
-async def test_order_within_each_request_is_kept_even_if_clocks_differed(
-    worker_settings: WorkerSettings, database: Connection, deliver: Deliver
-) -> None:
+async def test_order_within_each_request_is_kept_even_if_clocks_differed(worker_settings, database, deliver):
     requests = [await store(database) for _ in range(10)]
     for request in requests:
         await calculate(database, request)
@@ -156,8 +142,8 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(
 
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(
-    worker_settings: WorkerSettings, database: Connection, where: str, stored_request: CalculationRequest
-) -> None:
+    worker_settings, database, where, stored_request
+):
     await database.execute("DELETE FROM outbox")
     await calculate(database, stored_request)
     if where == "outbox_held":
@@ -170,8 +156,8 @@ async def test_request_with_an_unpublished_event_is_left_out(
 
 
 async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
-    database: Connection, other_connection: Connection, stored_request: CalculationRequest
-) -> None:
+    database, other_connection, stored_request
+):
     await database.execute("DELETE FROM outbox")
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
 
@@ -185,7 +171,7 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     assert await database.fetch("SELECT sequence FROM outbox ORDER BY id") == [(1,), (2,)]
 
 
-async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connection) -> None:
+async def test_rate_is_kept(worker_settings, database):
     for _ in range(11):
         await store(database)
     await database.execute("DELETE FROM outbox")
@@ -197,9 +183,7 @@ async def test_rate_is_kept(worker_settings: WorkerSettings, database: Connectio
     assert 1.0 <= clock.time() - begin < 3.0
 
 
-async def test_request_erased_during_a_replay_is_left_out(
-    database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_request_erased_during_a_replay_is_left_out(database, stored_request):
     await database.execute("DELETE FROM outbox")
     selection = Selection(since=None, until=datetime.now(UTC), types=frozenset(EVENT_TYPES))
     erased = new_request_id()
@@ -209,9 +193,7 @@ async def test_request_erased_during_a_replay_is_left_out(
     assert written == await database.fetchval("SELECT count(*) FROM outbox") == 1
 
 
-async def test_many_requests_are_replayed_in_pages(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
+async def test_many_requests_are_replayed_in_pages(worker_settings, database):
     await store_many(database, 2500)
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")

@@ -3,14 +3,11 @@
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
-from tests.harness.mail_server import MailServer
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email
 from tests.worker.commands.test_erase import erase
 from tests.worker.conftest import KEYS, announce_next, hold_events
 from worker.commands.trace import Trace
-from worker.mail.postman import Postman
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -39,9 +36,7 @@ async def deliver(relay: Relay, publisher: Publisher) -> None:
         pass
 
 
-async def test_event_of_a_new_request_is_pending(
-    worker_settings: WorkerSettings, stored_request: CalculationRequest
-) -> None:
+async def test_event_of_a_new_request_is_pending(worker_settings, stored_request):
     trace = await trace_of(worker_settings, stored_request)
 
     assert states(trace) == [("request.created", 1, "pending")]
@@ -51,9 +46,7 @@ async def test_event_of_a_new_request_is_pending(
     assert trace.conclusion == "request.created has not been published: it is pending."
 
 
-async def test_held_event_is_shown_with_its_error(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_held_event_is_shown_with_its_error(worker_settings, database, stored_request):
     await announce_next(database, stored_request.id)
     await hold_events(database, stored_request.id)
     await database.execute(
@@ -73,8 +66,8 @@ async def test_held_event_is_shown_with_its_error(
 
 
 async def test_published_event_without_an_email_is_pointed_out(
-    worker_settings: WorkerSettings, relay: Relay, publisher: Publisher, stored_request: CalculationRequest
-) -> None:
+    worker_settings, relay, publisher, stored_request
+):
     await deliver(relay, publisher)
 
     trace = await trace_of(worker_settings, stored_request)
@@ -85,12 +78,8 @@ async def test_published_event_without_an_email_is_pointed_out(
 
 
 async def test_postponed_email_is_shown_with_the_reply_of_the_mail_server_but_no_address(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     mail_server.rcpt_reply = "451 4.7.1 <ada@customer.example.com>: greylisted"
     await intend(database, stored_request)
     await attempt_emails(database, postman)
@@ -106,12 +95,8 @@ async def test_postponed_email_is_shown_with_the_reply_of_the_mail_server_but_no
 
 
 async def test_refused_email_is_shown_as_failed(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    mail_server: MailServer,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, database, postman, mail_server, stored_request
+):
     await refuse_email(database, postman, mail_server, stored_request)
 
     trace = await trace_of(worker_settings, stored_request)
@@ -120,12 +105,7 @@ async def test_refused_email_is_shown_as_failed(
     assert trace.conclusion == "The e-mail has failed: refused."
 
 
-async def test_finished_request_is_shown_with_every_step(
-    worker_settings: WorkerSettings,
-    database: Connection,
-    postman: Postman,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_finished_request_is_shown_with_every_step(worker_settings, database, postman, stored_request):
     await intend(database, stored_request)
     await attempt_emails(database, postman)
     before = await trace_of(worker_settings, stored_request)
@@ -146,9 +126,7 @@ async def test_finished_request_is_shown_with_every_step(
     assert trace.conclusion == "The request has its calculation."
 
 
-async def test_text_lists_the_steps_in_the_order_of_time(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_text_lists_the_steps_in_the_order_of_time(worker_settings, database, stored_request):
     await calculate(database, stored_request)
     await database.execute("UPDATE calculation_request SET calculated_at = calculated_at + interval '1 h'")
     await database.execute("DELETE FROM outbox")
@@ -164,9 +142,7 @@ async def test_text_lists_the_steps_in_the_order_of_time(
     ]
 
 
-async def test_changes_by_operators_are_shown(
-    worker_settings: WorkerSettings, stored_request: CalculationRequest
-) -> None:
+async def test_changes_by_operators_are_shown(worker_settings, stored_request):
     key = f"{stored_request.uuid}.request.created.1"
     by = ("--by", "Ada", "--reason", "a test of the firm")
     await command(worker_settings, "emails", "cancel", "--uuid", stored_request.uuid, *by)
@@ -191,9 +167,7 @@ async def test_changes_by_operators_are_shown(
     ]
 
 
-async def test_newest_of_very_many_emails_decides(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_newest_of_very_many_emails_decides(worker_settings, database, stored_request):
     await database.execute(
         """
         INSERT INTO email (event_id, request_id, state, reason, created_at)
@@ -212,9 +186,7 @@ async def test_newest_of_very_many_emails_decides(
 
 
 @pytest.mark.usefixtures("channel")
-async def test_erased_request_is_still_shown(
-    worker_settings: WorkerSettings, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_erased_request_is_still_shown(worker_settings, database, stored_request):
     await calculate(database, stored_request)
     before = await trace_of(worker_settings, stored_request)
 

@@ -45,7 +45,7 @@ def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
 
 
 @pytest.fixture
-def consumer(worker_settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
+def consumer(worker_settings, pool):
     """The consumer of the calculation teams' results."""
     return consumer_on(worker_settings, pool)
 
@@ -91,14 +91,7 @@ async def dead_reason(channel: AbstractChannel) -> tuple[object, object]:
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
-async def test_calculation_is_recorded_and_announced(
-    consumer: Consumer[Result],
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-    *,
-    wrapped: bool,
-) -> None:
+async def test_calculation_is_recorded_and_announced(consumer, channel, database, stored_request, *, wrapped):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     body = cloud_event(data) if wrapped else msgspec.json.encode(data)
 
@@ -110,9 +103,7 @@ async def test_calculation_is_recorded_and_announced(
     assert len(await calculated_events(database)) == 1
 
 
-async def test_event_carries_the_calculation_and_the_next_sequence_number(
-    pool: Pool, database: Connection, stored_request: CalculationRequest
-) -> None:
+async def test_event_carries_the_calculation_and_the_next_sequence_number(pool, database, stored_request):
     await record_result(result(stored_request.uuid), pool=pool)
 
     (event,) = await calculated_events(database)
@@ -137,13 +128,7 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(
 
 
 @pytest.mark.parametrize("where", ["header", "body"])
-async def test_event_continues_the_trace_of_the_result(
-    consumer: Consumer[Result],
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-    where: str,
-) -> None:
+async def test_event_continues_the_trace_of_the_result(consumer, channel, database, stored_request, where):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     sent = {"traceparent": TRACEPARENT}
     body = cloud_event(data, **(sent if where == "body" else {}))
@@ -158,11 +143,8 @@ async def test_event_continues_the_trace_of_the_result(
 
 
 async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
-    consumer: Consumer[Result],
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    consumer, channel, database, stored_request
+):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
 
     async with running(consumer.run):
@@ -173,9 +155,7 @@ async def test_result_without_a_usable_trace_begins_one_that_is_not_sampled(
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", event["traceparent"])
 
 
-async def test_calculation_of_an_unknown_request_is_dead_lettered(
-    consumer: Consumer[Result], channel: AbstractChannel
-) -> None:
+async def test_calculation_of_an_unknown_request_is_dead_lettered(consumer, channel):
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
     async with running(consumer.run):
@@ -193,9 +173,7 @@ async def test_calculation_of_an_unknown_request_is_dead_lettered(
     ],
     ids=ascii,
 )
-def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malformed(
-    calculation_id: object,
-) -> None:
+def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malformed(calculation_id):
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}
 
     for body in (msgspec.json.encode(data), cloud_event(data)):
@@ -233,18 +211,14 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_value(
-    body: bytes, reason: str
-) -> None:
+def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_value(body, reason):
     with pytest.raises(Malformed) as refusal:
         decode(body)
 
     assert str(refusal.value) == reason
 
 
-async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
-    consumer: Consumer[Result], channel: AbstractChannel, stored_request: CalculationRequest
-) -> None:
+async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(consumer, channel, stored_request):
     body = cloud_event(
         {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"},
         traceparent=TRACEPARENT,
@@ -275,14 +249,14 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(
         b'{"data": {"uuid": "ada@customer.example.com"}, "traceparent": "ada"}',
     ],
 )
-def test_message_that_names_no_request_has_no_topic(body: bytes) -> None:
+def test_message_that_names_no_request_has_no_topic(body):
     read = incoming.read(body)
 
     assert (read.uuid, read.calculation_id, read.traceparent) == (None, None, None)
 
 
 @pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
-def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool) -> None:
+def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event):
     meant, other = uuid_of(new_request_id()), uuid_of(new_request_id())
     data = {"uuid": other, "request_uuid": meant, "calculation_id": "calc-1"}
     body = (
@@ -295,26 +269,22 @@ def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event: bool)
     assert incoming.read(body).uuid == meant
 
 
-def test_unknown_fields_are_ignored() -> None:
+def test_unknown_fields_are_ignored():
     data = GOOD | {"tax": 1250}
 
     assert decode(msgspec.json.encode(data)) == Result(UUID(int=0), "calc-1")
     assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "calc-1")
 
 
-def test_longest_calculation_id_is_accepted() -> None:
+def test_longest_calculation_id_is_accepted():
     data = GOOD | {"calculation_id": "x" * 255}
 
     assert decode(msgspec.json.encode(data)).calculation_id == "x" * 255
 
 
 async def test_database_that_refuses_connections_is_an_outage_of_postgres(
-    consumer: Consumer[Result],
-    postgres_server: str,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    consumer, postgres_server, channel, database, stored_request
+):
     name = await database.fetchval("SELECT current_database()")
     server = await asyncpg.connect(postgres_server)
     try:

@@ -1,18 +1,15 @@
 """A consumer handles and settles each message, through outages of RabbitMQ and Postgres."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
-from tests.worker.consumers.conftest import MakeConsumer, Work, dead_letter, has_no_messages
+from tests.worker.consumers.conftest import dead_letter, has_no_messages
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
@@ -20,7 +17,7 @@ from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 
 
 @pytest.fixture
-async def impatient_queue(channel: AbstractChannel) -> AsyncIterator[Queue]:
+async def impatient_queue(channel):
     """A queue that delivers each message twice at most."""
     queue = Queue("impatient", topology.REQUESTS, "request.impatient")
     arguments: FieldTable = {
@@ -38,9 +35,7 @@ async def impatient_queue(channel: AbstractChannel) -> AsyncIterator[Queue]:
     await channel.queue_delete(queue.name)
 
 
-async def test_message_is_handled_once_and_leaves_the_queue(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+async def test_message_is_handled_once_and_leaves_the_queue(consumer, work, channel):
     await publish(channel, NOTIFICATIONS, b"1")
 
     async with running(consumer.run):
@@ -52,8 +47,8 @@ async def test_message_is_handled_once_and_leaves_the_queue(
 
 
 async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_delivery_limit(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, impatient_queue: Queue
-) -> None:
+    consumer_with, work, channel, impatient_queue
+):
     work.error = ZeroDivisionError()
     await publish(channel, impatient_queue, b"1")
 
@@ -65,9 +60,7 @@ async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_deli
     assert "'reason': 'delivery_limit'" in str(dead.headers["x-death"])
 
 
-async def test_lost_connection_is_replaced(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
-) -> None:
+async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_link):
     consumer = consumer_with(amqp_url=broker_link.url)
 
     async with running(consumer.run):
@@ -87,8 +80,8 @@ async def fails(consumer: Consumer[int]) -> bool:
 
 
 async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
-) -> None:
+    consumer_with, work, channel, broker_link
+):
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -102,9 +95,7 @@ async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
-async def test_deleted_queue_is_declared_and_read_again(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel):
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))
 
@@ -116,8 +107,8 @@ async def test_deleted_queue_is_declared_and_read_again(
 
 
 async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_the_queue(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
-) -> None:
+    consumer_with, work, channel
+):
     work.going_on.clear()
     for body in (b"1", b"2", b"3"):
         await publish(channel, NOTIFICATIONS, body)
@@ -138,9 +129,7 @@ async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_th
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
-async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(consumer, work, channel):
     work.error = work.dependency_error = PostgresUnavailable()
     async with running(consumer.run):
         await publish(channel, NOTIFICATIONS, b"1")
@@ -154,9 +143,7 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
-async def test_short_outage_of_postgres_causes_no_redelivery(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+async def test_short_outage_of_postgres_causes_no_redelivery(consumer, work, channel):
     work.error = PostgresUnavailable()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -169,7 +156,7 @@ async def test_short_outage_of_postgres_causes_no_redelivery(
     assert was_reading
 
 
-def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe() -> None:
+def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():
     ids = [None, "", "a-b_c.d:1", "x" * 129, "line\nbreak", "naïve", "a b"]
 
     assert [safe_id(message_id) for message_id in ids] == [None, None, "a-b_c.d:1", None, None, None, None]

@@ -10,7 +10,6 @@ from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_role
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
 
 
 def counted() -> float:
@@ -23,9 +22,7 @@ async def add_dead_letters(channel: AbstractChannel, number: int) -> None:
         await exchange.publish(Message(b"dead"), NOTIFICATIONS.dead_letters, mandatory=True)
 
 
-async def test_dead_letters_that_come_and_go_are_counted(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel):
     async with open_role(worker_settings, name=NOTIFICATIONS.name, needs=[], declare_seconds=0.02):
         await add_dead_letters(channel, 3)
         await eventually(lambda: counted() == 3)

@@ -1,24 +1,19 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.queues import declare_topology
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
-from tests.worker.consumers.conftest import MakeConsumer, Refused, Work, dead_letter, has_no_messages
-from worker.consumers.consumer import Consumer
+from tests.worker.consumers.conftest import Refused, dead_letter, has_no_messages
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
-async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(
-    consumer: Consumer[int], channel: AbstractChannel
-) -> None:
+async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(consumer, channel):
     await publish(
         channel,
         NOTIFICATIONS,
@@ -43,9 +38,7 @@ async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
-async def test_refused_message_is_dead_lettered_at_once(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+async def test_refused_message_is_dead_lettered_at_once(consumer, work, channel):
     work.error = Refused()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -58,8 +51,8 @@ async def test_refused_message_is_dead_lettered_at_once(
 
 
 async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel, broker_link: TcpProxy
-) -> None:
+    consumer_with, work, channel, broker_link
+):
     consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=1.0)
 
     async with running(consumer.run):
@@ -82,8 +75,8 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
 
 
 async def test_message_whose_dead_letter_the_broker_refuses_goes_back_to_its_queue_alone(
-    consumer: Consumer[int], work: Work, channel: AbstractChannel
-) -> None:
+    consumer, work, channel
+):
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -103,8 +96,8 @@ async def test_message_whose_dead_letter_the_broker_refuses_goes_back_to_its_que
 
 
 async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_without_it(
-    consumer_with: MakeConsumer, work: Work, channel: AbstractChannel
-) -> None:
+    consumer_with, work, channel
+):
     exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
     consumer = consumer_with(consumer_prefetch=1)
 
@@ -130,9 +123,7 @@ class NotText(str):
         return super().encode("latin-1", errors)
 
 
-async def test_dead_letter_reaches_no_other_queue_than_the_dead_letters_of_its_own(
-    consumer: Consumer[int], channel: AbstractChannel
-) -> None:
+async def test_dead_letter_reaches_no_other_queue_than_the_dead_letters_of_its_own(consumer, channel):
     theirs = await channel.declare_queue(exclusive=True)
     await theirs.bind(topology.DEAD_LETTERS, theirs.name)
     headers: FieldTable = {"CC": [theirs.name], "cc": "kept"}

@@ -8,7 +8,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, open_pool
 from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
@@ -19,7 +19,6 @@ from worker.consumers import calculations
 from worker.consumers.in_hand import InHand
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
-from worker.settings import WorkerSettings
 
 GOOD = 250
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method of the frame
@@ -44,9 +43,7 @@ async def recorded(database: Connection) -> int:
     return found
 
 
-async def test_each_of_many_results_has_its_own_outcome(
-    worker_settings: WorkerSettings, pool: Pool, channel: AbstractChannel, database: Connection
-) -> None:
+async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, channel, database):
     requests = await stored(database, GOOD)
     first, second, *_ = (request.uuid for request in requests)
     bodies = [result(request.uuid) for request in requests]
@@ -74,8 +71,8 @@ async def is_recorded(database: Connection, number: int) -> bool:
 
 
 async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_returns_none(
-    worker_settings: WorkerSettings, channel: AbstractChannel, database: Connection
-) -> None:
+    worker_settings, channel, database
+):
     requests = await stored(database, GOOD)
     await publish_results(channel, *(result(request.uuid) for request in requests))
     async with (
@@ -112,8 +109,8 @@ async def receive(in_hand: InHand, channel: AbstractChannel, number: int) -> lis
 
 @pytest.mark.parametrize(("still_open", "frames"), [(None, 1), (0, 19), (10, 10), (19, 1)])
 async def test_messages_before_which_none_is_open_are_acknowledged_with_one_frame(
-    worker_settings: WorkerSettings, channel: AbstractChannel, *, still_open: int | None, frames: int
-) -> None:
+    worker_settings, channel, *, still_open, frames
+):
     for number in range(20):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     written: list[bytes] = []
@@ -134,9 +131,7 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
-async def test_message_that_goes_back_to_its_queue_holds_no_other_up(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_message_that_goes_back_to_its_queue_holds_no_other_up(worker_settings, channel):
     for number in range(3):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     async with open_channel(worker_settings, name="test") as own_channel:
@@ -153,9 +148,7 @@ async def test_message_that_goes_back_to_its_queue_holds_no_other_up(
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
-async def test_acknowledgement_that_fails_gives_the_channel_up(
-    worker_settings: WorkerSettings, channel: AbstractChannel
-) -> None:
+async def test_acknowledgement_that_fails_gives_the_channel_up(worker_settings, channel):
     await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:
         in_hand = InHand(nothing)

@@ -4,31 +4,20 @@ import asyncio
 
 import msgspec
 import pytest
-from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.model import CalculationRequest, RequestNotFound
+from service.calculation_requests.model import RequestNotFound
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, created_event, publish
 from tests.worker.deliveries import intend_email
 from tests.worker.mail.conftest import all_are
 from worker.consumers import incoming, notifications
 from worker.consumers.incoming import Malformed
-from worker.mail.postman import Postman
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
 
 
-async def test_event_becomes_an_email_in_the_ledger(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    channel: AbstractChannel,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+async def test_event_becomes_an_email_in_the_ledger(worker_settings, pool, channel, database, stored_request):
     due = asyncio.Event()
 
     async with running(notifications.consumer(worker_settings, pool, due).run):
@@ -52,8 +41,8 @@ async def test_event_becomes_an_email_in_the_ledger(
     ids=["empty", "malformed", "unknown"],
 )
 async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
-    pool: Pool, stored_request: CalculationRequest, uuid: str, refusal: type[Exception], text: str
-) -> None:
+    pool, stored_request, uuid, refusal, text
+):
     event = msgspec.structs.replace(created_event(stored_request), uuid=uuid)
 
     with pytest.raises(refusal) as refused:
@@ -73,7 +62,7 @@ async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
     ],
     ids=["empty", "no fields", "not UTF-8", "too deep", "no data"],
 )
-def test_body_that_is_not_an_event_is_malformed(body: bytes) -> None:
+def test_body_that_is_not_an_event_is_malformed(body):
     with pytest.raises(Malformed):
         notifications.decode(incoming.read(body), None)
 
@@ -86,9 +75,7 @@ def test_body_that_is_not_an_event_is_malformed(body: bytes) -> None:
     ],
     ids=lambda changed: changed[1].decode(),
 )
-def test_event_that_is_not_the_first_of_its_request_is_malformed(
-    stored_request: CalculationRequest, changed: tuple[bytes, bytes]
-) -> None:
+def test_event_that_is_not_the_first_of_its_request_is_malformed(stored_request, changed):
     body = created_body(stored_request)
     assert changed[0] in body
 
@@ -97,12 +84,8 @@ def test_event_that_is_not_the_first_of_its_request_is_malformed(
 
 
 async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(
-    pool: Pool,
-    postman: Postman,
-    mail_server: MailServer,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    pool, postman, mail_server, database, stored_request
+):
     event = created_event(stored_request)
 
     async with running(postman.run):
@@ -115,12 +98,8 @@ async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(
 
 
 async def test_customer_is_emailed_once_when_the_event_is_delivered_several_times_at_once(
-    pool: Pool,
-    postman: Postman,
-    mail_server: MailServer,
-    database: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    pool, postman, mail_server, database, stored_request
+):
     event = created_event(stored_request)
 
     async with running(postman.run), asyncio.TaskGroup() as deliveries:

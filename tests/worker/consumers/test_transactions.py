@@ -9,12 +9,9 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
 from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import settings_with
-from worker.settings import WorkerSettings
 
 
-async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(
-    worker_settings: WorkerSettings,
-) -> None:
+async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(worker_settings):
     async with TcpProxy(worker_settings.database_url) as link:
         settings = settings_with(worker_settings, database_url=link.url)
         async with open_pool(settings) as pool:
@@ -30,7 +27,7 @@ async def _hold_connection_in_a_transaction(pool: Pool, link: TcpProxy) -> None:
         await connection.execute("SELECT 1")
 
 
-async def test_cancelled_transaction_leaves_nothing(worker_settings: WorkerSettings) -> None:
+async def test_cancelled_transaction_leaves_nothing(worker_settings):
     async with open_pool(worker_settings) as pool:
         begun = asyncio.Event()
 

@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
@@ -13,7 +11,6 @@ import pytest
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import Server
 from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
@@ -23,7 +20,7 @@ from worker.mail import ledger
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path):
     """A Postgres server that keeps its data over restarts."""
     with postgres_process(Place(folder=tmp_path, keep=True, report=print)) as started:
         yield started
@@ -71,7 +68,7 @@ async def uptime(connection: Connection) -> float:
     return age
 
 
-async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery(server: Server) -> None:
+async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery(server):
     await prepare(server.url)
     victim, witness = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
     started_at = await witness.fetchval("SELECT pg_postmaster_start_time()")
@@ -87,7 +84,7 @@ async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recov
     await connection.close()
 
 
-async def test_expired_claims_are_left_alone_for_as_long_again_after_a_restart(server: Server) -> None:
+async def test_expired_claims_are_left_alone_for_as_long_again_after_a_restart(server):
     await prepare(server.url)
     assert server.process is not None
     await asyncio.to_thread(server.process.stop)

@@ -77,7 +77,7 @@ NO_LINKS = [
 
 @pytest.mark.parametrize("text", LINKS)
 @pytest.mark.parametrize("field", WORDS)
-def test_text_with_a_link_is_left_out_of_the_email(field: str, text: str) -> None:
+def test_text_with_a_link_is_left_out_of_the_email(field, text):
     message = received(compose(**{field: text}))
 
     for part in (message["To"], message["Reply-To"], message["Subject"], body(message, "plain")):
@@ -87,14 +87,14 @@ def test_text_with_a_link_is_left_out_of_the_email(field: str, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", NO_LINKS)
-def test_text_without_a_link_is_shown(text: str) -> None:
+def test_text_without_a_link_is_shown(text):
     message = received(compose_all_of(text))
 
     assert f"Dear {text} {text},\n" in body(message, "plain")
     assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
 
 
-def test_email_without_any_text_of_the_caller_still_contains_the_link() -> None:
+def test_email_without_any_text_of_the_caller_still_contains_the_link():
     message = received(compose_all_of("evil.com"))
 
     assert body(message, "plain").startswith("Hello,\n\nAcme has asked us")
@@ -138,7 +138,7 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds(TLDS)
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(500, marks=pytest.mark.long)])
-def test_linkifier_finds_no_other_link_in_the_email_than_the_customers(examples: int) -> None:
+def test_linkifier_finds_no_other_link_in_the_email_than_the_customers(examples):
     @given(words=st.fixed_dictionaries(dict.fromkeys(WORDS, _texts)))
     @hypothesis.settings(
         max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

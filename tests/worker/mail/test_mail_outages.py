@@ -3,11 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer, ScriptedMailServer
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
@@ -15,13 +12,11 @@ from tests.worker.mail.conftest import (
     announced,
     attempts,
 )
-from worker.mail.postman import Postman
-from worker.settings import WorkerSettings
 
 
 async def test_refused_connection_to_the_mail_server_charges_no_attempt(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+    postman, mail_server, database, intended
+):
     await mail_server.stop()
 
     async with running(postman.run):
@@ -44,11 +39,8 @@ async def was_claimed_and_released(database: Connection) -> bool:
 
 
 async def test_refused_sender_charges_no_attempt_and_leaves_no_connection_open(
-    worker_settings: WorkerSettings,
-    rude_server: ScriptedMailServer,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, rude_server, database, intended
+):
     usual, rude_server.replies["MAIL"] = rude_server.replies["MAIL"], b"550 Sender refused"
 
     async with (
@@ -69,8 +61,8 @@ async def test_refused_sender_charges_no_attempt_and_leaves_no_connection_open(
 
 @pytest.mark.usefixtures("intended")
 async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_server(
-    worker_settings: WorkerSettings, rude_server: ScriptedMailServer
-) -> None:
+    worker_settings, rude_server
+):
     rude_server.replies["greeting"] = b"554 No mail from calculations@service.example.com"
 
     with capture_logs() as logs:
@@ -86,11 +78,8 @@ async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_
 
 
 async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_same_message_id_again(
-    worker_settings: WorkerSettings,
-    rude_server: ScriptedMailServer,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, rude_server, database, intended
+):
     rude_server.replies["content"] = None
 
     async with (
@@ -107,13 +96,8 @@ async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    postgres_link: TcpProxy,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_server, postgres_link, mail_link, database, intended
+):
     settings = settings_with(worker_settings, database_url=postgres_link.url, smtp_url=mail_link.url)
     mail_link.hold_before(b"Message-ID:")
 
@@ -131,12 +115,8 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
 
 
 async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_server, mail_link, database, intended
+):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
     mail_link.hold_before(b"Message-ID:")
     settings = settings_with(worker_settings, smtp_url=mail_link.url)

@@ -16,7 +16,7 @@ from tests.worker.mail.composing import (
 )
 
 
-def test_email_has_the_headers_of_an_automatic_message() -> None:
+def test_email_has_the_headers_of_an_automatic_message():
     message = received(compose())
 
     assert message["Message-ID"] == "<event-1@service.example.com>"
@@ -25,14 +25,14 @@ def test_email_has_the_headers_of_an_automatic_message() -> None:
 
 
 @pytest.mark.parametrize("first_name", ["Ada", "Zoë", "王"], ids=["ASCII", "Latin", "Chinese"])
-def test_link_is_on_a_line_of_its_own(first_name: str) -> None:
+def test_link_is_on_a_line_of_its_own(first_name):
     message = received(compose(customer_first_name=first_name))
 
     assert body(message, "plain").splitlines().count(URL) == 1
     assert body(message, "html").splitlines().count(URL) == 1
 
 
-def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii() -> None:
+def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii():
     assert f"\r\n{URL}\r\n".encode() in compose()
 
 
@@ -57,7 +57,7 @@ def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii() -> None:
         ("Dr. J. R. R.", "T. " * 80),
     ],
 )
-def test_any_name_remains_one_mailbox(first_name: str, last_name: str) -> None:
+def test_any_name_remains_one_mailbox(first_name, last_name):
     message = received(
         compose(
             customer_first_name=first_name,
@@ -93,7 +93,7 @@ def letters(text: str) -> str:
         "A\nB\u2028C\x85D\x0bE",
     ],
 )
-def test_subject_and_first_sentence_name_the_registered_conveyancer(firm: str) -> None:
+def test_subject_and_first_sentence_name_the_registered_conveyancer(firm):
     message = received(compose(firm))
 
     name = " ".join(firm.split())
@@ -102,7 +102,7 @@ def test_subject_and_first_sentence_name_the_registered_conveyancer(firm: str) -
         assert html.unescape(body(message, kind)).count(f"{name} has asked us to work out") == 1
 
 
-def test_organisation_and_reference_are_shown_beside_the_registered_name() -> None:
+def test_organisation_and_reference_are_shown_beside_the_registered_name():
     message = received(compose(sender_organization_name="Barclays Fraud Team"))
 
     assert "Barclays" not in message["Subject"]
@@ -112,7 +112,7 @@ def test_organisation_and_reference_are_shown_beside_the_registered_name() -> No
         assert sum(line.startswith("Reference: 12 High Street") for line in lines) == 1
 
 
-def test_html_in_a_field_is_escaped() -> None:
+def test_html_in_a_field_is_escaped():
     attack = '<script>alert("x")</script> & <a href="/evil">'
     message = received(compose_all_of(attack))
 
@@ -132,7 +132,7 @@ def test_html_in_a_field_is_escaped() -> None:
         "=?utf-8?q?=3Cevil=40elsewhere=2Eexample=3E=2C?=",
     ],
 )
-def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack: str) -> None:
+def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack):
     message = received(compose_all_of(attack))
 
     assert message.keys() == received(compose()).keys()

@@ -38,9 +38,7 @@ def reference(name: str, mailbox: str, subject: str, text: str, html: str) -> Em
 @example(_LONG[2], "a@example.com", "\N{GRINNING FACE}" * 100, "From a\n.\n..\n", "\t\n")
 @example('O\'Brien, "Zo" (A.)', "a@example.com", "a; b, c", "a", "b")
 @settings(deadline=None, max_examples=200)
-def test_source_is_read_as_that_of_the_reference(
-    name: str, mailbox: str, subject: str, text: str, html: str
-) -> None:
+def test_source_is_read_as_that_of_the_reference(name, mailbox, subject, text, html):
     fields = {"To": mime.mailbox("To", name, mailbox), "Subject": mime.words("Subject", subject)}
 
     source = mime.multipart(fields, text=text, html=html)
@@ -61,7 +59,7 @@ def test_source_is_read_as_that_of_the_reference(
 
 
 @pytest.mark.parametrize("line_break", ["\r\n", "\n", "\r"])
-def test_value_of_a_header_field_cannot_add_another(line_break: str) -> None:
+def test_value_of_a_header_field_cannot_add_another(line_break):
     with pytest.raises(HeaderParseError):
         mime.mailbox("To", f"Ada{line_break}Bcc: eve@example.com", "ada@example.com")
 
@@ -69,7 +67,7 @@ def test_value_of_a_header_field_cannot_add_another(line_break: str) -> None:
         mime.words("Subject", f"Ada{line_break}Bcc: eve@example.com")
 
 
-def test_part_cannot_end_another() -> None:
+def test_part_cannot_end_another():
     first = mime.multipart({}, text="a", html="b")
     boundary = first.rsplit(b"--", 2)[1].decode()
 

@@ -3,18 +3,14 @@
 import asyncio
 import time
 
-import httpx
 import msgspec
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
 from service.identifiers import parse_uuid
 from service.outbox.events import RequestEmailSent
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer, ScriptedMailServer
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
@@ -25,13 +21,9 @@ from tests.worker.mail.conftest import (
     is_claimed,
     states,
 )
-from worker.mail.postman import Postman
-from worker.settings import WorkerSettings
 
 
-async def test_email_contains_the_link_that_the_api_returns(
-    client: httpx.AsyncClient, postman: Postman, mail_server: MailServer, database: Connection
-) -> None:
+async def test_email_contains_the_link_that_the_api_returns(client, postman, mail_server, database):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     request_id = parse_uuid(created["uuid"])
     assert request_id is not None
@@ -51,8 +43,8 @@ async def test_email_contains_the_link_that_the_api_returns(
 
 
 async def test_email_is_addressed_to_the_customer_and_replies_go_to_the_sender(
-    postman: Postman, mail_server: MailServer, intended: CalculationRequest
-) -> None:
+    postman, mail_server, intended
+):
     async with running(postman.run):
         await eventually(lambda: mail_server.accepted)
 
@@ -67,8 +59,8 @@ async def test_email_is_addressed_to_the_customer_and_replies_go_to_the_sender(
 
 
 async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+    postman, mail_server, database, intended
+):
     async with running(postman.run):
         await eventually(lambda: all_are(database, "sent"))
         await database.execute("UPDATE email SET state = 'pending', next_attempt_at = now()")
@@ -87,9 +79,7 @@ async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
     assert intended.uuid in str(first[0])
 
 
-async def test_accepted_email_is_sent_and_announced(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+async def test_accepted_email_is_sent_and_announced(postman, mail_server, database, intended):
     mail_server.data_reply = "250 OK queued as 4711"
 
     async with running(postman.run):
@@ -107,13 +97,8 @@ async def test_accepted_email_is_sent_and_announced(
 
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
 async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
-    worker_settings: WorkerSettings,
-    rude_server: ScriptedMailServer,
-    database: Connection,
-    intended: CalculationRequest,
-    *,
-    reply: bytes,
-) -> None:
+    worker_settings, rude_server, database, intended, *, reply
+):
     rude_server.replies["content"] = reply
     settings = settings_with(worker_settings, smtp_url=rude_server.url, email_claim_seconds=1.0)
 
@@ -125,12 +110,8 @@ async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
 
 
 async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    mail_server: MailServer,
-    database: Connection,
-    other_connection: Connection,
-) -> None:
+    worker_settings, pool, mail_server, database, other_connection
+):
     settings = settings_with(worker_settings, email_concurrency=1)
     await intend_emails(database, pool, 2)
 
@@ -146,12 +127,8 @@ async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
 
 
 async def test_email_whose_request_another_session_has_locked_delays_the_outcome_of_no_other(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    mail_server: MailServer,
-    database: Connection,
-    other_connection: Connection,
-) -> None:
+    worker_settings, pool, mail_server, database, other_connection
+):
     settings = settings_with(worker_settings, database_timeout_seconds=12.0)
     held, *_ = await intend_emails(database, pool, 40)
 
@@ -173,8 +150,8 @@ async def are_sent_but_one(database: Connection) -> bool:
 
 
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
-    worker_settings: WorkerSettings, pool: Pool, mail_link: TcpProxy, database: Connection
-) -> None:
+    worker_settings, pool, mail_link, database
+):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
     mail_link.hold_before(b"Message-ID:")
     await intend_emails(database, pool, 5)
@@ -191,12 +168,8 @@ async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
 
 
 async def test_stopping_postman_finishes_the_email_in_hand(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_server, mail_link, database, intended
+):
     mail_link.hold_before(b"Message-ID:")
 
     async with (
@@ -211,11 +184,8 @@ async def test_stopping_postman_finishes_the_email_in_hand(
 
 
 async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
-    worker_settings: WorkerSettings,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_link, database, intended
+):
     mail_link.hold_before(b"Message-ID:")
     settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
 
@@ -226,9 +196,7 @@ async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_a
     assert await database.fetchval("SELECT request_id FROM email") == intended.id
 
 
-async def test_postman_keeps_to_the_rate(
-    worker_settings: WorkerSettings, pool: Pool, database: Connection
-) -> None:
+async def test_postman_keeps_to_the_rate(worker_settings, pool, database):
     await intend_emails(database, pool, 10)
 
     async with open_postman(settings_with(worker_settings, email_rate=4.0)) as postman:

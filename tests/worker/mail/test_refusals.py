@@ -4,11 +4,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.calculation_requests.model import CalculationRequest
 from service.outbox.events import RequestEmailFailed
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.mail.conftest import (
@@ -19,12 +17,9 @@ from tests.worker.mail.conftest import (
     settled,
     states,
 )
-from worker.mail.postman import Postman
 
 
-async def test_email_refused_for_now_is_postponed_and_sent_later(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+async def test_email_refused_for_now_is_postponed_and_sent_later(postman, mail_server, database, intended):
     mail_server.rcpt_reply = "451 Greylisted, come back"
 
     async with running(postman.run):
@@ -49,8 +44,8 @@ async def test_email_refused_for_now_is_postponed_and_sent_later(
     ],
 )
 async def test_refusal_is_logged_with_its_code_and_without_the_words_of_the_mail_server(
-    postman: Postman, mail_server: MailServer, database: Connection, *, reply: str, logged: dict[str, object]
-) -> None:
+    postman, mail_server, database, *, reply, logged
+):
     mail_server.rcpt_reply = reply
 
     with capture_logs() as logs:
@@ -62,8 +57,8 @@ async def test_refusal_is_logged_with_its_code_and_without_the_words_of_the_mail
 
 
 async def test_email_refused_for_good_has_failed_and_is_announced_without_the_address(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+    postman, mail_server, database, intended
+):
     mail_server.rcpt_reply = "550 No such user ada@customer.example.com"
 
     async with running(postman.run):
@@ -79,9 +74,7 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
 
 
 @pytest.mark.usefixtures("intended")
-async def test_one_refused_email_does_not_hold_up_the_others(
-    postman: Postman, pool: Pool, mail_server: MailServer, database: Connection
-) -> None:
+async def test_one_refused_email_does_not_hold_up_the_others(postman, pool, mail_server, database):
     mail_server.rcpt_reply = "550 No such user"
     async with running(postman.run):
         await eventually(lambda: all_are(database, "failed"))
@@ -101,14 +94,8 @@ async def test_one_refused_email_does_not_hold_up_the_others(
     ],
 )
 async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_is_announced(
-    postman: Postman,
-    pool: Pool,
-    mail_server: MailServer,
-    database: Connection,
-    *,
-    field: str,
-    address: str,
-) -> None:
+    postman, pool, mail_server, database, *, field, address
+):
     await intend_emails(database, pool, 1)
     await database.execute(f"UPDATE calculation_request SET {field} = $1", address)  # noqa: S608 - one of two
     await intend_emails(database, pool, 1)
@@ -124,9 +111,7 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
     assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
 
 
-async def test_email_whose_secret_key_is_missing_is_put_off_and_the_others_are_sent(
-    database: Connection, pool: Pool, postman: Postman
-) -> None:
+async def test_email_whose_secret_key_is_missing_is_put_off_and_the_others_are_sent(database, pool, postman):
     lost, _ = await intend_emails(database, pool, 2)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
 

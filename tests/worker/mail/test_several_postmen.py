@@ -4,14 +4,10 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from pathlib import Path
 
-from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import started, worker_process
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
@@ -19,13 +15,9 @@ from tests.worker.mail.conftest import (
     attempts,
     intend_emails,
 )
-from worker.mail.postman import Postman
-from worker.settings import WorkerSettings
 
 
-async def test_email_of_a_process_that_died_is_taken_over(
-    postman: Postman, mail_server: MailServer, database: Connection, intended: CalculationRequest
-) -> None:
+async def test_email_of_a_process_that_died_is_taken_over(postman, mail_server, database, intended):
     await database.execute(
         "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() - interval '1 second'"
     )
@@ -37,12 +29,8 @@ async def test_email_of_a_process_that_died_is_taken_over(
 
 
 async def test_email_under_way_is_not_claimed_again_by_its_own_process(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_server, mail_link, database, intended
+):
     mail_link.hold_before(b"Message-ID:")
     stop = asyncio.Event()
     stop.set()
@@ -60,9 +48,7 @@ async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     assert await all_are(database, "sent")
 
 
-async def test_two_postmen_send_no_email_twice(
-    worker_settings: WorkerSettings, pool: Pool, mail_server: MailServer, database: Connection
-) -> None:
+async def test_two_postmen_send_no_email_twice(worker_settings, pool, mail_server, database):
     requests = await intend_emails(database, pool, 40)
 
     async with AsyncExitStack() as resources:
@@ -76,12 +62,8 @@ async def test_two_postmen_send_no_email_twice(
 
 
 async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-) -> None:
+    worker_settings, pool, mail_server, mail_link, database
+):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5)
     mail_link.hold_before(b"Message-ID:")
     await intend_emails(database, pool, 3)
@@ -111,13 +93,8 @@ async def is_past(database: Connection, moment: datetime) -> bool:
 
 
 async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(
-    worker_settings: WorkerSettings,
-    mail_server: MailServer,
-    mail_link: TcpProxy,
-    database: Connection,
-    tmp_path: Path,
-    intended: CalculationRequest,
-) -> None:
+    worker_settings, mail_server, mail_link, database, tmp_path, intended
+):
     settings = settings_with(worker_settings, email_claim_seconds=1.0, smtp_timeout_seconds=60.0)
     process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
     mail_link.hold_before(b"RCPT")

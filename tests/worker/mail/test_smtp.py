@@ -2,15 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.operations.emails import EmailEnd
-from tests.harness.certificates import FAULTS, Authority, faulty_context
+from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
@@ -41,7 +39,7 @@ PIPELINING = b"250-mail.example.com\r\n250 PIPELINING"
 
 
 @pytest.fixture(params=["waits for each reply", "pipelining"])
-async def rude_server(request: pytest.FixtureRequest) -> AsyncIterator[ScriptedMailServer]:
+async def rude_server(request):
     """A mail server that can break the rules of SMTP, with and without pipelining."""
     async with ScriptedMailServer() as server:
         if request.param == "pipelining":
@@ -50,7 +48,7 @@ async def rude_server(request: pytest.FixtureRequest) -> AsyncIterator[ScriptedM
 
 
 @pytest.fixture
-async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
+async def rude_mailer(rude_server):
     """A mailer connected to the rude mail server."""
     rude = Mailer(mail_settings(rude_server.url))
     yield rude
@@ -58,7 +56,7 @@ async def rude_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
 
 
 @pytest.fixture
-async def hasty_mailer(rude_server: ScriptedMailServer) -> AsyncIterator[Mailer]:
+async def hasty_mailer(rude_server):
     """A mailer that waits a short time for the rude mail server."""
     hasty = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=0.2))
     yield hasty
@@ -79,18 +77,14 @@ def outcome_of(reply: Reply, *, attempts: int = 0, age: timedelta = timedelta())
     return postman.outcome_of(reply, email, mail_settings("smtp://nowhere.invalid"))
 
 
-async def test_connection_is_kept_for_the_next_email(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
+async def test_connection_is_kept_for_the_next_email(rude_server, rude_mailer):
     for _ in range(3):
         await send(rude_mailer)
 
     assert (rude_server.connections, len(rude_server.contents)) == (1, 3)
 
 
-async def test_emails_at_the_same_time_do_not_share_a_connection(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
+async def test_emails_at_the_same_time_do_not_share_a_connection(rude_server, rude_mailer):
     await asyncio.gather(*(send(rude_mailer) for _ in range(3)))
 
     assert (rude_server.connections, len(rude_server.contents)) == (3, 3)
@@ -109,8 +103,8 @@ async def test_emails_at_the_same_time_do_not_share_a_connection(
     ],
 )
 async def test_refusal_is_final_or_not_and_that_of_a_content_keeps_the_connection(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes, label: str
-) -> None:
+    rude_server, rude_mailer, *, command, answer, label
+):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     refused = await send(rude_mailer)
@@ -125,8 +119,8 @@ async def test_refusal_is_final_or_not_and_that_of_a_content_keeps_the_connectio
 @pytest.mark.parametrize("command", ["MAIL", "content"])
 @pytest.mark.parametrize("answer", [b"454 Throttling failure", b"432 Sender thread limit exceeded"])
 async def test_mail_server_that_limits_the_rate_refuses_no_email(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes
-) -> None:
+    rude_server, rude_mailer, *, command, answer
+):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     with pytest.raises(MailServerUnavailable) as unavailable:
@@ -138,9 +132,7 @@ async def test_mail_server_that_limits_the_rate_refuses_no_email(
 
 
 @pytest.mark.parametrize("answer", [None, b"421 Not this one", b"nonsense", UNFINISHED, b"354 Go ahead"])
-async def test_missing_reply_to_the_content_charges_an_attempt(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, answer: bytes | None
-) -> None:
+async def test_missing_reply_to_the_content_charges_an_attempt(rude_server, hasty_mailer, answer):
     rude_server.replies["content"] = answer
 
     unknown = await send(hasty_mailer)
@@ -150,9 +142,7 @@ async def test_missing_reply_to_the_content_charges_an_attempt(
     assert rude_server.connections == 1  # It may have been accepted, so it is not sent again at once.
 
 
-async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
+async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_server, rude_mailer):
     rude_server.replies["content"] = b"250 OK\r\n250 OK, says the filter too"
     await send(rude_mailer)
     rude_server.replies["content"] = b"554 Spam"
@@ -173,8 +163,8 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(
     ],
 )
 async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavailable(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
+    rude_server, hasty_mailer, *, command, answer
+):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     with pytest.raises(MailServerUnavailable):
@@ -185,9 +175,7 @@ async def test_mail_server_that_ends_the_session_before_the_recipient_is_unavail
 
 
 @pytest.mark.parametrize("command", ["EHLO", "RSET", "MAIL"])
-async def test_connection_on_which_no_email_is_taken_is_closed(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, command: str
-) -> None:
+async def test_connection_on_which_no_email_is_taken_is_closed(rude_server, rude_mailer, command):
     rude_server.replies |= {command: b"554 5.7.1 Go away", "HELO": b"554 5.7.1 Go away"}
 
     with pytest.raises(MailServerUnavailable) as unavailable:
@@ -206,8 +194,8 @@ async def test_connection_on_which_no_email_is_taken_is_closed(
     ],
 )
 async def test_session_that_ends_twice_before_the_content_charges_an_attempt(
-    rude_server: ScriptedMailServer, hasty_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
+    rude_server, hasty_mailer, *, command, answer
+):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     refused = await send(hasty_mailer)
@@ -223,8 +211,8 @@ async def test_session_that_ends_twice_before_the_content_charges_an_attempt(
 @pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
 async def test_session_that_ends_once_is_repeated_on_a_new_connection(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer, *, command: str, answer: bytes | None
-) -> None:
+    rude_server, rude_mailer, *, command, answer
+):
     await send(rude_mailer)
     rude_server.replies_once[command] = answer
 
@@ -233,9 +221,7 @@ async def test_session_that_ends_once_is_repeated_on_a_new_connection(
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
-async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
+async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(rude_server, rude_mailer):
     rude_server.replies["RCPT"] = b"421 Going down"
     rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
     rude_server.replies["greeting"] = b"421 Going down"
@@ -244,7 +230,7 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
         await send(rude_mailer)
 
 
-async def test_session_whose_connection_was_reset_gets_no_reply(rude_server: ScriptedMailServer) -> None:
+async def test_session_whose_connection_was_reset_gets_no_reply(rude_server):
     async with TcpProxy(rude_server.url) as link:
         connection = await Mailer(mail_settings(link.url)).connect()
         await connection.ehlo()
@@ -257,9 +243,7 @@ async def test_session_whose_connection_was_reset_gets_no_reply(rude_server: Scr
     assert reply == Reply("MAIL", NO_REPLY)
 
 
-async def test_connection_on_which_the_first_command_is_interrupted_is_closed(
-    rude_server: ScriptedMailServer,
-) -> None:
+async def test_connection_on_which_the_first_command_is_interrupted_is_closed(rude_server):
     async with TcpProxy(rude_server.url) as link:
         link.hold_before(b"RSET")
         sending = asyncio.create_task(send(Mailer(mail_settings(link.url))))
@@ -273,9 +257,7 @@ async def test_connection_on_which_the_first_command_is_interrupted_is_closed(
 
 
 @pytest.mark.parametrize(("ehlo", "round_trips"), [(b"250 mail.example.com", 4), (PIPELINING, 2)])
-async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(
-    ehlo: bytes, round_trips: int
-) -> None:
+async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(ehlo, round_trips):
     written: list[bytes] = []
     async with ScriptedMailServer() as server, TcpProxy(server.url, lambda: written.append) as link:
         server.replies["EHLO"] = ehlo
@@ -290,9 +272,7 @@ async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(
     assert len(server.contents) == 2
 
 
-async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
-    rude_server: ScriptedMailServer, rude_mailer: Mailer
-) -> None:
+async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(rude_server, rude_mailer):
     await send(rude_mailer)
     rude_server.hang_up()
 
@@ -301,9 +281,7 @@ async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
-async def test_mail_server_without_the_required_encryption_is_unavailable(
-    rude_server: ScriptedMailServer,
-) -> None:
+async def test_mail_server_without_the_required_encryption_is_unavailable(rude_server):
     for scheme in ("smtp+starttls", "smtps"):
         url = rude_server.url.replace("smtp", scheme, 1)
 
@@ -313,9 +291,7 @@ async def test_mail_server_without_the_required_encryption_is_unavailable(
     assert rude_server.contents == []
 
 
-async def test_password_is_not_sent_to_a_mail_server_that_does_not_ask_for_a_login(
-    rude_server: ScriptedMailServer,
-) -> None:
+async def test_password_is_not_sent_to_a_mail_server_that_does_not_ask_for_a_login(rude_server):
     url = rude_server.url.replace("//", "//user:hunter2@", 1)
 
     with pytest.raises(MailServerUnavailable):
@@ -330,7 +306,7 @@ LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
 
 
 @pytest.mark.parametrize("scheme", ENCRYPTED)
-async def test_email_is_sent_encrypted_after_a_login(scheme: str, authority: Authority) -> None:
+async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
     async with MailServer(scheme, authority.server_context(), LOGIN) as server:
         with_mailer = Mailer(mail_settings(server.url))
 
@@ -344,9 +320,7 @@ async def test_email_is_sent_encrypted_after_a_login(scheme: str, authority: Aut
 
 @pytest.mark.parametrize("scheme", ENCRYPTED)
 @pytest.mark.parametrize("login", [None, Login(LOGIN.name, "hunter2")], ids=["none", "wrong"])
-async def test_mail_server_that_refuses_the_login_is_unavailable(
-    scheme: str, login: Login | None, authority: Authority
-) -> None:
+async def test_mail_server_that_refuses_the_login_is_unavailable(scheme, login, authority):
     async with MailServer(scheme, authority.server_context(), LOGIN) as server:
         with pytest.raises(MailServerUnavailable):
             await send(Mailer(mail_settings(server.url_for(login))))
@@ -357,8 +331,8 @@ async def test_mail_server_that_refuses_the_login_is_unavailable(
 @pytest.mark.parametrize("scheme", ENCRYPTED)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
-    scheme: str, fault: str, authority: Authority, tmp_path: Path
-) -> None:
+    scheme, fault, authority, tmp_path
+):
     async with MailServer(scheme, faulty_context(fault, authority, tmp_path), LOGIN) as server:
         with pytest.raises(MailServerUnavailable):
             await send(Mailer(mail_settings(server.url)))
@@ -366,7 +340,7 @@ async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
     assert (server.logins, server.accepted) == (0, [])
 
 
-def test_pauses_between_attempts_double_up_to_half_an_hour() -> None:
+def test_pauses_between_attempts_double_up_to_half_an_hour():
     put_off = [outcome_of(Reply("RCPT", 451, "Not now"), attempts=attempts) for attempts in range(8)]
 
     assert [each.seconds for each in put_off if isinstance(each, PutOff)] == [
@@ -375,7 +349,7 @@ def test_pauses_between_attempts_double_up_to_half_an_hour() -> None:
 
 
 @pytest.mark.parametrize("reply", [Reply("RCPT", 454, "Relay access denied"), Reply("content", NO_REPLY)])
-def test_email_refused_for_now_is_given_up_after_five_days(reply: Reply) -> None:
+def test_email_refused_for_now_is_given_up_after_five_days(reply):
     ends = [outcome_of(reply, age=timedelta(days=5, minutes=minutes)) for minutes in (-1, 1)]
 
     assert [end.label for end in ends] == ["postponed", "failed"]

@@ -1,17 +1,14 @@
 """A mail server that limits the rate slows the postman down. No e-mail is lost or charged an attempt."""
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
-from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import all_are, attempts, intend_emails
-from worker.settings import WorkerSettings
 
 A_SECOND = 5
 IN_HAND = 4
@@ -39,15 +36,15 @@ class LimitingMailServer(ScriptedMailServer):
 
 
 @pytest.fixture
-async def limiting_server() -> AsyncIterator[LimitingMailServer]:
+async def limiting_server():
     """A mail server that limits the rate."""
     async with LimitingMailServer() as server:
         yield server
 
 
 async def test_throttled_postman_makes_few_attempts_in_vain_and_charges_none(
-    worker_settings: WorkerSettings, limiting_server: LimitingMailServer, pool: Pool, database: Connection
-) -> None:
+    worker_settings, limiting_server, pool, database
+):
     settings = settings_with(worker_settings, smtp_url=limiting_server.url, email_concurrency=IN_HAND // 2)
     await intend_emails(database, pool, EMAILS)
 

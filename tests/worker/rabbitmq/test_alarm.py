@@ -1,20 +1,17 @@
 """During the broker's alarm the relay waits, is not ready, and charges no event."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from service.postgres.pool import Connection, Pool
 from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import passes, settings_with, store
 from worker.relay.loop import Relay
-from worker.settings import WorkerSettings
 
 _TIMEOUT_SECONDS = 0.5
 
@@ -28,14 +25,14 @@ WAITING_READERS = """
 
 
 @pytest.fixture
-async def broker() -> AsyncIterator[ScriptedBroker]:
+async def broker():
     """A broker that raises an alarm when the test asks for it."""
     async with ScriptedBroker() as scripted:
         yield scripted
 
 
 @pytest.fixture
-def relay_with(worker_settings: WorkerSettings, broker: ScriptedBroker, pool: Pool) -> Callable[..., Relay]:
+def relay_with(worker_settings, broker, pool):
     """Makes relays that use this broker."""
 
     def make(**changes: Any) -> Relay:
@@ -46,7 +43,7 @@ def relay_with(worker_settings: WorkerSettings, broker: ScriptedBroker, pool: Po
 
 
 @pytest.fixture
-def relay(relay_with: Callable[..., Relay]) -> Relay:
+def relay(relay_with):
     """A relay with a short broker timeout."""
     return relay_with(broker_timeout_seconds=_TIMEOUT_SECONDS)
 
@@ -60,9 +57,7 @@ async def is_blocked(relay: Relay) -> bool:
     return False
 
 
-async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(
-    relay: Relay, broker: ScriptedBroker, database: Connection
-) -> None:
+async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay, broker, database):
     with capture_logs() as logs:
         async with running(relay.run):
             await eventually(lambda: passes(relay.check))
@@ -91,9 +86,7 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(
     ]  # one connection after the other
 
 
-async def test_window_is_not_published_again_after_a_short_alarm(
-    relay_with: Callable[..., Relay], broker: ScriptedBroker, database: Connection
-) -> None:
+async def test_window_is_not_published_again_after_a_short_alarm(relay_with, broker, database):
     relay = relay_with(broker_timeout_seconds=30.0)
     async with running(relay.run):
         await eventually(lambda: passes(relay.check))
@@ -109,8 +102,8 @@ async def test_window_is_not_published_again_after_a_short_alarm(
 
 
 async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_the_end(
-    relay: Relay, broker: ScriptedBroker, database: Connection
-) -> None:
+    relay, broker, database
+):
     await store(database)
     broker.raise_alarm()
 
@@ -125,7 +118,7 @@ async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_th
     assert broker.connections == 1
 
 
-async def test_relay_stops_during_an_alarm(relay: Relay, broker: ScriptedBroker) -> None:
+async def test_relay_stops_during_an_alarm(relay, broker):
     broker.raise_alarm()
     stop = asyncio.Event()
     relaying = asyncio.create_task(relay.run(stop))

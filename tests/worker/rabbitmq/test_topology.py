@@ -4,10 +4,8 @@ import asyncio
 
 import pytest
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 
 from service.outbox.waker import RelayWaker
-from service.postgres.pool import Pool
 from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
@@ -16,17 +14,13 @@ from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_role
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
-from worker.relay.loop import Relay
-from worker.settings import WorkerSettings
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
 
 
 @QUEUES
-async def test_declaring_again_keeps_the_messages_in_the_queues(
-    channel: AbstractChannel, queue: Queue
-) -> None:
+async def test_declaring_again_keeps_the_messages_in_the_queues(channel, queue):
     await publish(channel, queue, b"kept")
 
     await declare_topology(channel)
@@ -37,9 +31,7 @@ async def test_declaring_again_keeps_the_messages_in_the_queues(
 
 
 @QUEUES
-async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(
-    channel: AbstractChannel, queue: Queue
-) -> None:
+async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(channel, queue):
     await publish(channel, queue, b"rejected")
     message = await (await channel.get_queue(queue.name)).get()
 
@@ -52,13 +44,13 @@ async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(
 
 
 @QUEUES
-async def test_dead_letters_live_thirty_days(channel: AbstractChannel, queue: Queue) -> None:
+async def test_dead_letters_live_thirty_days(channel, queue):
     arguments = {**topology.DEAD_LETTER_ARGUMENTS, "x-message-ttl": 30 * 24 * 3600 * 1000}
 
     await channel.declare_queue(queue.dead_letters, durable=True, arguments=arguments)
 
 
-async def test_events_of_other_types_do_not_reach_the_notifications(channel: AbstractChannel) -> None:
+async def test_events_of_other_types_do_not_reach_the_notifications(channel):
     exchange = await channel.get_exchange(topology.REQUESTS)
 
     await exchange.publish(Message(b"{}"), "request.calculated", mandatory=False)
@@ -67,8 +59,8 @@ async def test_events_of_other_types_do_not_reach_the_notifications(channel: Abs
 
 
 async def test_queue_with_other_properties_stops_only_its_own_role_which_reports_the_difference(
-    worker_settings: WorkerSettings, channel: AbstractChannel, pool: Pool, relay: Relay
-) -> None:
+    worker_settings, channel, pool, relay
+):
     notified = notifications.consumer(worker_settings, pool, asyncio.Event())
     calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
     await channel.queue_delete(NOTIFICATIONS.name)
@@ -96,9 +88,7 @@ async def reason_of(check: Check) -> str | None:
     return None
 
 
-async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(
-    channel: AbstractChannel, relay: Relay
-) -> None:
+async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(channel, relay):
     await channel.exchange_delete(topology.REQUESTS)
     await channel.declare_exchange(topology.REQUESTS, "fanout", durable=True)
 
@@ -108,7 +98,7 @@ async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(
     assert "fanout" in says
 
 
-async def test_lost_binding_is_restored(channel: AbstractChannel, worker_settings: WorkerSettings) -> None:
+async def test_lost_binding_is_restored(channel, worker_settings):
     exchange = await channel.get_exchange(topology.REQUESTS)
     ours = await channel.get_queue(NOTIFICATIONS.name)
     theirs = await channel.declare_queue(exclusive=True)

@@ -55,9 +55,7 @@ def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
 @pytest.mark.parametrize("event_type", ["request.created", "request.calculated", "ü" * 100])
 @pytest.mark.parametrize("sequence", [1, 127, 128, 40_000, 2**31])
 @pytest.mark.parametrize("traceparent", [None, _TRACE])
-def test_event_is_encoded_as_pamqp_encodes_it(
-    event_type: str, sequence: int, traceparent: str | None
-) -> None:
+def test_event_is_encoded_as_pamqp_encodes_it(event_type, sequence, traceparent):
     event = msgspec.structs.replace(row(sequence, event_type=event_type), traceparent=traceparent)
 
     encoded = encode_event(event, event.event_id, channel=7, longest_body=100)
@@ -69,7 +67,7 @@ def test_event_is_encoded_as_pamqp_encodes_it(
     ("payload", "pieces"),
     [(b"", []), (b"1234", [b"1234"]), (b"12345", [b"1234", b"5"]), (b"12345678", [b"1234", b"5678"])],
 )
-def test_large_body_is_split_into_frames(payload: bytes, pieces: list[bytes]) -> None:
+def test_large_body_is_split_into_frames(payload, pieces):
     event = row(1, payload=payload)
 
     encoded = encode_event(event, event.event_id, channel=7, longest_body=4)
@@ -77,7 +75,7 @@ def test_large_body_is_split_into_frames(payload: bytes, pieces: list[bytes]) ->
     assert encoded == encoded_by_pamqp(event, pieces)
 
 
-def test_body_is_one_frame_when_the_broker_sets_no_limit() -> None:
+def test_body_is_one_frame_when_the_broker_sets_no_limit():
     event = row(1, payload=b"12345678")
 
     encoded = encode_event(event, event.event_id, channel=7, longest_body=-8)
@@ -85,7 +83,7 @@ def test_body_is_one_frame_when_the_broker_sets_no_limit() -> None:
     assert encoded == encoded_by_pamqp(event, [event.payload])
 
 
-def test_type_that_is_too_long_cannot_be_encoded() -> None:
+def test_type_that_is_too_long_cannot_be_encoded():
     event = row(1, event_type="x" * 256)
 
     with pytest.raises(ValueError, match="255"):

@@ -7,12 +7,10 @@ from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.harness.databases import is_gone
 from tests.harness.in_process import running
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from worker.relay.lanes import LaneMarks
 from worker.relay.listener import Listener
-from worker.settings import WorkerSettings
 
 LISTENERS = """
     SELECT array_agg(pid)
@@ -31,8 +29,8 @@ async def is_woken(database: Connection, woken: asyncio.Event) -> bool:
 
 
 async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_from_its_start(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
+    worker_settings, database
+):
     """Postgres may have crashed, which may undo its last commits."""
     woken, marks = asyncio.Event(), LaneMarks()
 
@@ -53,9 +51,7 @@ async def other_listeners(database: Connection, killed: int) -> list[int]:
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
-async def test_connection_that_has_gone_silent_is_replaced(
-    worker_settings: WorkerSettings, postgres_link: TcpProxy, database: Connection
-) -> None:
+async def test_connection_that_has_gone_silent_is_replaced(worker_settings, postgres_link, database):
     settings = settings_with(worker_settings, database_url=postgres_link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
@@ -70,9 +66,7 @@ async def test_connection_that_has_gone_silent_is_replaced(
         assert await other_listeners(database, silent)
 
 
-async def test_listener_connects_when_postgres_comes_up(
-    worker_settings: WorkerSettings, postgres_link: TcpProxy, database: Connection
-) -> None:
+async def test_listener_connects_when_postgres_comes_up(worker_settings, postgres_link, database):
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     woken = asyncio.Event()
     await postgres_link.refuse()
@@ -83,9 +77,7 @@ async def test_listener_connects_when_postgres_comes_up(
         await eventually(lambda: is_woken(database, woken))
 
 
-async def test_stopped_listener_closes_its_connection(
-    worker_settings: WorkerSettings, database: Connection
-) -> None:
+async def test_stopped_listener_closes_its_connection(worker_settings, database):
     async with running(Listener(worker_settings, asyncio.Event(), LaneMarks()).run):
         (process,) = await eventually(partial(other_listeners, database, 0))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC
 
@@ -10,17 +10,16 @@ import asyncpg
 import msgspec
 import pytest
 from aio_pika import DeliveryMode
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.lanes import LANES, lane_of, notify
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, open_pool
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import (
     TRACEPARENT,
@@ -40,8 +39,6 @@ from worker.relay.lanes import lock_lanes
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
-from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 LANE = 0
 
@@ -79,8 +76,8 @@ def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
 
 
 async def test_event_is_published_as_a_persistent_cloud_event_without_personal_data(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue
-) -> None:
+    relay_once, database, tap
+):
     request = await store(
         database,
         traceparent=TRACEPARENT,
@@ -123,9 +120,7 @@ async def test_event_is_published_as_a_persistent_cloud_event_without_personal_d
 
 
 @with_pace(batch_size=2)
-async def test_window_is_no_larger_than_the_batch_size(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue
-) -> None:
+async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap):
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
 
@@ -136,8 +131,8 @@ async def test_window_is_no_larger_than_the_batch_size(
 
 
 async def test_event_without_a_queue_counts_as_delivered_unless_it_must_be_routed(
-    relay_once: RelayOnce, database: Connection, stored_request: CalculationRequest
-) -> None:
+    relay_once, database, stored_request
+):
     await relay_once()
     await calculate(database, stored_request.uuid, "calc-1")
 
@@ -147,7 +142,7 @@ async def test_event_without_a_queue_counts_as_delivered_unless_it_must_be_route
 
 
 @pytest.fixture
-async def late_connection(database_url: str) -> AsyncIterator[Connection]:
+async def late_connection(database_url):
     """A connection with a transaction that is committed late."""
     connection = await asyncpg.connect(database_url)
     yield connection
@@ -156,8 +151,8 @@ async def late_connection(database_url: str) -> AsyncIterator[Connection]:
 
 @pytest.mark.parametrize("others", [0, 1], ids=["idle", "busy"])
 async def test_event_that_is_committed_late_is_not_passed_over(
-    relay_once: RelayOnce, database: Connection, late_connection: Connection, tap: AbstractQueue, others: int
-) -> None:
+    relay_once, database, late_connection, tap, others
+):
     async with late_connection.transaction():
         late = await store(late_connection)
         early = [await store(database) for _ in range(others)]
@@ -170,11 +165,8 @@ async def test_event_that_is_committed_late_is_not_passed_over(
 
 
 async def test_event_whose_id_was_given_out_before_the_first_write_is_not_passed_over(
-    relay_once: RelayOnce,
-    database: Connection,
-    late_connection: Connection,
-    stored_request: CalculationRequest,
-) -> None:
+    relay_once, database, late_connection, stored_request
+):
     """A transaction gets an id at its first write. Without one, relays cannot know that it is open."""
     await database.execute("SELECT pg_advisory_lock(1)")
     writing = asyncio.create_task(
@@ -196,9 +188,7 @@ async def test_event_whose_id_was_given_out_before_the_first_write_is_not_passed
     assert await relay_once() == 1
 
 
-async def test_idle_lane_is_read_from_behind_the_deleted_events(
-    relay: Relay, relay_once: RelayOnce, database: Connection
-) -> None:
+async def test_idle_lane_is_read_from_behind_the_deleted_events(relay, relay_once, database):
     """Otherwise, while a backup holds an old snapshot, every look would step over all of them."""
     for _ in range(3):
         await store(database)
@@ -210,8 +200,8 @@ async def test_idle_lane_is_read_from_behind_the_deleted_events(
 
 
 async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others_relayed(
-    relay_once: RelayOnce, database: Connection, stored_request: CalculationRequest
-) -> None:
+    relay_once, database, stored_request
+):
     lane = lane_of(stored_request.id)
     while lane_of((other := await store(database)).id) == lane:
         await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
@@ -224,9 +214,7 @@ async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others
     assert (moved_meanwhile, moved_afterwards) == (1, 1)
 
 
-async def test_two_relays_deliver_every_event_once_and_in_order(
-    worker_settings: WorkerSettings, database: Connection, tap: AbstractQueue
-) -> None:
+async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, database, tap):
     requests = [await store(database) for _ in range(10)]
     async with AsyncExitStack() as resources:
         pools = [await resources.enter_async_context(open_pool(worker_settings)) for _ in range(2)]
@@ -244,13 +232,8 @@ async def test_two_relays_deliver_every_event_once_and_in_order(
 
 
 async def test_outage_of_the_broker_charges_no_attempt_and_delivery_resumes_after_it(
-    worker_settings: WorkerSettings,
-    pool: Pool,
-    broker_link: TcpProxy,
-    database: Connection,
-    tap: AbstractQueue,
-    stored_request: CalculationRequest,
-) -> None:
+    worker_settings, pool, broker_link, database, tap, stored_request
+):
     relay = Relay(settings_with(worker_settings, amqp_url=broker_link.url), pool, asyncio.Event())
     await broker_link.refuse()
 
@@ -267,9 +250,7 @@ async def test_outage_of_the_broker_charges_no_attempt_and_delivery_resumes_afte
     assert await take_ids(tap) == [id_of(stored_request)]
 
 
-async def test_relay_keeps_working_after_an_outage_of_postgres(
-    worker_settings: WorkerSettings, postgres_link: TcpProxy, database: Connection, tap: AbstractQueue
-) -> None:
+async def test_relay_keeps_working_after_an_outage_of_postgres(worker_settings, postgres_link, database, tap):
     settings = settings_with(worker_settings, database_url=postgres_link.url)
     async with open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
         first = await store(database)
@@ -284,7 +265,7 @@ async def test_relay_keeps_working_after_an_outage_of_postgres(
 
 
 @pytest.fixture
-async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
+async def held_publisher(worker_settings, broker_link):
     """A publisher whose confirms are held until `broker_link.resume()`."""
     async with open_publisher(settings_with(worker_settings, amqp_url=broker_link.url)) as opened:
         broker_link.hold()
@@ -307,8 +288,8 @@ async def publishing_under_way(database: Connection) -> int | None:
 
 
 async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions_may_be_silent(
-    relay: Relay, held_publisher: Publisher, broker_link: TcpProxy, database: Connection
-) -> None:
+    relay, held_publisher, broker_link, database
+):
     await store(database)
     relaying = asyncio.create_task(relay.relay_due(held_publisher))
     await eventually(lambda: publishing_under_way(database))
@@ -320,12 +301,8 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
 
 
 async def test_window_is_not_settled_after_the_connection_to_postgres_was_lost(
-    relay: Relay,
-    held_publisher: Publisher,
-    broker_link: TcpProxy,
-    database: Connection,
-    publisher: Publisher,
-) -> None:
+    relay, held_publisher, broker_link, database, publisher
+):
     """The lane is another relay's then."""
     await store(database)
     relaying = asyncio.create_task(relay.relay_due(held_publisher))
@@ -340,8 +317,8 @@ async def test_window_is_not_settled_after_the_connection_to_postgres_was_lost(
 
 
 async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_settled(
-    relay: Relay, held_publisher: Publisher, broker_link: TcpProxy, database: Connection
-) -> None:
+    relay, held_publisher, broker_link, database
+):
     kept, gone = await store(database), await store(database)
     await into_one_lane(database)
     relaying = asyncio.create_task(relay.relay_due(held_publisher))
@@ -356,8 +333,8 @@ async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_sett
 
 
 async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
-    worker_settings: WorkerSettings, relay: Relay, broker_link: TcpProxy, database: Connection
-) -> None:
+    worker_settings, relay, broker_link, database
+):
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
@@ -372,9 +349,7 @@ async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
     assert left == [(unconfirmed.id, "pending")] != [(confirmed.id, "pending")]
 
 
-async def test_nothing_is_published_from_a_read_only_postgres(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue, stored_request: CalculationRequest
-) -> None:
+async def test_nothing_is_published_from_a_read_only_postgres(relay_once, database, tap, stored_request):
     """It could settle nothing, and every pass would publish the same events again."""
     name = await database.fetchval("SELECT quote_ident(current_database())")
     await database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -386,9 +361,7 @@ async def test_nothing_is_published_from_a_read_only_postgres(
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
 
 
-async def test_window_whose_commit_fails_is_published_again(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue, stored_request: CalculationRequest
-) -> None:
+async def test_window_whose_commit_fails_is_published_again(relay_once, database, tap, stored_request):
     await database.execute(
         """
         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS
@@ -407,9 +380,7 @@ async def test_window_whose_commit_fails_is_published_again(
     assert await is_empty(database)
 
 
-async def test_woken_relay_does_not_wait_for_its_next_poll(
-    worker_settings: WorkerSettings, pool: Pool, database: Connection, tap: AbstractQueue
-) -> None:
+async def test_woken_relay_does_not_wait_for_its_next_poll(worker_settings, pool, database, tap):
     settings = settings_with(worker_settings, relay_poll_seconds=3600.0)
     woken = asyncio.Event()
     relay = Relay(settings, pool, woken)

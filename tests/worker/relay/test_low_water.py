@@ -23,22 +23,22 @@ def low_water(*looks: Work) -> int:
     return mark
 
 
-def test_mark_passes_a_gap_after_three_looks() -> None:
+def test_mark_passes_a_gap_after_three_looks():
     looks = [quiet(7, moment) for moment in (100, 101, 102)]
 
     assert (low_water(*looks[:2]), low_water(*looks)) == (0, 7)
 
 
-def test_mark_waits_for_a_transaction_that_was_open_after_the_gap_was_seen() -> None:
+def test_mark_waits_for_a_transaction_that_was_open_after_the_gap_was_seen():
     looks = [quiet(7, 100), look(7, xmin=95, next_xid=101), look(7, xmin=95, next_xid=110)]
 
     assert low_water(*looks) == 0
     assert low_water(*looks, look(7, xmin=105, next_xid=111)) == 7
 
 
-def test_mark_does_not_pass_an_event_that_appeared_late() -> None:
+def test_mark_does_not_pass_an_event_that_appeared_late():
     assert low_water(quiet(7, 100), quiet(7, 101), quiet(5, 102)) == 5
 
 
-def test_mark_of_an_empty_lane_stops_behind_the_last_id_given_out() -> None:
+def test_mark_of_an_empty_lane_stops_behind_the_last_id_given_out():
     assert low_water(*(quiet(None, moment) for moment in range(100, 110))) == 10

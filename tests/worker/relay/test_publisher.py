@@ -1,23 +1,19 @@
 """The outcome of publishing a window: events confirmed, events that failed, or an outage."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.identifiers import new_request_id
 from tests.harness.queues import count, declare_topology
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import ANY_EVENT, bind_tap, open_publisher, settings_with, take_ids
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 
 def row(number: int, *, event_type: str = "request.calculated", payload: bytes = b"{}") -> OutboxRow:
@@ -37,7 +33,7 @@ def row(number: int, *, event_type: str = "request.calculated", payload: bytes =
 
 
 @pytest.fixture
-async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
+async def held_publisher(worker_settings, broker_link):
     """A publisher with a long timeout, whose connection to the broker the test can hold."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
     async with open_publisher(settings) as opened:
@@ -45,7 +41,7 @@ async def held_publisher(worker_settings: WorkerSettings, broker_link: TcpProxy)
         broker_link.resume()
 
 
-async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: AbstractQueue) -> None:
+async def test_every_event_of_a_window_is_confirmed(publisher, tap):
     window = [row(number) for number in range(1, 101)]
 
     outcome = await publisher.publish(window)
@@ -54,9 +50,7 @@ async def test_every_event_of_a_window_is_confirmed(publisher: Publisher, tap: A
     assert await take_ids(tap) == [event.event_id for event in window]
 
 
-async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_still_be_used(
-    publisher: Publisher, channel: AbstractChannel
-) -> None:
+async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_still_be_used(publisher, channel):
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await bind_tap(channel, "request.calculated", arguments=full)
     await channel.queue_delete(topology.NOTIFICATIONS.name)
@@ -77,9 +71,7 @@ async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_stil
     assert with_failures.outage is afterwards.outage is None
 
 
-async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
-    publisher: Publisher, tap: AbstractQueue
-) -> None:
+async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(publisher, tap):
     window = [row(1), row(2, event_type="x" * 300), row(3), row(4, event_type="\ud800"), row(5)]
 
     outcome = await publisher.publish(window)
@@ -92,9 +84,7 @@ async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
 
-async def test_no_confirm_in_time_is_an_outage(
-    worker_settings: WorkerSettings, broker_link: TcpProxy
-) -> None:
+async def test_no_confirm_in_time_is_an_outage(worker_settings, broker_link):
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     async with open_channel(settings, name="test") as channel:
         publisher = await Publisher.on(channel, timeout_seconds=0.2)
@@ -108,8 +98,8 @@ async def test_no_confirm_in_time_is_an_outage(
 
 
 async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_are_reported(
-    held_publisher: Publisher, broker_link: TcpProxy, channel: AbstractChannel
-) -> None:
+    held_publisher, broker_link, channel
+):
     queue = await channel.declare_queue(exclusive=True)
     await queue.bind(topology.REQUESTS, ANY_EVENT)
     confirmed, refused = row(1), row(2)
@@ -126,9 +116,7 @@ async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_ar
     assert isinstance(outcome.outage, ChannelNotFoundEntity)
 
 
-async def test_publisher_on_a_closed_channel_reports_an_outage(
-    publisher: Publisher, channel: AbstractChannel
-) -> None:
+async def test_publisher_on_a_closed_channel_reports_an_outage(publisher, channel):
     await channel.exchange_delete(topology.REQUESTS)
     await publisher.publish([row(1)])
 
@@ -138,9 +126,7 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(
     assert outcome.outage is not None
 
 
-async def test_cancelled_publish_leaves_nothing_running(
-    held_publisher: Publisher, broker_link: TcpProxy
-) -> None:
+async def test_cancelled_publish_leaves_nothing_running(held_publisher, broker_link):
     broker_link.hold()
     tasks_before = asyncio.all_tasks()
     publishing = asyncio.create_task(held_publisher.publish([row(1), row(2)]))
@@ -153,9 +139,7 @@ async def test_cancelled_publish_leaves_nothing_running(
     await eventually(lambda: asyncio.all_tasks() <= tasks_before)
 
 
-async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(
-    held_publisher: Publisher, broker_link: TcpProxy
-) -> None:
+async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(held_publisher, broker_link):
     broker_link.hold()
     window = [row(number, payload=b"x" * 100_000) for number in range(500)]
     publishing = asyncio.create_task(held_publisher.publish(window))

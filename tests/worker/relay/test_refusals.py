@@ -42,7 +42,7 @@ class RefusingQueue(msgspec.Struct):
 
 
 @pytest.fixture
-async def refusing(channel: AbstractChannel, tap: AbstractQueue) -> RefusingQueue:
+async def refusing(channel, tap):
     """A queue that refuses request.created, while notifications and the tap take it."""
     return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
 
@@ -72,8 +72,8 @@ async def relay_all(relay_once: RelayOnce) -> None:
 
 
 async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_attempt(
-    relay_once: RelayOnce, database: Connection, channel: AbstractChannel
-) -> None:
+    relay_once, database, channel
+):
     await channel.queue_delete(topology.NOTIFICATIONS.name)
     request = await store(database)
 
@@ -85,7 +85,7 @@ async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_at
     assert await database.fetchval("SELECT count(*) FROM outbox") == 0
 
 
-async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database: Connection) -> None:
+async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
     [held] = await hold_events(database, (await store(database)).id)
     pauses = []
 
@@ -99,8 +99,8 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database: Conne
 
 @AT_ONCE
 async def test_refused_event_is_logged_with_the_uuid_and_the_trace_of_its_request(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+    relay_once, database, refusing
+):
     request = await store(database, traceparent=TRACEPARENT)
 
     with capture_logs() as logs:
@@ -119,8 +119,8 @@ async def test_refused_event_is_logged_with_the_uuid_and_the_trace_of_its_reques
 
 @AT_ONCE
 async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due_once_it_is_delivered(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+    relay_once, database, refusing
+):
     request = await store(database)
     for _ in range(3):
         await announce_next(database, request.id)
@@ -140,8 +140,8 @@ async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due
 
 @AT_ONCE
 async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_wait_for_ever(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+    relay_once, database, refusing
+):
     request = await store(database)
     await relay_once()
     await refusing.mend()
@@ -155,8 +155,8 @@ async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_w
 
 @NEVER_AGAIN
 async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_new_ones_at_once(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+    relay_once, database, refusing
+):
     """Each attempt puts one more copy into every queue that takes the event."""
     requests = [await store(database) for _ in range(5)]
     await relay_all(relay_once)
@@ -174,9 +174,7 @@ async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_n
 
 
 @AT_ONCE
-async def test_refused_events_are_retried_in_turn(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+async def test_refused_events_are_retried_in_turn(relay_once, database, refusing):
     requests = [await store(database) for _ in range(3)]
     await into_one_lane(database)
 
@@ -190,8 +188,8 @@ async def test_refused_events_are_retried_in_turn(
 
 @NEVER_AGAIN
 async def test_first_confirmed_retry_lifts_the_limit_and_makes_all_refused_events_due(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+    relay_once, database, refusing
+):
     """Otherwise a queue that has recovered would get the last of them minutes later."""
     for _ in range(30):
         await store(database)
@@ -209,8 +207,8 @@ async def test_first_confirmed_retry_lifts_the_limit_and_makes_all_refused_event
 
 @NEVER_AGAIN
 async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
-    relay_once: RelayOnce, database: Connection, channel: AbstractChannel, refusing: RefusingQueue
-) -> None:
+    relay_once, database, channel, refusing
+):
     """It was not refused itself. In one lane, the refused events would otherwise fill every batch."""
     await bind_full_queue(channel, "request.email_sent")
     for request in [await store(database) for _ in range(10)]:
@@ -230,9 +228,7 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
 
 
 @NEVER_AGAIN
-async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
-    relay_once: RelayOnce, database: Connection, refusing: RefusingQueue
-) -> None:
+async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(relay_once, database, refusing):
     """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
     await store(database)
     await relay_once()
@@ -247,8 +243,8 @@ async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(
 
 @AT_ONCE
 async def test_queue_that_refuses_other_types_does_not_delay_request_created(
-    relay_once: RelayOnce, database: Connection, channel: AbstractChannel, tap: AbstractQueue
-) -> None:
+    relay_once, database, channel, tap
+):
     await bind_full_queue(channel, "request.email_sent")
     for _ in range(40):
         await store_as(database, "request.email_sent")
@@ -270,8 +266,8 @@ async def test_queue_that_refuses_other_types_does_not_delay_request_created(
 
 @NEVER_AGAIN
 async def test_event_that_cannot_be_encoded_is_retried_like_a_refused_one_and_limits_no_retries(
-    relay_once: RelayOnce, database: Connection, tap: AbstractQueue
-) -> None:
+    relay_once, database, tap
+):
     """It says nothing about a queue, nor does a confirmed retry of another event about it."""
     for _ in range(2):
         await store_as(database, "x" * 300)

@@ -15,8 +15,6 @@ from worker.relay import outbox
 from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
 from worker.relay.outbox import Kind
-from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
 
 _LANE = 3
 _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four after growing pauses
@@ -38,8 +36,8 @@ async def fill_lane(database: Connection, events: int) -> None:
 
 @pytest.mark.parametrize("events", [1, 200])
 async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
-    database: Connection, worker_settings: WorkerSettings, publisher: Publisher, events: int
-) -> None:
+    database, worker_settings, publisher, events
+):
     statements = StatementLog()
     async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
         settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
@@ -58,8 +56,8 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
 
 @pytest.mark.usefixtures("channel")
 async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_then_waits_to_be_woken(
-    database: Connection, worker_settings: WorkerSettings
-) -> None:
+    database, worker_settings
+):
     statements, woken = StatementLog(), asyncio.Event()
 
     def looks() -> int:
@@ -78,9 +76,7 @@ async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_th
             await eventually(lambda: looks() == 2 + _LOOKS_OF_A_WAKEUP)
 
 
-async def test_delivered_event_leaves_one_dead_tuple(
-    database: Connection, worker_settings: WorkerSettings, publisher: Publisher
-) -> None:
+async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):
     events = 200
     await fill_lane(database, events)
 
@@ -100,7 +96,7 @@ async def test_delivered_event_leaves_one_dead_tuple(
     assert await database.fetchval(held) == 0
 
 
-async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database: Connection) -> None:
+async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):
     """Measured in the rows and index entries that Postgres reads."""
     await _hold_many(database, 20_000)
 
