@@ -26,13 +26,14 @@ from worker.batches import Batches, Outcomes, RowLocked
 from worker.mail import ledger, message
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.smtp import Mailer, MailServerUnavailable, Reply
+from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
 _LONGEST_REPLY = 1000
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
+_ASKED_SECONDS = 1.0  # for a mail server whose reply asks for time: a provider's limit lasts about as long
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _LONGEST_RETRY = 60  # times the first one: half an hour by default
 
@@ -99,6 +100,11 @@ class Postman:
         self._due.clear()
         self._finished.clear()
         outage, self._outage = self._outage, None
+        if outage is not None and outage.code != NO_REPLY:
+            error = logs.summarize(outage)
+            _log.warning("mail_paused", pause_seconds=_ASKED_SECONDS, error=error, smtp_code=outage.code)
+            await wait_at_most(_ASKED_SECONDS, stop)
+            return
         try:
             started = await self.start_due()
         except Exception as error:  # noqa: BLE001 - raising would cancel the recording of accepted e-mails
