@@ -101,7 +101,7 @@ def run_as_operator(commands: str, broker: Server, **environment: str) -> None:
     assert broker.process is not None
     program = broker.process.program
     # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
-    path = f"{Path(program.command[0]).parent}:{os.environ['PATH']}"
+    path = f"{Path(program.command[0]).parent}:{program.environment['PATH']}"
     run_command(
         "rabbitmqctl",
         ["sh", "-euc", commands],
