@@ -33,7 +33,6 @@ from tests.benchmarks.measurements.relay import drained
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, Tree, stand
 from tests.harness.processes import Process
-from worker.rabbitmq import topology
 
 NOW, BEFORE = "now", "before"
 API_MEMORY, WORKER_MEMORY = "MB of the API", "MB of the worker"
@@ -179,26 +178,14 @@ async def _calculations(stand: Stand) -> Figures:
     url = await stand.database("consumers")
     async with stand.connected(url) as connection:
         uuids = await _store(stand, url, connection)
-        bodies = [consumers.calculation(uuid) for uuid in uuids]
-        await consumers.fill(stand, topology.CALCULATION_RESULTS, bodies)
-
-        async def recorded() -> int:
-            count: int = await connection.fetchval("SELECT count(*) FROM outbox")
-            return count
-
-        worker = stand.worker(url, "calculations", ready=False)
-        return await consumers.rate(stand, worker, recorded, len(uuids))
+        return await consumers.record_calculations(stand, url, connection, uuids)
 
 
 async def _emails(stand: Stand) -> Figures:
     url = await stand.database("consumers")
-    async with stand.connected(url) as connection, SmtpSink() as sink:
+    async with stand.connected(url) as connection:
         uuids = await _store(stand, url, connection)
-        await consumers.fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
-        worker = stand.worker(
-            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(consumers.SESSIONS)
-        )
-        return await consumers.rate(stand, worker, sink.count, len(uuids))
+    return await consumers.send_emails(stand, url, uuids)
 
 
 async def _store(stand: Stand, url: str, connection: Connection) -> list[str]:

@@ -29,7 +29,7 @@ _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
 _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
-SESSIONS = 32  # with the mail server
+_SESSIONS = 32  # with the mail server
 
 _BARS = {
     "calculations recorded": (Bar(side=OURS, of=CREATE, limit=1.0),),
@@ -64,28 +64,40 @@ async def measure(stand: Stand) -> list[Comparison]:
 async def _calculations(stand: Stand, url: str) -> Figures:
     async with stand.connected(url) as connection:
         uuids = await _stored(connection, _MESSAGES_A_SECOND * stand.sizes.seconds)
-
-        async def recorded() -> int:
-            count: int = await connection.fetchval("SELECT count(*) FROM outbox")
-            return count
-
-        await fill(stand, topology.CALCULATION_RESULTS, [calculation(uuid) for uuid in uuids])
-        worker = stand.worker(url, "calculations", ready=False)
-        return await rate(stand, worker, recorded, len(uuids))
+        return await record_calculations(stand, url, connection, uuids)
 
 
 async def _emails(stand: Stand, url: str) -> Figures:
-    async with stand.connected(url) as connection, SmtpSink() as sink:
+    async with stand.connected(url) as connection:
         uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
-        await fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
+        return await send_emails(stand, url, uuids)
+
+
+async def record_calculations(
+    stand: Stand, url: str, connection: Connection, uuids: Sequence[str]
+) -> Figures:
+    """Return the rate at which a worker records a calculation for each of these requests."""
+
+    async def recorded() -> int:
+        count: int = await connection.fetchval("SELECT count(*) FROM outbox")
+        return count
+
+    await _fill(stand, topology.CALCULATION_RESULTS, [_calculation(uuid) for uuid in uuids])
+    worker = stand.worker(url, "calculations", ready=False)
+    return await _rate(stand, worker, recorded, len(uuids))
+
+
+async def send_emails(stand: Stand, url: str, uuids: Sequence[str]) -> Figures:
+    """Return the rate at which a worker e-mails the customers of these requests."""
+    async with SmtpSink() as sink:
+        await _fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
         worker = stand.worker(
-            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(SESSIONS)
+            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(_SESSIONS)
         )
-        return await rate(stand, worker, sink.count, len(uuids))
+        return await _rate(stand, worker, sink.count, len(uuids))
 
 
-def calculation(uuid: str) -> bytes:
-    """Return the message of a calculation team."""
+def _calculation(uuid: str) -> bytes:
     return msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
 
 
@@ -98,7 +110,7 @@ async def _stored(connection: Connection, count: int) -> list[str]:
     return uuids
 
 
-async def fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
+async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
     """Replace what is in the queue by messages with these bodies."""
     async with queues.open_channel(stand.amqp_url) as channel:
         await (await channel.get_queue(queue.name, ensure=False)).purge()
@@ -112,7 +124,7 @@ async def fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
             await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))
 
 
-async def rate(
+async def _rate(
     stand: Stand, worker: AbstractAsyncContextManager[object], done: Done, messages: int
 ) -> Figures:
     """Return how many a second are done, from the first one until all are, or the time is up."""
