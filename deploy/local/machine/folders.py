@@ -15,6 +15,8 @@ from deploy.local.machine.waiting import wait_until
 CHECKOUT = Path(__file__).resolve().parents[3]
 LOCAL = CHECKOUT / ".local"
 
+_ENDING_SECONDS = 10.0  # for the children of a server that was killed: they end a moment after it
+
 Report = Callable[[str], None]
 
 _held: set[int] = set()  # descriptors of the locks that this process holds
@@ -85,7 +87,7 @@ def working_folder(
     """
     if place.keep:
         folder = place.folder / name
-        with claimed(_lock_of(folder)):
+        with claimed(_lock_of(folder), seconds=_ENDING_SECONDS):
             folder.mkdir(parents=True, exist_ok=True)
             end(folder)
             yield folder
