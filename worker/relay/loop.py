@@ -41,7 +41,8 @@ _LANES_AT_ONCE = LANES // 2
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # Without marks a look may step over millions of dead rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# After the longest publish, before Postgres takes the relay for dead and frees its lanes.
+# After the longest publish, which is silence in the transaction, before Postgres takes the relay for dead and
+# frees its lanes. Then another relay would publish the same events again.
 _SPARE_SECONDS = 2.0
 _BATCH_SIZE = 1_000  # events of a window, which are in memory
 _HELD_BATCH_SIZE = 20  # held events of each kind beside them

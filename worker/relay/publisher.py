@@ -72,7 +72,7 @@ class Publisher:
             probing.cancel()
 
     async def publish(self, window: Sequence[OutboxRow]) -> Outcome:
-        """Publish all of *window* side by side and wait for the confirms, up to the timeout.
+        """Publish all of *window* side by side and wait for the confirms; both share the timeout.
 
         No two rows may be of one request: if the first were refused, the second would overtake it.
         """
@@ -81,12 +81,13 @@ class Publisher:
         if tracing.is_on():
             window = [_traced(row) for row in window]
         confirms: Confirms = {}
+        until = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout_at(until):
                 await self._write(window, confirms)
         except BROKER_ERRORS as error:
             return Outcome(outage=error)
-        return _outcome(confirms, await self._wait(list(confirms.values())))
+        return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
 
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
         """Encode all rows, write them at once, and add their *confirms*.
@@ -121,20 +122,20 @@ class Publisher:
                 payload.append(written)
                 channel.delivery_tag += 1
                 channel.confirmations[channel.delivery_tag] = confirm
-                channel.message_id_delivery_tag[event_id] = channel.delivery_tag  # A return has only the id.
+                # A return has only the id: unique in a window, which has one event of each request.
+                channel.message_id_delivery_tag[event_id] = channel.delivery_tag
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
 
-    async def _wait(self, confirms: Sequence[asyncio.Future[Any]]) -> Exception | None:
-        """Wait for all confirms, up to the timeout or until the channel closes; return why it closed.
+    async def _wait(self, confirms: Sequence[asyncio.Future[Any]], *, until: float) -> Exception | None:
+        """Wait for all confirms, until the deadline or until the channel closes; return why it closed.
 
         Confirms still missing then are cancelled, and the channel must not be used again.
         """
         closing = self._channel.closing  # That alone does not end a future.
         confirming = asyncio.create_task(asyncio.wait(confirms))
         try:
-            await asyncio.wait(
-                [confirming, closing], timeout=self._timeout_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            left = until - asyncio.get_running_loop().time()
+            await asyncio.wait([confirming, closing], timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if closing.done():
                 await asyncio.wait(confirms, timeout=_CLOSING_SECONDS)
         finally:

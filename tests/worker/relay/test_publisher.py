@@ -2,7 +2,9 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import cast
 
+import aiormq
 import pytest
 from aiormq.exceptions import ChannelNotFoundEntity
 
@@ -94,6 +96,23 @@ async def test_no_confirm_in_time_is_an_outage(worker_settings, broker_link):
 
         broker_link.resume()
     assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
+    assert isinstance(outcome.outage, BrokerUnavailable)
+
+
+async def test_writing_and_confirming_share_one_timeout(worker_settings, broker_link):
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    async with open_channel(settings, name="test") as channel:
+        underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
+        publisher = Publisher(underlay, timeout_seconds=1.0)
+        broker_link.hold()
+
+        async with underlay.lock:
+            publishing = asyncio.create_task(publisher.publish([row(1)]))
+            await asyncio.sleep(0.6)
+        async with asyncio.timeout(0.8):
+            outcome = await publishing
+
+        broker_link.resume()
     assert isinstance(outcome.outage, BrokerUnavailable)
 
 
