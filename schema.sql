@@ -60,7 +60,7 @@ CREATE TABLE calculation_request (
     calculation_sequence          integer,  -- of request.calculated
     calculated_at                 timestamptz, -- its time
     idempotency_key               text,     -- the Idempotency-Key that the request was sent with
-    idempotency_sha256            bytea     -- of the body that was sent with it
+    idempotency_sha256            bytea     -- of the normalised body: a repeat has the same key and fields
 ) WITH (fillfactor = 90);
 
 -- Lists a conveyancer's requests, newest first: it is read backwards from the cursor.
@@ -91,9 +91,10 @@ CREATE TABLE erased_request (
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces, and deleted once
--- the broker has confirmed it. Relays read a lane in the order of the primary key, so one index is enough. Events are
--- deleted rather than marked: that settled 130,000 rows a second, an UPDATE 9,800.
+-- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces. It is deleted once
+-- the broker has confirmed it, or moved to outbox_held if it was refused or must wait for one that was. Relays read a
+-- lane in the order of the primary key, so one index is enough. Events are deleted rather than marked: that settled
+-- 130,000 rows a second, an UPDATE 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
     id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- ids from the caches of several sessions would be out of order

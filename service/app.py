@@ -16,7 +16,7 @@ from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.contracts import page
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import schema
 from service.postgres.pool import open_pool
 from service.server import probes
@@ -71,14 +71,14 @@ async def _lifespan(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
-        relay = RelayWaker(pool, timeout_seconds=seconds)
+        relay = RelayWaker(pool, seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))
         app.state.resources = Resources(
             settings=settings,
             authenticator=Authenticator(settings, signing_keys, pool),
             pool=pool,
-            storage=Storage(pool, relay, timeout_seconds=seconds),
+            storage=Storage(pool, relay, seconds=seconds),
             secret_keys=secret_keys,
         )
         app.state.checks = {"postgres": probes.lasting(schema.readiness(pool, seconds=seconds), pool)}

@@ -24,6 +24,14 @@ PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRE
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 
 
+# Shares of `database_timeout_seconds`. Durations are named `seconds`, monotonic deadlines `until`.
+CONNECT_SHARE = 0.8  # for connecting, which so fails before the deadline of the caller
+QUEUE_SHARE = 0.5  # for the wait for a connection: after a longer one too little time is left
+JOIN_SHARE = 0.75  # that the leader of a group commit has left while others may join it
+SLOW_SHARE = 0.25  # from which on a group commit is slow
+KEY_WAIT_SHARE = 0.4  # for the wait of a create for another one with its idempotency key
+
+
 class InvalidSetting(Exception):
     """An environment variable is missing or has an invalid value."""
 

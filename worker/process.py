@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
@@ -73,7 +73,7 @@ async def run(
 ) -> None:
     """Run *roles* until *stop*. Then they finish work in progress, within *shutdown_seconds*."""
     async with open_pool(settings) as pool:
-        relay_waker = RelayWaker(pool, timeout_seconds=settings.work_timeout_seconds)
+        relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
         parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
         async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
             running.create_task(server_probes.serve(checks, read_gauges, probes, stop))

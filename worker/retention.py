@@ -12,8 +12,7 @@ import structlog
 
 from service.identifiers import first_id_at
 from service.operations import erasing
-from service.outbox.lanes import lane_of
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker, lane_of
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -69,7 +68,7 @@ class Retention:
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
         """Return the first requests after this one that are too old, in order."""
-        async with loans.connection(self._pool, seconds=self._seconds) as connection:
+        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(
                 """

@@ -37,7 +37,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
     body = request_body.parse(await json_body.read(request))
     idempotency = body.idempotency(key)
     until = time.monotonic() + resources.settings.database_timeout_seconds
-    waiver_applies = body.asks_for_waiver and await resources.storage.waives_fee(
+    waiver_applies = body.asks_for_waiver and await resources.storage.decide_waiver(
         idempotency, conveyancer_id=conveyancer_id, has_valid_reason=body.reason_error is None, until=until
     )
     new = storing.new_request(

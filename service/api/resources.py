@@ -33,7 +33,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
-        return loans.connection(self.pool, seconds=self.settings.database_timeout_seconds)
+        return loans.Loan(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
         """Return what the API shows of a request. Raises SecretKeyMissing."""

@@ -103,7 +103,7 @@ class Authenticator:
             await self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
-        async with loans.connection(self._pool, seconds=seconds) as connection:
+        async with loans.Loan(self._pool, seconds=seconds) as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
             raise InvalidCredentials(

@@ -33,7 +33,7 @@ class IdempotencyKeyInFlight(Exception):
 
 
 class Idempotency(NamedTuple):
-    """What identifies a repeat: the caller's key, and the SHA-256 of what was sent with it."""
+    """What identifies a repeat: the caller's key, and the SHA-256 of the normalised body."""
 
     key: str
     sha256: bytes

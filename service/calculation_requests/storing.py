@@ -22,13 +22,13 @@ from service.calculation_requests.model import (
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Connection, Pool
+from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
-_KEY_WAIT_SHARE = 0.4  # of the time for the database; a create waits so long for another one with its key
 _FIRST_PAUSE_SECONDS = 0.005  # before looking again whether a key is free: about as long as a commit takes
 
 
@@ -63,13 +63,13 @@ class Stored(NamedTuple):
 class Storage:
     """Stores new requests, each with its request.created, and those that arrive together in a group."""
 
-    def __init__(self, pool: Pool, relay: RelayWaker, *, timeout_seconds: float) -> None:
+    def __init__(self, pool: Pool, relay: RelayWaker, *, seconds: float) -> None:
         self._pool = pool
         self._relay = relay
-        self._timeout_seconds = timeout_seconds
-        self._group_commit = GroupCommit(pool, INSERT, seconds=timeout_seconds)
+        self._seconds = seconds
+        self._group_commit = GroupCommit(pool, INSERT, seconds=seconds)
 
-    async def waives_fee(
+    async def decide_waiver(
         self,
         idempotency: Idempotency | None,
         *,
@@ -77,24 +77,27 @@ class Storage:
         has_valid_reason: bool,
         until: float,
     ) -> bool:
-        """Whether a waiver applies. It is ignored if the conveyancer charges no calculation fee.
+        """Return whether a waiver that was asked for applies, and so needs a valid reason.
 
-        A repeat of a create whose waiver was ignored must succeed even if the conveyancer has begun to
-        charge. So an invalid reason is no error if a request with the same key is stored. Raises
-        PostgresUnavailable, UnknownConveyancer, and RequestErased if the request with that key was erased.
+        It is ignored if the conveyancer charges no calculation fee. Whether it does may have changed since
+        the first create with this key, which ignored the waiver and its reason: its repeat must succeed. So
+        an invalid reason is ignored, too, if a request with the same key and body is stored.
+
+        Raises PostgresUnavailable, UnknownConveyancer, and RequestErased if the request with that key was
+        erased: all before the body is refused.
         """
-        async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
+        async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
             if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
                 return False
             if has_valid_reason or idempotency is None:
                 return True
             try:
-                stored = await reading.find_by_idempotency_key(
+                earlier = await reading.find_by_idempotency_key(
                     connection, idempotency, conveyancer_id=conveyancer_id
                 )
             except IdempotencyKeyReused:
                 return True
-            return stored is None
+            return earlier is None
 
     async def store(
         self,
@@ -103,34 +106,37 @@ class Storage:
         traceparent: str | None,
         until: float,
     ) -> Stored:
-        """Store a request until a deadline, and wake the relay. A repeat returns what is stored with its key.
+        """Store a request until a deadline, and wake the relay.
 
-        While another create uses the key, this one waits without a connection: it delays no other caller.
+        Creates with one key store one request, and each gets it, however often a caller retries: the key is
+        stored in the row, in the same transaction, and survives as a hash when the row is erased. A create
+        that stores nothing looks for the row of its key. If there is none yet, another create is using the
+        key, and may still fail: this one tries again, waiting without a connection to delay no other caller.
 
-        Raises PostgresUnavailable, after which the request may be stored; UnknownConveyancer,
-        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.
+        Raises PostgresUnavailable, after which the request may be stored: a retry with the key finds out.
+        After UnknownConveyancer, IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased it is not.
         """
-        waits_until = time.monotonic() + self._timeout_seconds * _KEY_WAIT_SHARE
+        waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
         while True:
             with (
-                self._relay.lend_notify() as wakes,
+                self._relay.around_commit() as may_notify,
                 tracing.span("INSERT calculation_request", "client", lambda: _SPAN),
             ):
-                arguments = insert_arguments(request, idempotency, traceparent, wakes=wakes)
-                is_stored = request.id in await self._group_commit.execute(arguments, until=until)
-            if is_stored:
-                if not wakes:
+                arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
+                is_new = await self._group_commit.execute(request.id, arguments, until=until)
+            if is_new:
+                if not may_notify:
                     self._relay.wake()
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
-            async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
-                stored = await reading.find_by_idempotency_key(
+            async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
+                earlier = await reading.find_by_idempotency_key(
                     connection, idempotency, conveyancer_id=request.conveyancer_id
                 )
-            if stored is not None:
-                return Stored(stored, is_repeat=True)
+            if earlier is not None:
+                return Stored(earlier, is_repeat=True)
             left = waits_until - time.monotonic()
             if left <= 0:
                 raise IdempotencyKeyInFlight
@@ -144,20 +150,43 @@ _SPAN = {
     "db.collection.name": "calculation_request",
 }
 
+
+def insert_arguments(
+    request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None, *, may_notify: bool
+) -> tuple[Any, ...]:
+    """Return the arguments of INSERT. With *may_notify* its commit wakes the relays."""
+    created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
+    return (
+        request.conveyancer_id,  # $1
+        idempotency and idempotency.key,  # $2
+        idempotency and idempotency.sha256,  # $3
+        lanes.lane_of(request.id),  # $4
+        created.type,  # $5
+        traceparent,  # $6
+        events.encode(created, time=request.created_at, traceparent=traceparent),  # $7
+        may_notify,  # $8
+        *msgspec.structs.astuple(request),  # $9 and so on
+    )
+
+
 # Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# when the conveyancer is unknown or disabled, or another create has used or is using the idempotency key.
+# unless all of these are true, each of which is a clause:
+#
+# - The conveyancer is active. This is no foreign key: all inserts of a firm would share its lock.
+# - No request is stored with the key. Creates of one group are in one session, which gets a lock that it has:
+#   the second with a key sees the row of the first.
+# - No request with the key was erased.
+# - No other session is storing a request with the key, which is locked until the transaction ends.
+# - No create with the key was committed after this statement began: ON CONFLICT.
 #
 # It never waits for another create: a group would delay its members, and groups with the same keys could
 # deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the
-# request stored with it. So a key that is stored is left alone; any other is locked until the transaction
-# ends, unless it is locked already. ON CONFLICT is for creates committed after this statement began.
-#
-# Selects from active_conveyancer: the lock of a foreign key would be shared by all inserts of a firm.
-_VALUES = ", ".join(f"${10 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+# request stored with it.
+_COLUMN_VALUES = ", ".join(f"${9 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
 INSERT = f"""
-    WITH stored AS (
+    WITH inserted AS (
         INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
-        SELECT {_VALUES}, $2, $3
+        SELECT {_COLUMN_VALUES}, $2, $3
           FROM active_conveyancer
          WHERE active_conveyancer.id = $1
            AND ($2::text IS NULL
@@ -174,29 +203,10 @@ INSERT = f"""
         RETURNING id, sequence
     )
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $4, stored.id, $5, stored.sequence, $6, $7
-      FROM stored
-    RETURNING request_id, CASE WHEN $8 THEN pg_notify($9, '')::text END
+    SELECT $4, inserted.id, $5, inserted.sequence, $6, $7
+      FROM inserted
+    RETURNING request_id, CASE WHEN $8 THEN pg_notify('{lanes.CHANNEL}', '')::text END
 """  # noqa: S608 - constants only
-
-
-def insert_arguments(
-    request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None, *, wakes: bool
-) -> tuple[Any, ...]:
-    """Return the arguments of INSERT. With *wakes* its commit wakes the relays."""
-    created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
-    return (
-        request.conveyancer_id,
-        idempotency and idempotency.key,
-        idempotency and idempotency.sha256,
-        lanes.lane_of(request.id),
-        created.type,
-        traceparent,
-        events.encode(created, time=request.created_at, traceparent=traceparent),
-        wakes,
-        lanes.CHANNEL,
-        *msgspec.structs.astuple(request),
-    )
 
 
 class Announcement(msgspec.Struct, frozen=True):

@@ -4,25 +4,22 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable, is_outage
 from service.postgres.pool import Connection, Pool
+from service.settings import JOIN_SHARE, SLOW_SHARE
 
 LARGEST_GROUP = 32
-# Of the time for the database. No one joins a leader that has less left: followers share the leader's fate.
-_LEAST_SHARE = 3 / 4
-_SLOW_SHARE = 1 / 4  # of that time, from which on a group is slow
-
-Ids: TypeAlias = set[Any]
 
 
 class _Member(NamedTuple):
-    """A caller: its arguments, and the ids that it waits for."""
+    """A caller, which waits for whether the statement returns its id."""
 
+    row_id: Any
     arguments: Sequence[Any]
-    answer: "asyncio.Future[Ids]"
+    answer: "asyncio.Future[bool]"
 
 
 class GroupCommit:
@@ -47,30 +44,33 @@ class GroupCommit:
         self._gathering: list[_Member] = []  # the group that callers may join, its leader first
         self._gathers_until = -math.inf
 
-    async def execute(self, arguments: Sequence[Any], *, until: float) -> Ids:
-        """Run the statement with *arguments*; return the ids that it returned for the whole group.
+    async def execute(self, row_id: object, arguments: Sequence[Any], *, until: float) -> bool:
+        """Run the statement with *arguments*; return whether it returned *row_id*.
 
-        *until* is the deadline of this caller, on the monotonic clock.
+        The deadline of the leader is that of its group. It leaves nearly the whole time to every follower: a
+        leader with less than JOIN_SHARE of the time left gets no more of them.
 
         Raises PostgresUnavailable, and whatever the statement raises for these arguments.
         """
-        member = _Member(arguments, asyncio.get_running_loop().create_future())
+        member = _Member(row_id, arguments, asyncio.get_running_loop().create_future())
         group = self._gathering
         if group and time.monotonic() < self._gathers_until and len(group) < self._largest_now:
             with self._pool.place_in_queue():
                 group.append(member)
                 return await member.answer
         group = self._gathering = [member]
-        self._gathers_until = until - self._seconds * _LEAST_SHARE
+        self._gathers_until = until - self._seconds * JOIN_SHARE
         try:
-            async with loans.connection(self._pool, seconds=until - time.monotonic()) as connection:
+            async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
                 await asyncio.sleep(0)  # Lets callers of the same turn of the event loop join.
                 if self._gathering is group:
                     self._gathering = []
                 present = [each for each in group if not each.answer.done()]
                 await self._serve(connection, present, until=until)
         except PostgresUnavailable:
-            if not member.answer.done():
+            if (
+                not member.answer.done()
+            ):  # Otherwise the outcome is known, and only the end of the loan failed.
                 raise
         finally:
             if self._gathering is group:
@@ -84,7 +84,8 @@ class GroupCommit:
         """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
         began = time.monotonic()
         try:
-            # With asyncpg's own timeout: while Postgres reads no more input, cancellation would not end this.
+            # asyncpg runs this as one implicit transaction: either all members are stored or none is. It has
+            # asyncpg's own timeout: while Postgres reads no more input, cancellation would not end it.
             rows = await connection.fetchmany(
                 self._statement, [member.arguments for member in members], timeout=until - began
             )
@@ -96,9 +97,9 @@ class GroupCommit:
             ids = {row[0] for row in rows}
             for member in members:
                 if not member.answer.done():
-                    member.answer.set_result(ids)
+                    member.answer.set_result(member.row_id in ids)
         finally:
-            if time.monotonic() - began < self._seconds * _SLOW_SHARE:
+            if time.monotonic() - began < self._seconds * SLOW_SHARE:
                 self._largest_now = min(self._largest_now + 1, LARGEST_GROUP)
             elif len(members) > 1:
                 self._largest_now = len(members) // 2

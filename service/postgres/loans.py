@@ -8,25 +8,22 @@ from types import TracebackType
 
 from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
 from service.postgres.pool import Connection, Pool, close
+from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
 
 
-def connection(pool: Pool, *, seconds: float) -> AbstractAsyncContextManager[Connection]:
-    """Lend a connection for at most *seconds*, including the wait for it, which may take half of them.
+class Loan(AbstractAsyncContextManager["Connection"]):
+    """Lends a connection for at most *seconds*, including the wait for it, which may take half of them.
 
     Ending an interrupted statement may take up to *seconds* more.
 
-    Raises PostgresUnavailable when Postgres or the pool does not answer in that time.
+    Raises PostgresUnavailable when Postgres or the pool does not answer in that time. A class, because a
+    generator would take twice the time.
     """
-    return _Loan(pool, seconds)
 
-
-class _Loan(AbstractAsyncContextManager["Connection"]):
-    """One connection and its deadline. A class, because a generator would take twice the time."""
-
-    def __init__(self, pool: Pool, seconds: float) -> None:
+    def __init__(self, pool: Pool, *, seconds: float) -> None:
         self._pool = pool
         self._seconds = seconds
         self._deadline = asyncio.timeout(seconds)
@@ -35,7 +32,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
         began = time.perf_counter()
         await self._deadline.__aenter__()
         try:
-            self._lent = await self._pool.take(queue_seconds=self._seconds / 2)
+            self._lent = await self._pool.take(queue_seconds=self._seconds * QUEUE_SHARE)
         except BaseException as error:
             await self._end_deadline(error)
             raise
@@ -68,7 +65,7 @@ class _Loan(AbstractAsyncContextManager["Connection"]):
 async def transaction(
     pool: Pool, *, seconds: float, silence_seconds: float = SILENCE_SECONDS, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
-    """Lend a connection with an open transaction, on the terms of `connection`.
+    """Lend a connection with an open transaction, on the terms of a Loan.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
@@ -78,7 +75,7 @@ async def transaction(
     begin = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{silence_seconds * 1000:.0f}ms'"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
-    async with connection(pool, seconds=seconds) as lent:
+    async with Loan(pool, seconds=seconds) as lent:
         try:
             await lent.execute(begin)  # in one round trip
             yield lent

@@ -11,13 +11,12 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from service.postgres.outages import PostgresUnavailable
-from service.settings import Settings
+from service.settings import CONNECT_SHARE, Settings
 from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-_CONNECT_SHARE = 0.8  # of the time for the database, so that connecting fails before the caller's deadline
-_QUEUE_SHARE = 32  # callers that may wait, for each connection: as many as a group commit stores at once
+_QUEUE_PER_CONNECTION = 32  # callers that may wait: as many as a group commit stores at once
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect: refusing must be cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
@@ -35,7 +34,7 @@ class Pool:
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
         self._connect = connect
         self._size = size
-        self._queue_size = _QUEUE_SHARE * size
+        self._queue_size = _QUEUE_PER_CONNECTION * size
         self._waiting = 0
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
@@ -185,7 +184,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     async def connect() -> Connection:
         return await asyncpg.connect(
             settings.database_url,
-            timeout=settings.database_timeout_seconds * _CONNECT_SHARE,
+            timeout=settings.database_timeout_seconds * CONNECT_SHARE,
             statement_cache_size=settings.database_statement_cache_size,
             server_settings={"application_name": "calculation-requests"},
         )

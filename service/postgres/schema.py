@@ -99,7 +99,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     """Return a readiness check: Postgres answers, accepts writes, and its schema is recent enough."""
 
     async def ready() -> None:
-        async with loans.connection(pool, seconds=seconds) as connection:
+        async with loans.Loan(pool, seconds=seconds) as connection:
             await check(connection)
 
     return ready

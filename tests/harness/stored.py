@@ -37,5 +37,5 @@ async def insert(
     wakes: bool = False,
 ) -> bool:
     """Store a request and its request.created; return whether it was stored."""
-    arguments = storing.insert_arguments(request, idempotency, traceparent, wakes=wakes)
+    arguments = storing.insert_arguments(request, idempotency, traceparent, may_notify=wakes)
     return await connection.fetchval(storing.INSERT, *arguments) is not None

@@ -16,7 +16,7 @@ from service.calculation_requests import reading, storing
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import stored
@@ -129,7 +129,7 @@ def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
 async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
     """Lend a postman with a pool of its own, as another process would have."""
     async with open_pool(settings) as pool:
-        yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, timeout_seconds=5.0))
+        yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, seconds=5.0))
 
 
 @pytest.fixture

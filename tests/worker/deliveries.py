@@ -16,7 +16,7 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its outcome says."""
     body = events.encode(event, time=storing.now(), traceparent=None)
     intent = notifications.decode(incoming.read(body), None)
-    async with loans.connection(pool, seconds=5.0) as connection:
+    async with loans.Loan(pool, seconds=5.0) as connection:
         outcomes = await notifications.intend_emails(connection, [intent])
     _check(outcomes)
 

@@ -12,7 +12,7 @@ from service.contracts import asyncapi
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store, take
@@ -91,7 +91,7 @@ async def test_example_of_a_calculation_is_recorded(channel, worker_settings, po
         )
         return bool(recorded_id == data["calculation_id"])
 
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
     async with running(consumer.run):
         await exchange.publish(message, binding["address"], mandatory=True)
         assert await eventually(recorded)

@@ -127,7 +127,7 @@ async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
 async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
     intents = [Intent(request.uuid, request.id) for request in requests]
-    async with loans.connection(linked_pool, seconds=10.0) as connection:
+    async with loans.Loan(linked_pool, seconds=10.0) as connection:
         await ledger.add(connection, intents[:1])
         statements.clear()
 
@@ -144,7 +144,7 @@ async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_ema
 
     async with database.transaction():
         await database.execute("UPDATE email SET attempts = attempts")
-        async with loans.connection(pool, seconds=5.0) as connection:
+        async with loans.Loan(pool, seconds=5.0) as connection:
             known = await ledger.add(connection, intents)
 
     assert known == {request.id for request in requests}

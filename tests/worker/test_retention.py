@@ -9,8 +9,7 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
-from service.outbox.lanes import LANES
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import LANES, RelayWaker
 from service.postgres.pool import Connection
 from tests.harness import stored
 from tests.harness.in_process import running
@@ -28,7 +27,7 @@ DAYS = 100
 @pytest.fixture
 def retention(worker_settings, pool):
     """Its rounds are made by the tests."""
-    return Retention(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0), days=DAYS)
+    return Retention(worker_settings, pool, RelayWaker(pool, seconds=5.0), days=DAYS)
 
 
 async def store_old(database: Connection, *, days: int, number: int, **fields: Any) -> CalculationRequest:
@@ -140,7 +139,7 @@ async def test_clock_that_is_fast_erases_nothing_early(database, retention):
 async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, days):
     await store_old(database, days=40, number=1)
     settings = settings_with(worker_settings, retention_days=days)
-    parts, _, _ = assemble(settings, pool, frozenset({"relay"}), RelayWaker(pool, timeout_seconds=5.0))
+    parts, _, _ = assemble(settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0))
 
     assert ("retention" in parts) is (days is not None)
     if days is not None:

@@ -11,7 +11,7 @@ from service.calculation_requests.storing import Announcement, announce, now
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
 from worker.batches import Outcomes, RowLocked

@@ -28,7 +28,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[Intent]) -> Outcomes:
-        async with loans.connection(pool, seconds=seconds) as connection:
+        async with loans.Loan(pool, seconds=seconds) as connection:
             outcomes = await intend_emails(connection, intents)
         due.set()
         return outcomes

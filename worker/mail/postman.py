@@ -14,7 +14,7 @@ from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.operations.emails import EmailEnd
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -133,7 +133,7 @@ class Postman:
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
-        async with loans.connection(self._pool, seconds=self._seconds) as connection:
+        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
                 self._process_id,
@@ -225,7 +225,7 @@ class Postman:
                     await self._ends.done(outcome)
                 else:
                     with suppress(PostgresUnavailable):  # Then the claim expires.
-                        async with loans.connection(self._pool, seconds=self._seconds) as connection:
+                        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
                             await ledger.put_off(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
@@ -248,7 +248,7 @@ class Postman:
                 continue
             claimed_until = time.monotonic() + seconds
             with suppress(PostgresUnavailable):
-                async with loans.connection(self._pool, seconds=self._seconds) as connection:
+                async with loans.Loan(self._pool, seconds=self._seconds) as connection:
                     renewed = await ledger.renew(
                         connection, self._process_id, list(self._claimed_until), seconds=seconds
                     )

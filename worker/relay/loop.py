@@ -129,7 +129,7 @@ class Relay:
         settling what was confirmed.
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
-        async with loans.connection(self._pool, seconds=seconds) as connection:
+        async with loans.Loan(self._pool, seconds=seconds) as connection:
             recovering = self._retries.recovering
             # Some more at each pass, until none is left: their queue takes events again.
             if (

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.pool import Pool, open_pool
 from service.settings import Settings
@@ -146,13 +146,13 @@ class Arrivals:
 
 async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, seconds: float) -> None:
     """Store *rate* requests a second, each at its time, even if earlier ones are not done."""
-    waker = RelayWaker(pool, timeout_seconds=5.0)
+    waker = RelayWaker(pool, seconds=5.0)
     waking = asyncio.create_task(waker.run())
     turn = asyncio.Semaphore(POOL_SIZE)  # The queue of the pool has a bound.
 
     async def store() -> None:
-        with waker.lend_notify() as wakes:
-            async with turn, loans.connection(pool, seconds=_STRAGGLER_SECONDS) as connection:
+        with waker.around_commit() as wakes:
+            async with turn, loans.Loan(pool, seconds=_STRAGGLER_SECONDS) as connection:
                 uuid = await outbox.store(connection, wakes=wakes)
         arrivals.committed[uuid] = time.monotonic()
         if outbox is outboxes.OURS and not wakes:

@@ -13,7 +13,7 @@ import httpx
 
 from service.identifiers import parse_uuid
 from service.outbox import lanes
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -88,7 +88,7 @@ class Load(Caller):
         super().__init__(record, latencies, apis, chance)
         self._pool = pool
         self._interval_seconds = 1 / rate
-        self._waker = RelayWaker(pool, timeout_seconds=_COMMIT_SECONDS)
+        self._waker = RelayWaker(pool, seconds=_COMMIT_SECONDS)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Store requests until *stop*, then wait for those in progress."""
@@ -105,7 +105,7 @@ class Load(Caller):
 
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
-            async with loans.connection(self._pool, seconds=_COMMIT_SECONDS) as connection:
+            async with loans.Loan(self._pool, seconds=_COMMIT_SECONDS) as connection:
                 request = stored.new_request(**body)
                 await stored.insert(connection, request)
         except (PostgresUnavailable, asyncio.CancelledError):

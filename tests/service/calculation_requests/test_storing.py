@@ -14,7 +14,7 @@ from asyncpg.transaction import Transaction
 from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.storing import Storage, Stored
 from service.outbox import lanes
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
 from tests.harness import stored
@@ -35,7 +35,7 @@ async def pool(service_settings, link):
 @pytest.fixture
 async def storage(pool, statements):
     """A storage whose statement is already prepared, on its only connection."""
-    opened = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
+    opened = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS)
     await store(opened, "the first")
     statements.clear()
     return opened
@@ -156,7 +156,7 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
 
 
 async def test_wait_for_a_key_ends_in_time(pool, database_url):
-    hasty = Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=0.5)
+    hasty = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=0.5)
     async with asyncio.timeout(SECONDS), holding(database_url, "held"):
         with pytest.raises(IdempotencyKeyInFlight):
             await store(hasty, "held")
@@ -192,8 +192,7 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(serv
     settings = msgspec.structs.replace(service_settings, database_pool_size=1)
     async with open_pool(settings) as one, open_pool(settings) as another:
         storages = [
-            Storage(pool, RelayWaker(pool, timeout_seconds=SECONDS), timeout_seconds=SECONDS)
-            for pool in (one, another)
+            Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS) for pool in (one, another)
         ]
         for storage in storages:
             await store(storage, None)  # connects
@@ -219,13 +218,13 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
 
 
 async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(pool, database, monkeypatch):
-    waker = RelayWaker(pool, timeout_seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
+    waker = RelayWaker(pool, seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
     woken: list[object] = []
     monkeypatch.setattr(waker, "wake", lambda: woken.append(None))
     notified: list[object] = []
     await database.add_listener(lanes.CHANNEL, lambda *_: notified.append(None))
 
-    await store_all(Storage(pool, waker, timeout_seconds=SECONDS), *[None] * 5)
+    await store_all(Storage(pool, waker, seconds=SECONDS), *[None] * 5)
     await database.fetchval("SELECT 1")  # NOTIFYs arrive before an answer.
 
     assert (len(notified), len(woken)) == (1, 4)

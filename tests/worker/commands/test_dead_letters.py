@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests.model import CalculationRequest
 from service.operations import operator_actions
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
@@ -269,7 +269,7 @@ async def test_headers_of_other_teams_may_be_anything(worker_settings, channel):
 
 
 async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(worker_settings, channel, pool):
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
     await bury(channel, CALCULATION_RESULTS, b"poison", message_id="m-1")
 
     async with running(consumer.run):

@@ -21,7 +21,7 @@ from deploy.local.machine.ports import free_port
 from service import diagnosis
 from service.diagnosis import Finding
 from service.operations import emails
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Pool
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
@@ -344,7 +344,7 @@ async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
 async def _start(settings: WorkerSettings, pool: Pool) -> list[Any]:
     """Run the part of a worker that notes its keys. Returns what it logs."""
     roles = frozenset({"notifications"})
-    parts, _, _ = process.assemble(settings, pool, roles, RelayWaker(pool, timeout_seconds=1.0))
+    parts, _, _ = process.assemble(settings, pool, roles, RelayWaker(pool, seconds=1.0))
     with capture_logs() as logged:
         await parts["secret_keys"](asyncio.Event())
     return list(logged)

@@ -15,7 +15,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, Pool
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
@@ -41,7 +41,7 @@ def decode(body: bytes) -> Result:
 
 def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results."""
-    return calculations.consumer(settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    return calculations.consumer(settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from tests.harness.in_process import running
 from tests.harness.queues import count
@@ -49,7 +49,7 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
     bodies = [result(request.uuid) for request in requests]
     bodies[100:100] = [b"{", result(uuid_of(new_request_id())), result(first, "C-2"), result(second)]
     await publish_results(channel, *bodies)
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
     async with running(consumer.run):
         await eventually(lambda: has_no_messages(channel, CALCULATION_RESULTS.name))
@@ -79,7 +79,7 @@ async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_r
         TcpProxy(worker_settings.database_url) as link,
         open_pool(settings_with(worker_settings, database_url=link.url)) as linked_pool,
     ):
-        waker = RelayWaker(linked_pool, timeout_seconds=5.0)
+        waker = RelayWaker(linked_pool, seconds=5.0)
         consumer = calculations.consumer(worker_settings, linked_pool, waker)
         link.hold_before(b"SET calculation_id")
         async with running(consumer.run):

@@ -42,6 +42,6 @@ async def test_cancelled_transaction_leaves_nothing(worker_settings):
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
 
-        async with loans.connection(pool, seconds=5.0) as connection:
+        async with loans.Loan(pool, seconds=5.0) as connection:
             found = await connection.fetchval("SELECT count(*) FROM conveyancer WHERE id = 'cancelled'")
     assert found == 0

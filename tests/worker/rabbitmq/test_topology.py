@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aio_pika import Message
 
-from service.outbox.waker import RelayWaker
+from service.outbox.lanes import RelayWaker
 from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
@@ -62,7 +62,7 @@ async def test_queue_with_other_properties_stops_only_its_own_role_which_reports
     worker_settings, channel, pool, relay
 ):
     notified = notifications.consumer(worker_settings, pool, asyncio.Event())
-    calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, timeout_seconds=5.0))
+    calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
     await channel.queue_delete(NOTIFICATIONS.name)
     await channel.declare_queue(
         NOTIFICATIONS.name, durable=True, arguments={**NOTIFICATIONS.arguments, "x-delivery-limit": 7}
