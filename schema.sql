@@ -109,7 +109,8 @@ CREATE TABLE outbox (
         autovacuum_vacuum_cost_delay = 0);
 
 -- Gives a transaction its own id before its first event gets one. From the transactions that are open, relays know
--- which event ids may still appear. An event id given out to a transaction without an id would be passed over.
+-- which event ids may still appear (LaneMarks in worker/relay/work.py). An event id given out to a transaction without
+-- an id would be passed over.
 CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     number xid8 := pg_current_xact_id(); -- not PERFORM, which is a whole query

@@ -12,13 +12,12 @@ import structlog
 
 from service.identifiers import first_id_at
 from service.operations import erasing
-from service.outbox.lanes import RelayWaker, lane_of
+from service.outbox.lanes import RelayWaker, lane_of, try_lock
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.server.background import in_background
 from service.telemetry import logs
-from worker.relay.lanes import lock_lanes
 from worker.settings import WorkerSettings
 
 _REST_SECONDS = 3600.0  # between rounds, on average
@@ -88,7 +87,7 @@ class Retention:
     async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
         """Erase requests of one lane, unless something is locked. Returns their number."""
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            if not await lock_lanes(connection, [lane]):
+            if not await try_lock(connection, [lane]):
                 return 0
             await connection.execute(_SHORT_WAIT)
             try:

@@ -1,9 +1,9 @@
-"""The lane that an event is written to, and the NOTIFY that wakes the relays: few for many commits."""
+"""The lane that an event is written to, its lock, and the NOTIFY that wakes the relays."""
 
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
@@ -29,12 +29,36 @@ def lane_of(request_id: UUID) -> int:
 
 
 async def lock(connection: Connection, lane: int) -> None:
-    """Hold a lane until the transaction ends, as a relay does, whose pass relies on the rows it has read.
+    """Wait for the lock of a lane, and hold it until the transaction ends.
 
-    Raises asyncpg.LockNotAvailableError when a relay holds it for longer than it ever should.
+    A relay holds it for a pass, which relies on the rows it has read. Raises asyncpg.LockNotAvailableError
+    when a relay holds it for longer than it ever should.
     """
     await connection.execute("SET LOCAL lock_timeout = '30s'")
     await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCKS, lane)
+
+
+async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
+    """Lock those of *lanes* that are free, until the transaction ends. Returns them.
+
+    This is a statement of its own, so that the next one sees everything the previous holders settled.
+
+    Raises PostgresUnavailable on a read-only server: it would grant the locks, and then refuse to settle.
+    """
+    (row,) = await connection.fetch(
+        """
+        SELECT ARRAY (SELECT lane
+                        FROM unnest($2::smallint[]) AS lane
+                       WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
+               current_setting('transaction_read_only')::boolean AS is_read_only
+        """,
+        LOCKS,
+        lanes,
+    )
+    if row["is_read_only"]:
+        raise PostgresUnavailable.counted()
+    locked: list[int] = row["lanes"]
+    return locked
 
 
 async def notify(connection: Connection) -> None:

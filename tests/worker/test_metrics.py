@@ -30,8 +30,8 @@ from worker.mail import ledger
 from worker.mail.ledger import Intent
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox
-from worker.relay.lanes import LaneMarks
 from worker.relay.loop import Relay
+from worker.relay.work import LaneMarks
 
 READ_OUTBOX = partial(outbox.read_gauges, LaneMarks())
 

@@ -9,7 +9,7 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
-from service.outbox.lanes import LANES, RelayWaker
+from service.outbox.lanes import LANES, RelayWaker, try_lock
 from service.postgres.pool import Connection
 from tests.harness import stored
 from tests.harness.in_process import running
@@ -18,7 +18,6 @@ from tests.worker.commands.steps import intend
 from tests.worker.commands.test_emails import assert_sound
 from tests.worker.conftest import settings_with, store
 from worker.process import assemble
-from worker.relay.lanes import lock_lanes
 from worker.retention import Retention
 
 DAYS = 100
@@ -82,7 +81,7 @@ async def test_lane_that_a_relay_holds_is_left_for_the_next_round(database, rete
         await store_old(database, days=DAYS + 1, number=number)
 
     async with other_connection.transaction():
-        await lock_lanes(other_connection, [3])
+        await try_lock(other_connection, [3])
         await retention.erase_old(datetime.now(UTC))
         assert [request_id.int % LANES for request_id in await kept(database)] == [3]
     await retention.erase_old(datetime.now(UTC))
@@ -98,7 +97,7 @@ async def test_requests_of_a_held_lane_do_not_hold_up_later_ones_of_others(
     await store_old(database, days=DAYS + 1, number=4)
 
     async with other_connection.transaction():
-        await lock_lanes(other_connection, [3])
+        await try_lock(other_connection, [3])
         await retention.erase_old(datetime.now(UTC))
 
     assert {request_id.int % LANES for request_id in await kept(database)} == {3}

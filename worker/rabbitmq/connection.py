@@ -33,15 +33,18 @@ class BrokerUnavailable(Exception):
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = _DECLARE_SECONDS
 ) -> AsyncIterator[AbstractChannel]:
-    """Lend a channel as `open_channel` does. The topology is declared first, then every *declare_seconds*.
+    """Connect, and lend a channel with publisher confirms. On any error a caller leaves, and opens another.
 
-    Raises BrokerUnavailable also when an exchange or queue in *needs* exists with other properties. That
-    stops only the roles that need it, and /readyz reports the difference. Other differences are logged.
+    The topology is declared first, then every *declare_seconds*. Raises BrokerUnavailable, also when an
+    exchange or queue in *needs* exists with other properties. That stops only the roles that need it, and
+    /readyz reports the difference. Other differences are logged.
     """
     connected = metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
-    async with _connect(settings, name) as (connection, channel):
+    seconds = settings.broker_timeout_seconds
+    async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
+        channel = await _new_channel(connection, seconds)
         with connected.track_inprogress():
-            async with _in_time(settings.broker_timeout_seconds):
+            async with _in_time(seconds):
                 differences = await _declare(connection)
             for needed in needs:
                 if needed in differences:
@@ -55,13 +58,10 @@ async def open_role(
 
 @asynccontextmanager
 async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[AbstractChannel]:
-    """Connect, and lend a channel with publisher confirms.
-
-    The connection does not reconnect: on any error a caller leaves the block and opens another. Raises
-    BrokerUnavailable when it cannot be opened.
-    """
-    async with _connect(settings, name) as (_, channel):
-        yield channel
+    """Connect, and lend a channel as `open_role` does, but declare nothing. Raises BrokerUnavailable."""
+    seconds = settings.broker_timeout_seconds
+    async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
+        yield await _new_channel(connection, seconds)
 
 
 @asynccontextmanager
@@ -85,15 +85,9 @@ async def open_connection(url: str | URL, *, name: str, seconds: float) -> Async
                 await connection.close()
 
 
-@asynccontextmanager
-async def _connect(
-    settings: WorkerSettings, name: str
-) -> AsyncIterator[tuple[AbstractConnection, AbstractChannel]]:
-    seconds = settings.broker_timeout_seconds
-    async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
-        async with _in_time(seconds):
-            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        yield connection, channel
+async def _new_channel(connection: AbstractConnection, seconds: float) -> AbstractChannel:
+    async with _in_time(seconds):
+        return await connection.channel(publisher_confirms=True, on_return_raises=True)
 
 
 @asynccontextmanager

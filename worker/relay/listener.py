@@ -7,7 +7,7 @@ import asyncpg
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import Connection
-from worker.relay.lanes import LaneMarks
+from worker.relay.work import LaneMarks
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
@@ -50,7 +50,8 @@ class Listener:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(lanes.CHANNEL, lambda *_: self._woken.set())
-            self._marks.forget()  # The pool, or a pooler, may have hidden the loss of its own connections.
+            # Postgres may have crashed and undone commits. Behind its pool the relay may not notice.
+            self._marks.forget()
             while not stop.is_set():
                 await connection.execute("SELECT 1")
                 pauses.reset()

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import structlog
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import uuid_of
+from service.outbox import lanes
 from service.outbox.events import EVENT_TYPES
-from service.outbox.lanes import LANES
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -26,16 +27,16 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
 from worker.relay import outbox
-from worker.relay.lanes import LaneMarks, find_work, lock_lanes
 from worker.relay.outbox import LaneLost, OutboxRow
 from worker.relay.publisher import Outcome, Publisher
 from worker.relay.refusals import Retries
+from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
 # Lanes of one transaction. With a transaction for each lane, an event could wait for sixteen of them. The
 # other half of the lanes is left to other relays.
-_LANES_AT_ONCE = LANES // 2
+_LANES_AT_ONCE = lanes.LANES // 2
 # After a relay has moved something, it looks again after each of these pauses before it waits for a NOTIFY.
 # A busy writer sends one only every 20 ms, which spares its commits. A look costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
@@ -78,7 +79,6 @@ class Relay:
         self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
         self._retries = Retries(pause_seconds=retry_seconds)
-        self._statement_seconds = max(settings.database_timeout_seconds, 5.0)
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
     async def check(self) -> None:
@@ -128,26 +128,23 @@ class Relay:
         Returns the number of events that left their lane, confirmed or held. Raises BrokerUnavailable, after
         settling what was confirmed.
         """
-        seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
+        seconds = self._settings.work_timeout_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with loans.Loan(self._pool, seconds=seconds) as connection:
-            recovering = self._retries.recovering
             # Some more at each pass, until none is left: their queue takes events again.
-            if (
-                recovering
-                and await outbox.make_refused_due(connection, recovering, limit=_HELD_BATCH_SIZE) == 0
-            ):
-                recovering.clear()
+            kinds = self._retries.recovering
+            if kinds and await outbox.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
+                self._retries.end_recovery()
             work = await find_work(connection, self.marks.low_water)
         self.marks.note(work)
-        lanes = work.lanes
-        random.shuffle(lanes)  # so that relays that start together do not compete for the same lanes
+        with_work = work.lanes
+        random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
         moved = 0
-        for first in range(0, len(lanes), _LANES_AT_ONCE):
-            some = lanes[first : first + _LANES_AT_ONCE]
+        for first in range(0, len(with_work), _LANES_AT_ONCE):
+            some = with_work[first : first + _LANES_AT_ONCE]
             moved += await self._relay_lanes(publisher, some, work.due_lanes)
         return moved
 
-    async def _relay_lanes(self, publisher: Publisher, lanes: Sequence[int], due_lanes: Sequence[int]) -> int:
+    async def _relay_lanes(self, publisher: Publisher, some: Sequence[int], due_lanes: Sequence[int]) -> int:
         """Publish the oldest events of some lanes, and held events that are due; delete those confirmed.
 
         After a crash between confirm and commit the same events are published again: delivery is at least
@@ -156,12 +153,12 @@ class Relay:
         publishing = self._settings.broker_timeout_seconds
         async with loans.transaction(
             self._pool,
-            seconds=publishing + 2 * self._statement_seconds,
+            seconds=publishing + 2 * self._settings.work_timeout_seconds,
             silence_seconds=publishing + _SPARE_SECONDS,
             # If Postgres crashes and forgets a commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
-            fresh, due = await self._take(connection, lanes, due_lanes)
+            fresh, due = await self._take(connection, some, due_lanes)
             if not fresh and not due:
                 return 0
             window = [*_first_of_each_request(fresh), *due]
@@ -169,21 +166,21 @@ class Relay:
             delivered = [row for row in fresh if row.id in outcome.confirmed]
             await outbox.delete(connection, "outbox", delivered)
             moved = len(delivered)
-            if due or outcome.refused or any(row.must_wait for row in fresh):
+            if due or outcome.failed or any(row.must_wait for row in fresh):
                 self._retries.note(window, outcome)
                 moved += await self._settle_held(connection, fresh, due, outcome)
         _count([row for row in window if row.id in outcome.confirmed])
         if moved:
-            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.refused))
+            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.failed))
         if outcome.outage is not None:
             raise BrokerUnavailable from outcome.outage
         return moved
 
     async def _take(
-        self, connection: Connection, lanes: Sequence[int], due_lanes: Sequence[int]
+        self, connection: Connection, some: Sequence[int], due_lanes: Sequence[int]
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
-        """Lock those of *lanes* that are free. Returns their oldest events, and held events to publish."""
-        locked = await lock_lanes(connection, lanes)
+        """Lock those of some lanes that are free. Returns their oldest events, and held events to publish."""
+        locked = await lanes.try_lock(connection, some)
         if not locked:
             return [], []
         low_water = self.marks.low_water
@@ -206,20 +203,21 @@ class Relay:
         due: Sequence[OutboxRow],
         outcome: Outcome,
     ) -> int:
-        """Hold events that were refused, and those behind them; delete held ones that were confirmed.
+        """Hold new events that failed or must wait, and charge an attempt to all that failed.
 
-        Returns how many were held or deleted.
+        An event that waits for one which has just failed is held by the next pass, which reads that it must
+        wait. Held events that were confirmed are deleted. Returns how many were held or deleted.
         """
         redelivered = [row for row in due if row.id in outcome.confirmed]
-        to_hold = [row for row in fresh if row.must_wait or row.id in outcome.refused]
-        refused = [row for row in (*fresh, *due) if row.id in outcome.refused]
+        to_hold = [row for row in fresh if row.must_wait or row.id in outcome.failed]
+        failed = [row for row in (*fresh, *due) if row.id in outcome.failed]
         await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
         await outbox.delete(connection, "outbox_held", redelivered)
-        await outbox.postpone(connection, refused, outcome.refused, base_seconds=self._retry_seconds)
+        await outbox.postpone(connection, failed, outcome.failed, base_seconds=self._retry_seconds)
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
-        for row in refused:
-            _log.warning("event_not_published", reason=outcome.refused[row.id], **_story(row))
+        for row in failed:
+            _log.warning("event_not_published", reason=outcome.failed[row.id], **_story(row))
         return len(redelivered) + len(to_hold)
 
 
@@ -229,8 +227,11 @@ def _story(row: OutboxRow) -> dict[str, Any]:
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
     """Leave out every event that must wait until an earlier one of its request is confirmed."""
-    first = {row.request_id: row for row in reversed(rows) if not row.must_wait}
-    return [row for row in rows if first.get(row.request_id) is row]
+    first: dict[UUID, OutboxRow] = {}
+    for row in rows:
+        if not row.must_wait:
+            first.setdefault(row.request_id, row)
+    return list(first.values())
 
 
 def _count(settled: Sequence[OutboxRow]) -> None:

@@ -14,11 +14,11 @@ from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.gauges import COUNT_LIMIT
-from worker.relay.lanes import LaneMarks
+from worker.relay.work import LaneMarks
 
 
 class LaneLost(Exception):
-    """Events were missing when they were to be settled: another process has had the lane."""
+    """Published events were gone despite the lock of their lane: deleted by hand, or by another program."""
 
 
 class Kind(Enum):
@@ -56,7 +56,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 async def read(
     connection: Connection, lanes: Sequence[int], *, low_water: Sequence[int], limit: int
 ) -> list[OutboxRow]:
-    """Return the oldest events of locked lanes from their low-water marks on, at most *limit* of each."""
+    """Return the oldest events of locked lanes, in order, from their low-water marks on: *limit* of each."""
     rows = await connection.fetch(
         """
         SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
@@ -70,6 +70,7 @@ async def read(
                            AND outbox.id >= mark.low_water
                          ORDER BY outbox.id
                          LIMIT $3) AS event
+         ORDER BY id
         """,
         lanes,
         low_water,
@@ -112,7 +113,11 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
 async def delete(
     connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
 ) -> None:
-    """Settle events that the broker has confirmed. Raises LaneLost unless every one was there."""
+    """Settle events that the broker has confirmed. Raises LaneLost unless every one was there.
+
+    Order rests on that: nothing else takes them from a locked lane. Events that are held or postponed are not
+    counted: one that was deleted by hand is not to be sent.
+    """
     if not events:
         return
     deleted = await connection.execute(
@@ -129,10 +134,10 @@ async def delete(
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
-    """Move events from outbox to outbox_held.
+    """Move events from outbox to outbox_held, due at once and with no attempt.
 
-    A trigger makes each wait for the earlier ones of its request. When one is settled, another trigger makes
-    the next one due, ahead of all that were refused.
+    `postpone` then charges those that failed. A trigger makes each wait for the earlier ones of its request.
+    When one is settled, another trigger makes the next one due, ahead of all that failed.
     """
     if not events:
         return
@@ -140,9 +145,9 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
         """
         WITH moved AS (
             DELETE FROM outbox
-             USING unnest($1::smallint[], $2::bigint[]) AS refused (lane, id)
-             WHERE outbox.lane = refused.lane
-               AND outbox.id = refused.id
+             USING unnest($1::smallint[], $2::bigint[]) AS held (lane, id)
+             WHERE outbox.lane = held.lane
+               AND outbox.id = held.id
             RETURNING outbox.lane, outbox.id, request_id, type, sequence, traceparent, payload, created_at
         )
         INSERT INTO outbox_held (lane, id, request_id, type, sequence, traceparent, payload, created_at,

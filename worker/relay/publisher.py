@@ -29,8 +29,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a window, by row id. A row in none of these was not confirmed and counts as not sent."""
 
     confirmed: frozenset[int] = frozenset()
-    refused: Mapping[int, str] = {}  # with the reason
-    unencodable: frozenset[int] = frozenset()  # those of the refused that were not sent: no queue is at fault
+    failed: Mapping[int, str] = {}  # with the reason: refused by the broker, or unencodable
+    unencodable: frozenset[int] = frozenset()  # those of the failed that were not sent: no queue is at fault
     outage: Exception | None = None  # The channel must not be used again.
 
 
@@ -172,7 +172,7 @@ def _traced(row: OutboxRow) -> OutboxRow:
 
 def _outcome(confirms: Confirms, reason: Exception | None) -> Outcome:
     confirmed = set()
-    refused: dict[int, str] = {}
+    failed: dict[int, str] = {}
     unencodable = set()
     outage: Exception | None = None
     for row_id, confirm in confirms.items():
@@ -183,12 +183,12 @@ def _outcome(confirms: Confirms, reason: Exception | None) -> Outcome:
             case None:
                 confirmed.add(row_id)
             case PublishError():
-                refused[row_id] = "returned: no queue is bound for it"
+                failed[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
-                refused[row_id] = "refused by the broker"
+                failed[row_id] = "refused by the broker"
             case error if isinstance(error, frames.UNENCODABLE):  # before it took a delivery tag
-                refused[row_id] = f"unencodable: {error}"
+                failed[row_id] = f"unencodable: {error}"
                 unencodable.add(row_id)
             case Exception() as error:
                 outage = error
-    return Outcome(frozenset(confirmed), refused, frozenset(unencodable), outage)
+    return Outcome(frozenset(confirmed), failed, frozenset(unencodable), outage)

@@ -30,8 +30,8 @@ class Retries:
     """
 
     def __init__(self, *, pause_seconds: float) -> None:
-        self.recovering = set[Kind]()  # with a confirmed retry: their refused events are to be made due
-        self._limited = set[Kind]()  # without a confirmed retry since a refusal
+        self._limited = set[Kind]()  # from a refusal until a retry is confirmed
+        self.recovering = set[Kind]()  # from then on, until all their refused events were made due
         self._pause_seconds = pause_seconds
         self._last_tried = Kind.OTHER
         self._next_at = -math.inf
@@ -49,10 +49,14 @@ class Retries:
             chosen.append(turn)
         return chosen
 
+    def end_recovery(self) -> None:
+        """Record that all refused events of the recovering kinds were made due."""
+        self.recovering.clear()
+
     def note(self, window: Sequence[OutboxRow], outcome: Outcome) -> None:
         """Record the outcome of a window. A refusal by the broker outweighs the confirms of its kind."""
         sent = [row for row in window if row.id not in outcome.unencodable]
-        refused = {row.kind for row in sent if row.id in outcome.refused}
+        refused = {row.kind for row in sent if row.id in outcome.failed}
         accepted = {row.kind for row in sent if row.attempts and row.id in outcome.confirmed} - refused
         self._limited = (self._limited - accepted) | refused
         self.recovering = (self.recovering | accepted) - refused

@@ -23,7 +23,6 @@ from tests.worker import deliveries
 from tests.worker.commands.steps import attempt_emails, calculate, intend
 from tests.worker.commands.test_emails import assert_sound, key_of, states
 from tests.worker.conftest import created_event, hold_events, settings_with, store
-from worker.relay.lanes import lock_lanes
 from worker.settings import WorkerSettings
 
 MARK = "Xq7personal"
@@ -148,7 +147,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(
 
 async def test_lane_held_by_a_relay_is_waited_for(worker_settings, database, stored_request):
     async with database.transaction():
-        assert await lock_lanes(database, [lanes.lane_of(stored_request.id)])
+        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
         erasing = asyncio.create_task(erase(worker_settings, stored_request))
         await eventually(lambda: has_waiting_statement(database))
         assert not erasing.done()
@@ -167,7 +166,7 @@ async def test_lane_is_free_again_soon_after_an_operator_vanished(
 
     async def lane_is_free() -> bool:
         async with database.transaction():
-            return bool(await lock_lanes(database, [lanes.lane_of(stored_request.id)]))
+            return bool(await lanes.try_lock(database, [lanes.lane_of(stored_request.id)]))
 
     was_free = await lane_is_free()
     await eventually(lane_is_free)

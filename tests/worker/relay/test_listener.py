@@ -9,8 +9,8 @@ from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from worker.relay.lanes import LaneMarks
 from worker.relay.listener import Listener
+from worker.relay.work import LaneMarks
 
 LISTENERS = """
     SELECT array_agg(pid)

@@ -13,7 +13,7 @@ from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.lanes import LANES, lane_of, notify
+from service.outbox.lanes import LANES, lane_of, notify, try_lock
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
@@ -35,7 +35,6 @@ from tests.worker.conftest import (
 )
 from tests.worker.deliveries import calculate
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay.lanes import lock_lanes
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
@@ -207,7 +206,7 @@ async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others
         await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
 
     async with database.transaction():
-        assert await lock_lanes(database, [lane]) == [lane]
+        assert await try_lock(database, [lane]) == [lane]
         moved_meanwhile = await relay_once()
     moved_afterwards = await relay_once()
 

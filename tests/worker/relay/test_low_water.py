@@ -1,7 +1,7 @@
 """The low-water marks pass deleted events, and never an event that may still appear."""
 
 from service.outbox.lanes import LANES
-from worker.relay.lanes import LaneMarks, Work
+from worker.relay.work import LaneMarks, Work
 
 
 def look(first_id: int | None, *, xmin: int, next_xid: int) -> Work:

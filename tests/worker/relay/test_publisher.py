@@ -48,7 +48,7 @@ async def test_every_event_of_a_window_is_confirmed(publisher, tap):
 
     outcome = await publisher.publish(window)
 
-    assert (len(outcome.confirmed), outcome.refused, outcome.outage) == (100, {}, None)
+    assert (len(outcome.confirmed), outcome.failed, outcome.outage) == (100, {}, None)
     assert await take_ids(tap) == [event.event_id for event in window]
 
 
@@ -64,12 +64,12 @@ async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_stil
     afterwards = await publisher.publish([row(5), row(6, event_type="request.created")])
 
     assert with_failures.confirmed == {4}
-    assert with_failures.refused == {
+    assert with_failures.failed == {
         2: "refused by the broker",
         3: "returned: no queue is bound for it",
     }
     assert afterwards.confirmed == {6}
-    assert afterwards.refused == {5: "refused by the broker"}
+    assert afterwards.failed == {5: "refused by the broker"}
     assert with_failures.outage is afterwards.outage is None
 
 
@@ -79,9 +79,9 @@ async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(publisher, tap
     outcome = await publisher.publish(window)
 
     assert outcome.confirmed == {1, 3, 5}
-    assert set(outcome.refused) == {2, 4}
+    assert set(outcome.failed) == {2, 4}
     assert outcome.unencodable == {2, 4}
-    assert outcome.refused[2] == "unencodable: longer than 255 bytes"
+    assert outcome.failed[2] == "unencodable: longer than 255 bytes"
     assert outcome.outage is None
     assert await take_ids(tap) == [window[index].event_id for index in (0, 2, 4)]
 
@@ -95,7 +95,7 @@ async def test_no_confirm_in_time_is_an_outage(worker_settings, broker_link):
         outcome = await publisher.publish([row(1), row(2)])
 
         broker_link.resume()
-    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
+    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
     assert isinstance(outcome.outage, BrokerUnavailable)
 
 
@@ -131,7 +131,7 @@ async def test_channel_closed_by_the_broker_is_an_outage_and_confirmed_events_ar
     outcome = await publishing
 
     assert outcome.confirmed == {1}
-    assert outcome.refused == {}
+    assert outcome.failed == {}
     assert isinstance(outcome.outage, ChannelNotFoundEntity)
 
 
@@ -141,7 +141,7 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(publisher, channe
 
     outcome = await publisher.publish([row(2)])
 
-    assert (outcome.confirmed, outcome.refused) == (frozenset(), {})
+    assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
     assert outcome.outage is not None
 
 

@@ -12,9 +12,9 @@ from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.relay import outbox
-from worker.relay.lanes import find_work
 from worker.relay.loop import Relay
 from worker.relay.outbox import Kind
+from worker.relay.work import find_work
 
 _LANE = 3
 _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four after growing pauses

@@ -1,11 +1,10 @@
-"""The lanes of the outbox: which of them have work, from where to read them, and their locks."""
+"""The look for work: which lanes of the outbox have events to publish, and from where to read them."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from service.outbox.lanes import LANES, LOCKS
-from service.postgres.outages import PostgresUnavailable
+from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
 
 
@@ -37,9 +36,15 @@ class LaneMarks:
     While an old snapshot is held, vacuum cannot remove deleted events. Reading from the start of a lane would
     step over all of them each time.
 
-    Ids are given out before transactions commit, so a gap between ids may still be filled. The marks pass
-    gaps only once every transaction that was open after they were seen has ended. That takes three looks: the
-    first sees the gaps, the next records which transactions are open, a later one finds that they have ended.
+    Ids are given out before transactions commit, so a gap between ids may still be filled. That takes three
+    looks to exclude. For example, transaction 700 has got the id 11, and not yet committed:
+
+    1. The first look finds 12 as the first id: a candidate. The number of 700 may be too new for this look,
+       which read its snapshot before it read the ids.
+    2. The second began later, so 700 is below its next_xid, 705: the trigger outbox_number_transaction in
+       schema.sql gives a transaction its number before an id.
+    3. A later look has an xmin of 705 or more: 700 has ended. If it finds 11, the mark is 11, otherwise 12.
+       It is also the first look of the next round.
     """
 
     def __init__(self) -> None:
@@ -49,7 +54,7 @@ class LaneMarks:
         """Read every lane from its start again: a crash or failover of Postgres may have undone commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # Transactions below this must end first.
+        self._awaited: int | None = 0  # These must end, all below it; None until the second look of a round.
 
     def note(self, work: Work) -> None:
         """Record a look at all lanes."""
@@ -95,26 +100,3 @@ async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
         marks,
     )
     return Work(**row)
-
-
-async def lock_lanes(connection: Connection, lanes: Sequence[int]) -> list[int]:
-    """Lock those of *lanes* that are free, until the transaction ends. Returns them.
-
-    This is a statement of its own, so that the next one sees everything the previous holders settled.
-
-    Raises PostgresUnavailable on a read-only server: it would grant the locks, and then refuse to settle.
-    """
-    (row,) = await connection.fetch(
-        """
-        SELECT ARRAY (SELECT lane
-                        FROM unnest($2::smallint[]) AS lane
-                       WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
-               current_setting('transaction_read_only')::boolean AS is_read_only
-        """,
-        LOCKS,
-        lanes,
-    )
-    if row["is_read_only"]:
-        raise PostgresUnavailable.counted()
-    locked: list[int] = row["lanes"]
-    return locked
