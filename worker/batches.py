@@ -17,8 +17,8 @@ _SHORTEST_PAUSE_SECONDS = 0.005  # before an item is tried again
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Item = TypeVar("Item")
-Outcome: TypeAlias = Exception | None  # why an item failed, or None when it is done
-Outcomes: TypeAlias = Sequence[Outcome]
+Failure: TypeAlias = Exception | None  # why an item failed, or None when it is done
+Failures: TypeAlias = Sequence[Failure]
 
 _log = structlog.get_logger()
 
@@ -31,12 +31,13 @@ class Batches(Generic[Item]):
     """Does items for their callers, in batches of at most LARGEST_BATCH, one after the other.
 
     No item waits for others to arrive: one that comes alone is a batch. The more arrive, the less each costs.
-    *work* does a batch in one transaction, and returns an outcome for each item. It should return RowLocked
-    instead of waiting for a lock, which would delay all the others. After an exception of it, other than an
-    outage, each item is done alone, so that only the one at fault fails.
+    *work* does a batch, in one transaction of Postgres or over one connection to RabbitMQ, and returns a
+    failure or None for each item. It should return RowLocked instead of waiting for a lock, which would delay
+    all the others. After an exception of it, other than an outage of Postgres, each item is done alone, so
+    that only the one at fault fails.
     """
 
-    def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Outcomes]]) -> None:
+    def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
         self._waiting: deque[_Waiting[Item]] = deque()  # their callers bound it
         self._working: asyncio.Task[None] | None = None
@@ -44,16 +45,16 @@ class Batches(Generic[Item]):
     async def done(self, item: Item) -> None:
         """Return once *item* is done, however long Postgres is down or a row is locked.
 
-        Raises any other outcome, and what *work* raised for it.
+        Raises any other failure, an outage of RabbitMQ included, and what *work* raised for it.
         """
         pause = _SHORTEST_PAUSE_SECONDS
         while True:
-            outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(item, outcome))
+            failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+            self._waiting.append(_Waiting(item, failure))
             if self._working is None:
                 # In a context of its own: what it logs and traces is not about this item alone.
                 self._working = asyncio.create_task(self._work_through(), context=Context())
-            error = await outcome
+            error = await failure
             if error is None:
                 return
             if not isinstance(error, (PostgresUnavailable, RowLocked)):
@@ -68,15 +69,15 @@ class Batches(Generic[Item]):
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-                batch = [each for each in batch if not each.outcome.done()]  # The callers of the others left.
-                outcomes = await self._attempt([each.item for each in batch]) if batch else []
-                for each, outcome in zip(batch, outcomes, strict=True):
-                    if not each.outcome.done():
-                        each.outcome.set_result(outcome)
+                batch = [each for each in batch if not each.failure.done()]  # The callers of the others left.
+                failures = await self._attempt([each.item for each in batch]) if batch else []
+                for each, failure in zip(batch, failures, strict=True):
+                    if not each.failure.done():
+                        each.failure.set_result(failure)
         finally:
             self._working = None
 
-    async def _attempt(self, items: Sequence[Item]) -> Outcomes:
+    async def _attempt(self, items: Sequence[Item]) -> Failures:
         try:
             return await self._work(items)
         except PostgresUnavailable as outage:
@@ -85,12 +86,12 @@ class Batches(Generic[Item]):
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault
             if len(items) == 1:
                 return [error]
-        return [outcome for item in items for outcome in await self._attempt([item])]
+        return [failure for item in items for failure in await self._attempt([item])]
 
 
 class _Waiting(NamedTuple, Generic[Item]):
-    """An item, and the outcome that its caller waits for."""
+    """An item, and its failure or None, which its caller waits for."""
 
     item: Item
     # An error is a result here: asyncio would log an exception that is never retrieved, values and all.
-    outcome: "asyncio.Future[Outcome]"
+    failure: "asyncio.Future[Failure]"

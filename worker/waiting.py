@@ -24,10 +24,13 @@ class Pauses:
         """Begin with the shortest pause again, after a success."""
         self._seconds = _SHORTEST_SECONDS
 
-    async def log_and_wait(self, error: Exception, stop: asyncio.Event, **facts: int) -> None:
-        """Log the outage and *facts* as a warning, then wait for the next pause or until *stop*."""
-        seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the replicas, keeps no secret
-        self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+    async def log_and_wait(
+        self, error: Exception, stop: asyncio.Event, *, seconds: float | None = None, **facts: int
+    ) -> None:
+        """Log the outage and *facts* as a warning. Wait for *seconds* or the next pause, or until *stop*."""
+        if seconds is None:
+            seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas, keeps no secret
+            self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
         await wait_at_most(seconds, stop)
 

@@ -11,15 +11,7 @@ import msgspec
 from service.calculation_requests import reading
 from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
 from service.outbox import events
-from service.outbox.events import (
-    CloudEvent,
-    Reason,
-    RequestCalculated,
-    RequestCreated,
-    RequestEmailFailed,
-    RequestEmailSent,
-    RequestEvent,
-)
+from service.outbox.events import CloudEvent, RequestCalculated, RequestCreated, RequestEvent
 from service.postgres.pool import Connection
 
 
@@ -34,16 +26,6 @@ class RecordedEvent(msgspec.Struct, frozen=True):
 
     event: RequestEvent
     at: datetime
-
-
-def end_event(
-    request: AnnouncedRequest, *, sequence: int, reason: Reason | None, smtp_code: int
-) -> RequestEmailSent | RequestEmailFailed:
-    """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
-    facts = request.event_payload(sequence=sequence)
-    if reason is None:
-        return RequestEmailSent(**facts)
-    return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
 class EventHistory(msgspec.Struct, frozen=True):
@@ -121,7 +103,7 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     for row in rows:
         if (sequence := row["event_sequence"]) is not None:
             code = row["smtp_code"] or 0
-            ended = end_event(request, sequence=sequence, reason=row["reason"], smtp_code=code)
+            ended = request.email_event(sequence=sequence, reason=row["reason"], smtp_code=code)
             found.append(RecordedEvent(ended, row["settled_at"].replace(microsecond=0)))
     found.sort(key=lambda recorded: recorded.event.sequence)
     return EventHistory(request, first["calculated_at"], found)

@@ -1,6 +1,7 @@
 """The calculation request: as a row, as its events announce it, and as the API returns it."""
 
-from datetime import datetime
+import time
+from datetime import UTC, datetime
 from functools import cached_property
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,6 +12,7 @@ import msgspec
 from service.calculation_requests import fields
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
+from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
 
 RequestType = Literal["SDLT_CALCULATION"]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -37,6 +39,11 @@ class Idempotency(NamedTuple):
 
     key: str
     sha256: bytes
+
+
+def now() -> datetime:
+    """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
+    return datetime.fromtimestamp(int(time.time()), UTC)
 
 
 class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
@@ -68,6 +75,15 @@ class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
             "external_id": self.external_id,
             "sequence": sequence,
         }
+
+    def email_event(
+        self, *, sequence: int, reason: Reason | None, smtp_code: int
+    ) -> RequestEmailSent | RequestEmailFailed:
+        """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
+        facts = self.event_payload(sequence=sequence)
+        if reason is None:
+            return RequestEmailSent(**facts)
+        return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
 class CalculationRequest(AnnouncedRequest, frozen=True):

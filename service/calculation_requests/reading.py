@@ -12,7 +12,6 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
     REQUEST_COLUMNS,
-    AnnouncedRequest,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyReused,
@@ -190,30 +189,6 @@ _LIST_NEWEST_BY_EXTERNAL_ID = f"""
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, external_id DESC, id DESC
      LIMIT $4
-"""  # noqa: S608 - constants only
-
-
-async def lock(
-    connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
-) -> dict[UUID, AnnouncedRequest]:
-    """Lock the rows of these requests until the transaction ends, and return those that exist.
-
-    So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
-    with several requests do not deadlock. For workers and operators, not for the API.
-
-    If it does not wait, rows that another transaction has locked are left out. So one that is locked for
-    minutes, by hand for instance, does not delay a batch.
-    """
-    rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
-    return {row["id"]: AnnouncedRequest(*row) for row in rows}
-
-
-_LOCK = f"""
-    SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
-      FROM calculation_request
-     WHERE id = ANY($1)
-     ORDER BY id
-       FOR NO KEY UPDATE
 """  # noqa: S608 - constants only
 
 

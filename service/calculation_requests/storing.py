@@ -3,10 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import msgspec
 
@@ -18,6 +16,7 @@ from service.calculation_requests.model import (
     Idempotency,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
+    now,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
@@ -25,16 +24,11 @@ from service.outbox import events, lanes
 from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.group_commit import GroupCommit
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Pool
 from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
 _FIRST_PAUSE_SECONDS = 0.005  # before looking again whether a key is free: about as long as a commit takes
-
-
-def now() -> datetime:
-    """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
-    return datetime.fromtimestamp(int(time.time()), UTC)
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
@@ -207,43 +201,3 @@ INSERT = f"""
       FROM inserted
     RETURNING request_id, CASE WHEN $8 THEN pg_notify('{lanes.CHANNEL}', '')::text END
 """  # noqa: S608 - constants only
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """The next event of a locked request, and when it happened."""
-
-    request_id: UUID
-    event: events.RequestEvent
-    time: datetime
-    traceparent: str | None = None
-
-
-async def announce(connection: Connection, announcements: Sequence[Announcement]) -> None:
-    """Write events of locked requests to the outbox, and record the last sequence of each request."""
-    await connection.execute(
-        """
-        WITH announced AS (
-            SELECT *
-              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[])
-                   AS event (lane, request_id, type, sequence, traceparent, payload)
-        ), counted AS (
-            UPDATE calculation_request
-               SET sequence = last.sequence
-              FROM (SELECT request_id, max(sequence) AS sequence
-                      FROM announced
-                     GROUP BY request_id) AS last
-             WHERE id = last.request_id
-        )
-        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-        SELECT lane, request_id, type, sequence, traceparent, payload
-          FROM announced
-         ORDER BY sequence
-        """,
-        *zip(*map(_outbox_row, announcements), strict=True),
-    )
-
-
-def _outbox_row(announcement: Announcement) -> tuple[Any, ...]:
-    request_id, event, time, traceparent = msgspec.structs.astuple(announcement)
-    payload = events.encode(event, time=time, traceparent=traceparent)
-    return lanes.lane_of(request_id), request_id, event.type, event.sequence, traceparent, payload

@@ -9,12 +9,12 @@ import asyncpg
 import click
 import msgspec
 
-from service.calculation_requests import email_addresses, reading, storing
-from service.calculation_requests.model import RequestNotFound
+from service.calculation_requests import email_addresses, reading
+from service.calculation_requests.model import RequestNotFound, now
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, on_record, postgres, uuid
 from service.identifiers import uuid_of
-from service.operations import emails, erasing, operator_actions
+from service.operations import announcing, email_changes, erasing, operator_actions
 from service.operations.operator_actions import Operator
 from service.outbox import lanes
 from service.postgres import loans
@@ -123,7 +123,7 @@ async def change(
 
     Raises RequestErased and RequestNotFound.
     """
-    if not await reading.lock(connection, [request_id]):
+    if not await announcing.lock(connection, [request_id]):
         await reading.check_erased(connection, request_id)
         raise RequestNotFound
     is_new = await connection.fetchval(
@@ -141,11 +141,11 @@ async def change(
         address,
         secrets.token_bytes(16),
         key_id,
-        storing.now(),
+        now(),
     )
     if not is_new:
         return Changed(uuid_of(request_id), changed=False)
-    email = await emails.replace(connection, request_id, sends=sends_email)
+    email = await email_changes.replace(connection, request_id, sends=sends_email)
     return Changed(uuid_of(request_id), changed=True, email=email)
 
 

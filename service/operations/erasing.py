@@ -6,8 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading
-from service.operations import emails
+from service.operations import announcing, email_changes
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
@@ -22,9 +21,9 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     Pending e-mails are cancelled, also those that have not begun: request.email_failed says so. One that a
     process has in hand may arrive all the same.
     """
-    found = list(await reading.lock(connection, request_ids))
+    found = list(await announcing.lock(connection, request_ids))
     if found:
-        await emails.cancel(connection, found)
+        await email_changes.cancel(connection, found)
         # The mail server's replies may quote addresses.
         await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
         for outbox in _OUTBOXES:

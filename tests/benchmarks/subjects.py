@@ -6,7 +6,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 
-from service.calculation_requests import storing
+from service.calculation_requests.model import now
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
@@ -72,7 +72,7 @@ def event(uuid: str | None = None) -> bytes:
         external_id="case-1234567",
         sequence=1,
     )
-    return events.encode(data, time=storing.now(), traceparent=tracing.onward(None))
+    return events.encode(data, time=now(), traceparent=tracing.onward(None))
 
 
 async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:

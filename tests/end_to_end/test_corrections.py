@@ -7,10 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from service.calculation_requests import reading
 from service.commands import requests
 from service.identifiers import parse_uuid
-from service.operations import emails, operator_actions
+from service.operations import announcing, email_changes, operator_actions
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -154,7 +153,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
 async def event_of(database: Connection, created: Mapping[str, str]) -> RequestCreated:
     """Return the request.created of a request."""
     request_id = id_of(created)
-    request = (await reading.lock(database, [request_id]))[request_id]
+    request = (await announcing.lock(database, [request_id]))[request_id]
     return RequestCreated(**request.event_payload(sequence=1))
 
 
@@ -184,11 +183,11 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await database.execute("UPDATE calculation_request SET sequence = 2")
     key = first_key(created)
     async with other_connection.transaction():
-        resent = await emails.add_again(other_connection, {key: request_id})
+        resent = await email_changes.add_again(other_connection, {key: request_id})
         changing = asyncio.create_task(run(*correcting(created), environment=environment))
         await eventually(lambda: has_waiting_statement(database))
     corrected = await changing
-    resent_late = await emails.add_again(database, {key: request_id, f"{key}.2": request_id})
+    resent_late = await email_changes.add_again(database, {key: request_id, f"{key}.2": request_id})
 
     assert (resent, corrected.status, resent_late) == ({request_id: f"{key}.2"}, 0, {})
     assert await states(database) == {key: "failed", f"{key}.2": "failed", f"{key}.3": "pending"}

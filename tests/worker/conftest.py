@@ -12,8 +12,8 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import reading, storing
-from service.calculation_requests.model import CalculationRequest
+from service.calculation_requests.model import CalculationRequest, now
+from service.operations import announcing
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker
@@ -47,10 +47,10 @@ async def store(
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
-        request = (await reading.lock(connection, [request_id]))[request_id]
+        request = (await announcing.lock(connection, [request_id]))[request_id]
         event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
-        announcement = storing.Announcement(request.id, event, storing.now(), traceparent)
-        await storing.announce(connection, [announcement])
+        announcement = announcing.Announcement(request.id, event, now(), traceparent)
+        await announcing.announce(connection, [announcement])
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

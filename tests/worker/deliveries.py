@@ -2,34 +2,34 @@
 
 import msgspec
 
-from service.calculation_requests import storing
+from service.calculation_requests.model import now
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from tests.harness.waiting import eventually
-from worker.batches import Outcomes, RowLocked
+from worker.batches import Failures, RowLocked
 from worker.consumers import calculations, incoming, notifications
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
-    """Record that an e-mail is to be sent. Raises as its outcome says."""
-    body = events.encode(event, time=storing.now(), traceparent=None)
+    """Record that an e-mail is to be sent. Raises as its failure says."""
+    body = events.encode(event, time=now(), traceparent=None)
     intent = notifications.decode(incoming.read(body), None)
     async with loans.Loan(pool, seconds=5.0) as connection:
-        outcomes = await notifications.intend_emails(connection, [intent])
-    _check(outcomes)
+        failures = await notifications.intend_emails(connection, [intent])
+    _check(failures)
 
 
 async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
-    """Record a calculation, once its request is not locked. Raises as its outcome says."""
+    """Record a calculation, once its request is not locked. Raises as its failure says."""
 
-    async def outcomes_if_free() -> Outcomes | None:
+    async def failures_if_free() -> Failures | None:
         async with loans.transaction(pool, seconds=10.0) as connection:
-            outcomes = await _record(connection, result)
-        return None if isinstance(outcomes[0], RowLocked) else outcomes
+            failures = await _record(connection, result)
+        return None if isinstance(failures[0], RowLocked) else failures
 
-    _check(await eventually(outcomes_if_free))
+    _check(await eventually(failures_if_free))
 
 
 async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:
@@ -38,12 +38,12 @@ async def calculate(connection: Connection, uuid: str, calculation_id: str) -> N
         _check(await _record(connection, CalculationCreated(uuid, calculation_id)))
 
 
-async def _record(connection: Connection, result: CalculationCreated) -> Outcomes:
+async def _record(connection: Connection, result: CalculationCreated) -> Failures:
     decoded = calculations.decode(incoming.read(msgspec.json.encode(result)), None)
     return await calculations.record_results(connection, [decoded])
 
 
-def _check(outcomes: Outcomes) -> None:
-    (error,) = outcomes
+def _check(failures: Failures) -> None:
+    (error,) = failures
     if error is not None:
         raise error

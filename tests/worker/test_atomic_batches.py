@@ -15,13 +15,13 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
-from worker.batches import LARGEST_BATCH, Outcomes, RowLocked
+from worker.batches import LARGEST_BATCH, Failures, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
-from worker.mail.ledger import Email, Intent
+from worker.mail.ledger import Intent
 
-Batch = Callable[[Connection], Awaitable[Outcomes]]
+Batch = Callable[[Connection], Awaitable[Failures]]
 
 # Of each transaction, in order.
 BEGIN, COMMIT = b"BEGIN", b"COMMIT"
@@ -39,23 +39,23 @@ async def linked_pool(worker_settings, link):
         yield pool
 
 
-async def attempt(pool: Pool, batch: Batch) -> Outcomes:
+async def attempt(pool: Pool, batch: Batch) -> Failures:
     """Do a batch in a transaction, as the worker does."""
     async with loans.transaction(pool, seconds=10.0) as connection:
         return await batch(connection)
 
 
-async def do(pool: Pool, batch: Batch) -> Outcomes:
+async def do(pool: Pool, batch: Batch) -> Failures:
     """Do a batch, again while another transaction has locked any of its rows."""
-    outcomes: Outcomes = []
+    failures: Failures = []
 
     async def is_done() -> bool:
-        nonlocal outcomes
-        outcomes = await attempt(pool, batch)
-        return not any(isinstance(each, RowLocked) for each in outcomes)
+        nonlocal failures
+        failures = await attempt(pool, batch)
+        return not any(isinstance(each, RowLocked) for each in failures)
 
     await eventually(is_done)
-    return outcomes
+    return failures
 
 
 async def stored_requests(database: Connection, number: int) -> list[CalculationRequest]:
@@ -78,13 +78,7 @@ async def sent(database: Connection, requests: list[CalculationRequest]) -> Batc
     await ledger.add(database, intents)
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
-    return lambda connection: record_sent(connection, emails)
-
-
-async def record_sent(connection: Connection, emails: list[Email]) -> Outcomes:
-    """Record that these e-mails were sent, as the postman does."""
-    locked = await ledger.record(connection, [email.ended("OK") for email in emails])
-    return [RowLocked() if email.event_id in locked else None for email in emails]
+    return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
 
 
 async def batch_of(kind: str, database: Connection, requests: list[CalculationRequest]) -> Batch:
@@ -219,10 +213,10 @@ async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_
 ):
     first, second = (Result(stored_request.id, each) for each in ("C-1", "C-2"))
 
-    outcomes = await attempt(pool, lambda own: calculations.record_results(own, [first, second, first]))
+    failures = await attempt(pool, lambda own: calculations.record_results(own, [first, second, first]))
     (again,) = await attempt(pool, lambda own: calculations.record_results(own, [second]))
 
-    assert [type(each) for each in outcomes] == [NoneType, RowLocked, RowLocked]
+    assert [type(each) for each in failures] == [NoneType, RowLocked, RowLocked]
     assert isinstance(again, CalculationAlreadyRecorded)
     assert await database.fetchval("SELECT calculation_id FROM calculation_request") == "C-1"
 
@@ -233,7 +227,7 @@ async def test_two_emails_of_a_request_in_a_batch_have_events_with_sequences_of_
     await ledger.add(database, [Intent(f"event {number}", stored_request.id) for number in range(3)])
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
-    await do(pool, lambda connection: record_sent(connection, emails))
+    await do(pool, lambda own: ledger.record_ends(own, [email.ended("OK") for email in emails]))
 
     written = await database.fetch("SELECT sequence FROM outbox ORDER BY id")
     assert [row["sequence"] for row in written] == [1, 2, 3, 4]

@@ -7,7 +7,7 @@ import pytest
 
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
-from worker.batches import LARGEST_BATCH, Batches, Outcomes, RowLocked
+from worker.batches import LARGEST_BATCH, Batches, Failures, RowLocked
 
 
 class Refused(Exception):
@@ -24,7 +24,7 @@ class Work:
         self.going_on = asyncio.Event()
         self.going_on.set()
 
-    async def do(self, numbers: Sequence[int]) -> Outcomes:
+    async def do(self, numbers: Sequence[int]) -> Failures:
         """Wait for `going_on`, then return an outcome for each number."""
         self.batches.append(list(numbers))
         await self.going_on.wait()

@@ -12,8 +12,7 @@ import msgspec
 
 from service import command_line
 from service.command_line import Answer, answering, on_record
-from service.operations import emails as ledger
-from service.operations import operator_actions
+from service.operations import email_changes, operator_actions
 from service.operations.operator_actions import Operator
 from service.postgres import loans
 from service.postgres.pool import Connection
@@ -52,7 +51,7 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None
 
 
-Found = Sequence[tuple[UUID, str]]  # e-mails: their requests, and their keys
+Found = Sequence[tuple[UUID, str]]  # e-mails: their requests, and their event_ids
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +108,9 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
     choice.check_is_narrow()
 
     async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await ledger.add_again(connection, {key: request_id for request_id, key in batch})
+        return await email_changes.add_again(
+            connection, {event_id: request_id for request_id, event_id in batch}
+        )
 
     async with command_line.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
@@ -126,7 +127,7 @@ async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await ledger.cancel(connection, [request_id for request_id, _ in batch])
+        return await email_changes.cancel(connection, [request_id for request_id, _ in batch])
 
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
@@ -248,7 +249,10 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
     )
-    return [(row["request_id"], row["event_id"] or ledger.first_key(row["request_id"])) for row in rows]
+    return [
+        (row["request_id"], row["event_id"] or email_changes.first_event_id(row["request_id"]))
+        for row in rows
+    ]
 
 
 _CHOSEN = """($1::uuid IS NULL OR request_id = $1)

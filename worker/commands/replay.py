@@ -9,10 +9,10 @@ import click
 import msgspec
 
 from service import command_line
-from service.calculation_requests import event_history, reading
+from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.command_line import Answer, answering, cell, on_record
-from service.operations import operator_actions
+from service.operations import announcing, operator_actions
 from service.operations.operator_actions import Operator
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES
@@ -155,7 +155,7 @@ async def replay_batch(
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
     async with loans.bounded_transaction(connection):
-        await reading.lock(connection, request_ids)
+        await announcing.lock(connection, request_ids)
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
         )

@@ -6,15 +6,16 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound
-from service.calculation_requests.storing import Announcement, announce, now
+from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound, now
 from service.identifiers import parse_uuid
+from service.operations import announcing
+from service.operations.announcing import Announcement
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.lanes import RelayWaker
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from worker.batches import Outcomes, RowLocked
+from worker.batches import Failure, Failures, RowLocked
 from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
@@ -37,18 +38,19 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     """Return the consumer of the calculation teams' results, which wakes the relay."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(results: Sequence[Result]) -> Outcomes:
+    async def handle(results: Sequence[Result]) -> Failures:
         async with loans.transaction(pool, seconds=seconds) as connection:
-            outcomes = await record_results(connection, results)
+            failures = await record_results(connection, results)
         relay.wake()
-        return outcomes
+        return failures
 
     return Consumer(
         settings,
         CALCULATION_RESULTS,
         decode=decode,
         handle=handle,
-        refusals=(RequestNotFound, CalculationAlreadyRecorded),
+        # Also of an erased request: the team that calculated it may have to erase its calculation, too.
+        refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
         dependency=schema.readiness(pool, seconds=seconds),
     )
 
@@ -64,48 +66,52 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
         created = message.to(CalculationCreated)
     request_id = parse_uuid(created.request_uuid)
     if request_id is None:
-        raise Malformed(NO_UUID, field="request_uuid")
+        raise Malformed(NO_UUID, field="data.request_uuid" if message.is_event else "request_uuid")
     return Result(request_id, created.calculation_id, traceparent)
 
 
-async def record_results(connection: Connection, results: Sequence[Result]) -> Outcomes:
+async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The outcome is RowLocked, also for a second result for the same request, RequestNotFound, RequestErased,
-    or CalculationAlreadyRecorded when the request has another calculation.
+    A failure is RequestNotFound, RequestErased, CalculationAlreadyRecorded when the request has another
+    calculation, or RowLocked. A second result for the same request in one batch is RowLocked, too: the first
+    has taken the row, and must be recorded before the second is compared with it.
     """
     ids = {result.request_id for result in results}
-    free = await reading.lock(connection, ids, waits=False)
+    free = await announcing.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
     # Last: a request that is erased meanwhile must count as locked or as erased, not as unknown.
     gone = await reading.find_erased(connection, absent) if absent else set()
-    outcomes: list[Exception | None] = []
+    failures: list[Failure] = []
     new = []
     for result in results:
         request = free.pop(result.request_id, None)
-        outcome: Exception | None = None
+        failure: Failure = None
         if result.request_id in gone:
-            outcome = RequestErased("request_uuid: the request was erased")
+            failure = RequestErased("request_uuid: the request was erased")
         elif result.request_id in absent:
-            outcome = RequestNotFound("request_uuid: there is no such request")
+            failure = RequestNotFound("request_uuid: there is no such request")
         elif request is None:
-            outcome = RowLocked()
+            failure = RowLocked()
         elif request.calculation_id is None:
             new.append((request, result))
         elif request.calculation_id != result.calculation_id:
-            outcome = CalculationAlreadyRecorded("calculation_id: the request has another calculation")
-        outcomes.append(outcome)  # None for a redelivery, too: its event was written with the first delivery.
+            failure = CalculationAlreadyRecorded("calculation_id: the request has another calculation")
+        failures.append(failure)  # None for a redelivery, too: its event was written with the first delivery.
     if new:
         await _set_calculations(connection, new)
-    return outcomes
+    return failures
 
 
 async def _set_calculations(
     connection: Connection, results: Sequence[tuple[AnnouncedRequest, Result]]
 ) -> None:
-    """Set the calculations of locked requests and announce them, in the caller's transaction."""
+    """Set the calculations of locked requests and announce them, in the caller's transaction.
+
+    `announce` updates the rows once more: it records the last sequence after every kind of change.
+    """
     calculated_at = now()
     announcements = []
     for request, result in results:
@@ -128,4 +134,4 @@ async def _set_calculations(
         [each.event.sequence for each in announcements],
         calculated_at,
     )
-    await announce(connection, announcements)
+    await announcing.announce(connection, announcements)

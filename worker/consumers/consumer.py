@@ -16,7 +16,7 @@ from service.server.probes import NotReady
 from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
-from worker.batches import Batches, Outcomes
+from worker.batches import Batches, Failures
 from worker.consumers import dead_lettering, incoming
 from worker.consumers.in_hand import InHand
 from worker.consumers.incoming import Incoming, Malformed, safe_id
@@ -52,7 +52,7 @@ class Consumer(Generic[Content]):
         queue: Queue,
         *,
         decode: Callable[[Incoming, str], Content],
-        handle: Callable[[Sequence[Content]], Awaitable[Outcomes]],
+        handle: Callable[[Sequence[Content]], Awaitable[Failures]],
         refusals: tuple[type[Exception], ...],
         dependency: Callable[[], Awaitable[None]],
     ) -> None:

@@ -9,7 +9,7 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.encode import field_table
 
-from worker.batches import Outcome, Outcomes
+from worker.batches import Failure, Failures
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_channel
 from worker.rabbitmq.topology import Queue
@@ -22,22 +22,23 @@ _ROUTING = ("CC", "BCC")
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused.
 
-    They hold the class of *refusal*, and its text or else its docstring: neither quotes the message.
+    They hold the class of *refusal* and its text, which does not quote the message. Other teams read them.
     """
-    reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal) or refusal.__doc__ or ""}
+    reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     return copy_of(message, {**message.headers, **reason})
 
 
-async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Outcomes:
+async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
     """Publish dead letters of *queue*. A message may be acknowledged once its copy is confirmed.
 
     In that order, so that a crash in between duplicates the message and never loses it.
 
     They have a connection of their own: during an alarm RabbitMQ reads nothing from a connection that
     publishes, acknowledgements included. Each waits for the confirm of the one before, so that at most one is
-    published again after an alarm or a timeout.
+    published again after an alarm or a timeout. Those that do not get theirs within BROKER_TIMEOUT_SECONDS of
+    connecting, which is for all of them, fail: their messages return to the queue.
     """
-    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
     try:
         async with (
             open_channel(settings, name=queue.dead_letters) as channel,
@@ -45,17 +46,19 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
         ):
             exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
             for letter in letters:
+                # Raises if no queue takes it: the channel is opened with on_return_raises.
                 await exchange.publish(letter, queue.dead_letters, mandatory=True)
-                outcomes.append(None)
+                failures.append(None)
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
-        outcomes += [error] * (len(letters) - len(outcomes))
-    return outcomes
+        failures += [error] * (len(letters) - len(failures))
+    return failures
 
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Headers that the library can read but not write are left out.
+    Headers that the library can read but not write are left out. So are the expiration, which would end a
+    dead letter early; the priority, which would reorder them; and the user_id: the broker refuses another's.
     """
     return Message(
         message.body,

@@ -10,7 +10,7 @@ from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import loans, schema
 from service.postgres.pool import Connection, Pool
-from worker.batches import Outcomes
+from worker.batches import Failures
 from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
@@ -27,11 +27,11 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     """
     seconds = settings.work_timeout_seconds
 
-    async def handle(intents: Sequence[Intent]) -> Outcomes:
+    async def handle(intents: Sequence[Intent]) -> Failures:
         async with loans.Loan(pool, seconds=seconds) as connection:
-            outcomes = await intend_emails(connection, intents)
+            failures = await intend_emails(connection, intents)
         due.set()
-        return outcomes
+        return failures
 
     return Consumer(
         settings,
@@ -62,10 +62,10 @@ def decode(message: Incoming, traceparent: str | None) -> Intent:
     return Intent(event_id, request_id, traceparent)
 
 
-async def intend_emails(connection: Connection, intents: Sequence[Intent]) -> Outcomes:
+async def intend_emails(connection: Connection, intents: Sequence[Intent]) -> Failures:
     """Record that one e-mail is to be sent for each event, however often it is delivered.
 
-    For an erased request there is nothing to do. The outcome is RequestNotFound when there was no request.
+    For an erased request there is nothing to do. The failure is RequestNotFound when there was no request.
     """
     known = await ledger.add(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:

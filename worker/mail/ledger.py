@@ -7,13 +7,13 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
-from service.operations import emails
-from service.operations.emails import EmailEnd
+from service.operations import announcing
+from service.operations.announcing import EmailEnd
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
 from worker import metrics
+from worker.batches import Failures, RowLocked
 from worker.gauges import COUNT_LIMIT
 
 
@@ -35,12 +35,12 @@ class Email(msgspec.Struct, frozen=True):
 class PutOff(msgspec.Struct, frozen=True):
     """An e-mail that has not ended: it is due again after *seconds*."""
 
-    key: str
+    event_id: str
     # `postponed`: the mail server refused it for now. `put_off`: an internal error kept it from the mail
     # server. `given_back`: the mail server was not given it, or took none.
     label: Literal["postponed", "put_off", "given_back"]
     seconds: float = 0.0
-    reply: str | None = None  # Without one, no attempt is charged.
+    reply: str | None = None  # the mail server's, or our own words. Without one, no attempt is charged.
     smtp_code: int = 0
 
 
@@ -68,10 +68,10 @@ async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
             INSERT INTO email (event_id, request_id, traceparent)
             SELECT event_id, request_id, traceparent
               FROM known
-             -- Or ON CONFLICT would wait for a session that is changing the e-mail. With NOT EXISTS a plan
-             -- made while the table is empty reads all of it later: 57 ms with 500,000 e-mails, not 3.
+             -- Otherwise ON CONFLICT would wait for a session that is changing the e-mail. With NOT EXISTS a
+             -- plan made while the table is empty reads all of it later: 57 ms with 500,000 e-mails, not 3.
              WHERE event_id <> ALL (ARRAY (SELECT event_id FROM email WHERE event_id = ANY ($1)))
-             ORDER BY event_id -- or two processes with the same events could deadlock
+             ORDER BY event_id -- otherwise two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
         )
         SELECT request_id
@@ -97,6 +97,9 @@ async def claim(
     return [Email(CalculationRequest(*row[:-5]), *row[-5:]) for row in rows]
 
 
+# next_attempt_at is when an e-mail is due, or once it is claimed, when the claim expires. While postgres_up
+# is empty, no claim is taken over: a statement does not see its own INSERT, and the comparison is null.
+#
 # Reads the requests one by one, by their primary key: a generic plan expects many e-mails of any limit.
 _CLAIM = f"""
     WITH recovered AS (
@@ -142,7 +145,7 @@ async def renew(
                              WHERE event_id = ANY($2)
                                AND claimed_by = $1
                                AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED) -- those being settled: waiting for them could deadlock
+                               FOR UPDATE SKIP LOCKED) -- those being ended: waiting for them could deadlock
         RETURNING event_id
         """,
         process_id,
@@ -152,21 +155,20 @@ async def renew(
     return {row["event_id"] for row in rows}
 
 
-async def record(connection: Connection, ends: Sequence[EmailEnd]) -> set[str]:
+async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
     """Record the ends of e-mails, and announce them, in the caller's transaction.
 
-    Returns the keys of e-mails whose row, or that of their request, another transaction has locked. What had
-    ended before is left alone. An end holds even if another process has taken the e-mail over, because the
-    mail server decided.
+    Returns RowLocked for an e-mail whose row, or that of its request, another transaction has locked. One
+    that had ended before is left alone.
     """
-    requests = await reading.lock(connection, {end.request_id for end in ends}, waits=False)
-    free = [end.key for end in ends if end.request_id in requests]
+    requests = await announcing.lock(connection, {end.request_id for end in ends}, waits=False)
+    free = [end.event_id for end in ends if end.request_id in requests]
     rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY event_id FOR UPDATE SKIP LOCKED", free)
     pending = {row["event_id"] for row in rows}
-    await emails.record_ends(connection, [end for end in ends if end.key in pending], requests)
-    if others := [end.key for end in ends if end.key not in pending]:
-        return {row["event_id"] for row in await connection.fetch(_FIND_PENDING, others)}
-    return set()
+    await announcing.announce_ends(connection, [end for end in ends if end.event_id in pending], requests)
+    others = [end.event_id for end in ends if end.event_id not in pending]
+    locked = {row["event_id"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
+    return [RowLocked() if end.event_id in locked else None for end in ends]
 
 
 _FIND_PENDING = """
@@ -197,7 +199,7 @@ async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> No
                               FOR UPDATE SKIP LOCKED)
         """,
         process_id,
-        email.key,
+        email.event_id,
         email.seconds,
         email.reply,
     )

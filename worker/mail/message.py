@@ -12,7 +12,7 @@ from service.calculation_requests.email_addresses import ENCODED_WORD
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
 from worker.mail import mime
-from worker.mail.links import has_link
+from worker.mail.link_detection import has_link
 
 # Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Some mail programs misread
 # quoted names (RFC 5322, section 3.2.4), so a name needs none. Others show a space between the encoded words

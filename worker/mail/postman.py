@@ -13,7 +13,7 @@ from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.operations.emails import EmailEnd
+from service.operations.announcing import EmailEnd
 from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
@@ -22,18 +22,18 @@ from service.server.background import in_background
 from service.telemetry import logs, tracing
 from service.telemetry.metrics import background_failures
 from worker import metrics
-from worker.batches import Batches, Outcomes, RowLocked
+from worker.batches import Batches, Failures
 from worker.mail import ledger, message
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
+from worker.mail.smtp import Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
 _LONGEST_REPLY = 1000
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
-_ASKED_SECONDS = 1.0  # for a mail server whose reply asks for time: a provider's limit lasts about as long
+_REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about as long
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _LONGEST_RETRY = 60  # times the first one: half an hour by default
 
@@ -69,11 +69,12 @@ class Postman:
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
-        self._claimed_until: dict[str, float] = {}  # by event id, by the clock of this machine
+        # The e-mails in hand, by event_id, and when their claims expire, by the clock of this machine.
+        self._claimed_until: dict[str, float] = {}
         self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by the same clock
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
-        self._ends = Batches(self._record_ends)
+        self._ends = Batches(self._record_batch)
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._pauses = Pauses("mail_paused")
@@ -96,14 +97,16 @@ class Postman:
                 self._mailer.close()
 
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
-        """Start what is due. Then pause if there is an outage, or wait for more if nothing was due."""
+        """Start what is due, and wait for more if nothing was.
+
+        A mail server that refused a connection, login, sender or content is left alone for a fixed pause. One
+        that is unreachable is tried again before each pause, and the pauses grow.
+        """
         self._due.clear()
         self._finished.clear()
         outage, self._outage = self._outage, None
-        if outage is not None and outage.code != NO_REPLY:
-            error = logs.summarize(outage)
-            _log.warning("mail_paused", pause_seconds=_ASKED_SECONDS, error=error, smtp_code=outage.code)
-            await wait_at_most(_ASKED_SECONDS, stop)
+        if outage is not None and outage.code:
+            await self._pauses.log_and_wait(outage, stop, seconds=_REFUSED_SECONDS, smtp_code=outage.code)
             return
         try:
             started = await self.start_due()
@@ -192,7 +195,8 @@ class Postman:
             return PutOff(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
-            # For ever, at long intervals: no mail server refused it, so no event may say that it failed.
+            # For ever, at long intervals: no mail server refused it, so no event may say that it failed. As a
+            # reply does, these words charge an attempt.
             pause = self._settings.email_retry_seconds * _LONGEST_RETRY
             return PutOff(email.event_id, "put_off", pause, "not sent: internal error, see the logs")
         if reply.is_acceptance:
@@ -202,10 +206,11 @@ class Postman:
 
     def _compose(self, email: Email) -> tuple[str, bytes]:
         """Return recipient and content. Raises EmailNotValidError, or SecretKeyMissing."""
+        _, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
         content = message.compose(
             email.request,
             firm=email.firm,
-            request_url=email.request.secret_and_url(self._keys, self._settings.app_url)[1],
+            request_url=request_url,
             event_id=email.event_id,
             date=email.created_at,
             sender=self._sender,
@@ -224,7 +229,8 @@ class Postman:
                 if isinstance(outcome, EmailEnd):
                     await self._ends.done(outcome)
                 else:
-                    with suppress(PostgresUnavailable):  # Then the claim expires.
+                    # In an outage the claim expires instead. The pause and the charged attempt are lost.
+                    with suppress(PostgresUnavailable):
                         async with loans.Loan(self._pool, seconds=self._seconds) as connection:
                             await ledger.put_off(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
@@ -233,11 +239,11 @@ class Postman:
             else:
                 return
 
-    async def _record_ends(self, ends: Sequence[EmailEnd]) -> Outcomes:
+    async def _record_batch(self, ends: Sequence[EmailEnd]) -> Failures:
         async with loans.transaction(self._pool, seconds=self._seconds) as connection:
-            locked = await ledger.record(connection, ends)
+            failures = await ledger.record_ends(connection, ends)
         self._relay.wake()
-        return [RowLocked() if end.key in locked else None for end in ends]
+        return failures
 
     async def _renew_claims(self) -> None:
         """Renew the claims on what is under way, as long as this process lives."""

@@ -21,8 +21,8 @@ _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 # In place of the code of a reply that the mail server did not send, or that cannot be one to this command.
 NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
-# Replies to the content of providers that limit how many e-mails they take, or over how many connections. To
-# RCPT, 454 refuses one recipient, as in Postfix's "454 4.7.1 Relay access denied".
+# A provider's limit on e-mails or connections, if it replies so to the content. To RCPT, 454 refuses one
+# recipient, as in Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
 # The reply to the content may take so many times as long as any other: ten minutes of filters, by default
 # (RFC 5321, section 4.5.3.2.6).
@@ -60,11 +60,6 @@ class Reply(NamedTuple):
     def ends_session(self) -> bool:
         """Whether no further command would be carried out."""
         return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
-
-    @property
-    def concerns_session(self) -> bool:
-        """Whether the e-mail was refused unseen, so that a new session may accept it."""
-        return self.to == "MAIL" or (self.to != "content" and self.ends_session)
 
 
 class Session:
@@ -182,15 +177,17 @@ class Mailer:
     ) -> Reply:
         """Return the reply with which the mail server accepted or refused an e-mail, as `Session.send` does.
 
-        A server that ends the session may be going down, or limit what it takes over one connection. So the
-        e-mail is sent once more, over a new connection. If the server accepts the connection and ends the
-        session at RCPT or DATA again, the e-mail is at fault.
+        What a refusal means:
 
-        Raises MailServerUnavailable, also for a refused sender, which is the same for every e-mail, and when
-        the server limits how many it takes.
+        - of the connection or login: MailServerUnavailable.
+        - to MAIL: the same, if a new connection brings no other reply. The sender is that of every e-mail.
+        - 421 or none to RCPT or DATA: the server may be going down, or limit what it takes over a connection.
+          The e-mail is sent once more, over a new one. If that ends there, too, the e-mail is at fault.
+        - 432 or 454 to the content: MailServerUnavailable, because the server limits how many it takes.
+        - any other is returned. `outcome_of` decides whether it is final.
         """
-        for idle in (self._idle.pop() if self._idle else None, None):
-            session = idle or await self._open()
+        for is_repeat in (False, True):
+            session = self._idle.pop() if self._idle and not is_repeat else await self._open()
             try:
                 reply = await session.send(sender, recipient, content, before_content=before_content)
             finally:
@@ -198,7 +195,7 @@ class Mailer:
                     self._idle.append(session)
                 else:
                     session.close()
-            if not reply.concerns_session:
+            if reply.to == "content" or (reply.to != "MAIL" and not reply.ends_session):
                 break
         if reply.to == "MAIL" or (reply.to == "content" and reply.code in _THROTTLING):
             raise MailServerUnavailable(reply.code)

@@ -20,7 +20,7 @@ from yarl import URL
 from deploy.local.machine.ports import free_port
 from service import diagnosis
 from service.diagnosis import Finding
-from service.operations import emails
+from service.operations import email_changes
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Pool
 from tests.harness.command_line import run
@@ -123,7 +123,7 @@ async def test_events_and_emails_are_counted_by_state(environment, database):
         "UPDATE email SET server_reply = '450 4.2.1 <someone@example.com> later', attempts = 1"
     )
     await database.execute("UPDATE outbox_held SET attempts = 1")
-    await emails.cancel(database, [cancelled.id])
+    await email_changes.cancel(database, [cancelled.id])
 
     findings = await examined(environment)
 

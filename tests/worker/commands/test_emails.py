@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.operations import emails, erasing
+from service.operations import email_changes, erasing
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import running
@@ -81,9 +81,9 @@ async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_
     await refuse_email(database, postman, mail_server, stored_request)
     first = {key_of(stored_request): stored_request.id}
 
-    added = await emails.add_again(database, first)
+    added = await email_changes.add_again(database, first)
     await attempt_emails(database, postman)
-    added_late = await emails.add_again(database, first)
+    added_late = await email_changes.add_again(database, first)
 
     assert (added, added_late) == ({stored_request.id: key_of(stored_request, 2)}, {})
     assert list((await states(database)).values()) == ["failed", "failed"]
@@ -175,7 +175,7 @@ async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is
     worker_settings, database, stored_request
 ):
     async with database.transaction():
-        await emails.cancel(database, [stored_request.id])
+        await email_changes.cancel(database, [stored_request.id])
 
     by_time = await changed(worker_settings, "resend", "--from", "2026-01-01")
     by_name = await changed(worker_settings, "resend", "--uuid", stored_request.uuid)
@@ -188,8 +188,8 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(
     worker_settings, database, stored_request
 ):
     async with database.transaction():
-        await emails.cancel(database, [stored_request.id])
-    await emails.add_again(database, {key_of(stored_request): stored_request.id})
+        await email_changes.cancel(database, [stored_request.id])
+    await email_changes.add_again(database, {key_of(stored_request): stored_request.id})
 
     answer = await command(worker_settings, "emails", "list")
     newest = await command(worker_settings, "emails", "list", "--limit", "1")
@@ -210,7 +210,9 @@ async def test_email_of_an_erased_request_is_not_sent_again(
         await erasing.erase(database, [stored_request.id])
 
     by_code = await changed(worker_settings, "resend", "--code", "550")
-    by_one_who_had_found_it = await emails.add_again(database, {key_of(stored_request): stored_request.id})
+    by_one_who_had_found_it = await email_changes.add_again(
+        database, {key_of(stored_request): stored_request.id}
+    )
 
     assert (by_code, by_one_who_had_found_it) == (0, {})
     assert await states(database) == {key_of(stored_request): "failed"}

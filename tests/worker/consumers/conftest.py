@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
-from worker.batches import Outcomes
+from worker.batches import Failures
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -37,7 +37,7 @@ class Work:
         """Read a number. Raises Malformed."""
         return message.to(int)
 
-    async def handle(self, numbers: Sequence[int]) -> Outcomes:
+    async def handle(self, numbers: Sequence[int]) -> Failures:
         """Wait for `going_on`, then record numbers or raise `error`."""
         self.started += numbers
         await self.going_on.wait()

@@ -39,7 +39,7 @@ async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(cons
 
 
 async def test_refused_message_is_dead_lettered_at_once(consumer, work, channel):
-    work.error = Refused()
+    work.error = Refused("No retry can fix this.")
     await publish(channel, NOTIFICATIONS, b"1")
 
     async with running(consumer.run):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.operations.emails import EmailEnd
+from service.operations.announcing import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer

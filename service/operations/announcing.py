@@ -1,0 +1,142 @@
+"""Changes of locked requests, and the events that announce them.
+
+A transaction locks the requests first and then their e-mails, so that no two deadlock.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from service.calculation_requests.model import AnnouncedRequest, now
+from service.outbox import events, lanes
+from service.outbox.events import Reason
+from service.postgres.pool import Connection
+
+
+async def lock(
+    connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
+) -> dict[UUID, AnnouncedRequest]:
+    """Lock the rows of these requests until the transaction ends, and return those that exist.
+
+    So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
+    with several requests do not deadlock.
+
+    If it does not wait, rows that another transaction has locked are left out. So one that is locked for
+    minutes, by hand for instance, does not delay a batch.
+    """
+    rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
+    return {row["id"]: AnnouncedRequest(*row) for row in rows}
+
+
+_LOCK = f"""
+    SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
+      FROM calculation_request
+     WHERE id = ANY($1)
+     ORDER BY id
+       FOR NO KEY UPDATE
+"""  # noqa: S608 - constants only
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The next event of a locked request, and when it happened."""
+
+    request_id: UUID
+    event: events.RequestEvent
+    time: datetime
+    traceparent: str | None = None
+
+
+async def announce(connection: Connection, announcements: Sequence[Announcement]) -> None:
+    """Write events of locked requests to the outbox, and record the last sequence of each request."""
+    rows = []
+    for each in announcements:
+        payload = events.encode(each.event, time=each.time, traceparent=each.traceparent)
+        lane, sequence = lanes.lane_of(each.request_id), each.event.sequence
+        rows.append((lane, each.request_id, each.event.type, sequence, each.traceparent, payload))
+    await connection.execute(
+        """
+        WITH announced AS (
+            SELECT *
+              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[])
+                   AS event (lane, request_id, type, sequence, traceparent, payload)
+        ), counted AS (
+            UPDATE calculation_request
+               SET sequence = last.sequence
+              FROM (SELECT request_id, max(sequence) AS sequence
+                      FROM announced
+                     GROUP BY request_id) AS last
+             WHERE id = last.request_id
+        )
+        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+        SELECT lane, request_id, type, sequence, traceparent, payload
+          FROM announced
+         ORDER BY sequence
+        """,
+        *zip(*rows, strict=True),
+    )
+
+
+class EmailEnd(msgspec.Struct, frozen=True):
+    """An e-mail that was sent, or has failed for a reason."""
+
+    event_id: str
+    request_id: UUID
+    reply: str | None  # the mail server's, or our own words
+    reason: Reason | None = None  # None: sent
+    smtp_code: int = 0
+    traceparent: str | None = None
+
+    @property
+    def label(self) -> Literal["sent", "failed"]:
+        """The state of the e-mail from then on."""
+        return "sent" if self.reason is None else "failed"
+
+
+async def announce_ends(
+    connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, AnnouncedRequest]
+) -> None:
+    """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked.
+
+    The claims are not checked: a mail server's reply holds even if another process has taken the e-mail over.
+    """
+    if not ends:
+        return
+    sequences = {request_id: request.sequence for request_id, request in requests.items()}
+    ended_at = now()
+    announcements = []
+    for end in ends:
+        sequences[end.request_id] += 1
+        event = requests[end.request_id].email_event(
+            sequence=sequences[end.request_id], reason=end.reason, smtp_code=end.smtp_code
+        )
+        announcements.append(Announcement(end.request_id, event, ended_at, end.traceparent))
+    await connection.execute(
+        _END,
+        [end.event_id for end in ends],
+        [end.reply for end in ends],
+        [announcement.event.sequence for announcement in announcements],
+        [None if end.reason is None else end.smtp_code for end in ends],
+        [end.reason for end in ends],
+        ended_at,
+    )
+    await announce(connection, announcements)
+
+
+# An operator who cancels an e-mail makes no attempt at it.
+_END = """
+    UPDATE email
+       SET state = CASE WHEN ended.reason IS NULL THEN 'sent' ELSE 'failed' END,
+           server_reply = coalesce(ended.server_reply, email.server_reply),
+           attempts = attempts + (ended.reason IS DISTINCT FROM 'cancelled')::integer,
+           claimed_by = NULL,
+           settled_at = $6,
+           event_sequence = ended.sequence,
+           smtp_code = ended.smtp_code,
+           reason = ended.reason
+      FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[])
+           AS ended (event_id, server_reply, sequence, smtp_code, reason)
+     WHERE email.event_id = ended.event_id
+"""
