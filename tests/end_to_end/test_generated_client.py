@@ -142,18 +142,6 @@ async def test_generated_client_creates_repeats_and_reads(api, issuer, database,
     assert first_question == "case_ref"
 
 
-async def test_generated_client_reads_by_secret(api, issuer, caller):
-    async with started(api):
-        with caller.AuthenticatedClient(base_url=api.base_url, token=issuer.token()) as client:
-            created, another = caller.create(client, "key-1"), caller.create(client, "key-2")
-        with caller.AuthenticatedClient(base_url=api.base_url, token=created.secret) as client:
-            opened = caller.read(client, created.uuid)
-            with pytest.raises(caller.Refused, match=r"^\['unauthenticated'\]$"):
-                caller.read(client, another.uuid)
-
-    assert opened.to_dict() == created.to_dict() | {"meta_data": None}
-
-
 @pytest.mark.long
 def test_generated_client_and_its_callers_are_type_checked(generated):
     (generated / "wrong.py").write_text(_CALLER.replace("property_value=300_000", 'property_value="300000"'))

@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, Pool, open_pool
+from service.settings import ServiceSettings
 from tests.harness import databases
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
+from tests.harness.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,11 @@ async def shared_client(shared_database_url: str, issuer: Issuer) -> AsyncIterat
     """A client of the module's API with a token of CONVEYANCER."""
     async with api_client(api_settings(shared_database_url, issuer), issuer.token()) as connected:
         yield connected
+
+
+@pytest.fixture
+async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+    """A pool of one connection, over `link`."""
+    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
+    async with open_pool(settings) as opened:
+        yield opened

@@ -1,26 +1,10 @@
-"""Behaviour of every route: envelope, request ids, probes, outages."""
+"""Behaviour of every route: paths, request ids, readiness, unforeseen failures."""
 
-import json
-
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from deploy.local.machine.ports import free_port
-from service.api.questionnaire import load
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
 from tests.harness.waiting import eventually
-
-
-async def test_questionnaire_is_returned_in_the_envelope(shared_client):
-    response = await shared_client.get(
-        "/v1/questionnaire/structure", headers={"Content-Type": "application/json"}
-    )
-
-    assert response.status_code == 200
-    assert response.json()["status"] == {"code": 200, "message": "OK"}
-    assert response.json()["data"] == json.loads(msgspec.json.encode(load()))
 
 
 @pytest.mark.parametrize(
@@ -60,12 +44,6 @@ async def test_uuid_in_another_spelling_is_not_found(client):
         assert (await client.get(url)).status_code == 404
 
 
-async def test_well_formed_request_id_is_kept(shared_client):
-    response = await shared_client.get("/nonsense", headers={"X-Request-Id": "case-17.a_B"})
-
-    assert response.headers["X-Request-Id"] == "case-17.a_B"
-
-
 @pytest.mark.parametrize("sent", ["", "ada@example.com", "x" * 129, "a b"])
 async def test_other_request_ids_are_replaced(shared_client, sent):
     response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
@@ -82,20 +60,6 @@ async def test_process_is_not_ready_on_an_older_schema(client, database):
     for response in (older, none):
         assert response.status_code == 503
         assert "schema apply" in response.json()["postgres"]
-
-
-async def test_api_without_postgres_is_alive_and_answers_503(service_settings, issuer):
-    settings = msgspec.structs.replace(
-        service_settings, database_url=f"postgresql://postgres@127.0.0.1:{free_port()}/none"
-    )
-    async with api_client(settings, issuer.token()) as client:
-        assert (await client.get("/livez")).status_code == 200
-        assert (await client.get("/readyz")).status_code == 503
-        response = await client.post("/v1/request", json=A_REQUEST)
-
-    assert response.status_code == 503
-    assert response.headers["Retry-After"] == "1"
-    assert response.json()["data"] is None
 
 
 async def test_unforeseen_failure_is_logged_and_not_shown_to_the_caller(client, database):

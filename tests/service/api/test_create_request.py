@@ -3,9 +3,7 @@
 import asyncio
 import re
 from datetime import datetime
-from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -24,15 +22,6 @@ OPTIONAL = {
     "meta_data": {"source": "website", "nested": {"zeta": [1, 2.5, None, True], "alpha": "é"}},
     **WAIVER,
 }
-
-
-def without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in A_REQUEST.items() if key != name}
-
-
-def reasons(response: httpx.Response) -> set[tuple[str, str]]:
-    """Return (field, code) of every error."""
-    return {(error["field"], error["code"]) for error in response.json()["errors"]}
 
 
 async def nothing_is_stored(database: Connection) -> bool:
@@ -114,18 +103,6 @@ async def test_request_and_event_are_stored_together(client, database):
     }
 
 
-async def test_event_has_no_personal_data_and_no_secret(client, database):
-    response = await client.post("/v1/request", json={**A_REQUEST, **OPTIONAL})
-
-    payload = (await database.fetchval("SELECT payload FROM outbox")).decode()
-    data = response.json()["data"]
-    private = data.keys() - {
-        "uuid", "created_at", "updated_at", "request_type", "property_value", "external_id",
-        "calculation_fee_exempt", "calculation_id",
-    }  # fmt: skip
-    assert not [name for name in private if str(data[name]) in payload]
-
-
 async def test_secret_is_not_stored(client, database):
     response = await client.post("/v1/request", json=A_REQUEST)
 
@@ -169,43 +146,6 @@ async def test_empty_optional_text_is_stored_as_null(client, database):
     assert dict(row) == dict.fromkeys(empty)
     payload = msgspec.json.decode(await database.fetchval("SELECT payload FROM outbox"))
     assert payload["data"]["external_id"] is None
-
-
-async def test_every_failing_field_is_reported_at_once(shared_client, shared_database):
-    response = await shared_client.post(
-        "/v1/request",
-        json={
-            **without("case_ref"),
-            "customer_email": "nobody",
-            "customer_first_name": " ",
-            "property_value": "1",
-            "nonsense": 1,
-            "calculation_fee_exempt": True,
-        },
-    )
-
-    assert reasons(response) == {
-        ("case_ref", "required"),
-        ("customer_email", "invalid_email"),
-        ("customer_first_name", "blank"),
-        ("property_value", "invalid_type"),
-        ("nonsense", "unknown_field"),
-        ("calculation_fee_exempt_reason", "required"),
-    }
-    assert await nothing_is_stored(shared_database)
-
-
-@pytest.mark.parametrize("reason", ["kindness", None, "x" * 501])
-async def test_waiver_is_ignored_when_the_conveyancer_charges_no_fee(client, issuer, reason):
-    response = await client.post(
-        "/v1/request",
-        json={**A_REQUEST, "calculation_fee_exempt": True, "calculation_fee_exempt_reason": reason},
-        headers={"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"},
-    )
-
-    assert response.status_code == 200
-    assert response.json()["data"]["calculation_fee_exempt"] is False
-    assert response.json()["data"]["calculation_fee_exempt_reason"] is None
 
 
 def escaped(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlencode
 from uuid import UUID
 
 import httpx
@@ -166,17 +165,6 @@ async def test_at_most_fifty_unknown_parameters_are_reported(shared_client):
 )
 async def test_unusual_parameters_are_accepted(shared_client, query):
     assert (await shared_client.get(f"/v1/request?{query}")).status_code == 200
-
-
-async def test_conveyancer_that_is_not_registered_is_refused(shared_client, issuer):
-    for parameters in ({}, {"external_id": "x"}):
-        response = await shared_client.get(
-            f"/v1/request?{urlencode(parameters)}",
-            headers={"Authorization": f"Bearer {issuer.token('stranger')}"},
-        )
-
-        assert response.status_code == 403
-        assert response.json()["errors"][0]["code"] == "unknown_conveyancer"
 
 
 class Scan(msgspec.Struct, frozen=True):

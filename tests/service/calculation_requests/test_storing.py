@@ -25,14 +25,6 @@ BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
 
 
 @pytest.fixture
-async def pool(service_settings, link):
-    """A pool of one connection."""
-    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
-    async with open_pool(settings) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def storage(pool, statements):
     """A storage whose statement is already prepared, on its only connection."""
     opened = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS)

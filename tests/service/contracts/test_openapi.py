@@ -162,12 +162,13 @@ async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(service_se
             }
 
 
-async def test_example_of_the_questionnaire_is_its_beginning(client):
-    response = await client.get("/v1/questionnaire/structure")
+async def test_example_of_the_questionnaire_is_its_beginning(shared_client):
+    response = await shared_client.get("/v1/questionnaire/structure")
 
     shown = operation_of("/v1/questionnaire/structure", "get")["responses"]["200"]["content"]
     example = shown["application/json"]["examples"]["ok"]["value"]["data"]["questionnaire"]
     check(shown["application/json"]["schema"], response.json())
+    assert response.json()["data"] == msgspec.json.decode(msgspec.json.encode(questionnaire.load()))
     assert response.json()["data"]["questionnaire"][: len(example)] == example
 
 

@@ -57,14 +57,6 @@ async def link(service_settings, database, statements):
 
 
 @pytest.fixture
-async def pool(service_settings, link):
-    """A pool of one connection."""
-    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
-    async with open_pool(settings) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def group_commit(pool, statements):
     """A group commit whose statement is already prepared."""
     await Callers(pool, seconds=SECONDS).execute((0, ""))
