@@ -21,15 +21,6 @@ with working_folder(place, "server") as folder:
 """
 
 
-def test_kept_folder_is_the_same_next_time(place):
-    kept = replace(place, keep=True)
-    with working_folder(kept, "server") as folder:
-        (folder / "data").write_text("kept")
-
-    with working_folder(kept, "server") as folder:
-        assert (folder / "data").read_text() == "kept"
-
-
 def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (

@@ -44,14 +44,6 @@ def test_accepted_message_is_kept_byte_for_byte(port, files):
     assert file.read_bytes() == MESSAGE
 
 
-def test_names_of_messages_sort_by_time(port, files):
-    for number in range(20):
-        send(port, b"Subject: %d\r\n\r\n\r\n" % number)
-
-    subjects = [file.read_bytes().splitlines()[0] for file in sorted(files.iterdir())]
-    assert subjects == [b"Subject: %d" % number for number in range(20)]
-
-
 def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path):
     folder = tmp_path / "mails"
     folder.mkdir(mode=0o755)
@@ -61,14 +53,3 @@ def test_only_its_owner_can_read_the_messages_which_hold_secrets(tmp_path):
     (file,) = folder.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_message_that_cannot_be_written_is_refused_for_now(tmp_path):
-    folder = tmp_path / "mails"
-    with mail_catcher(folder) as port:
-        folder.rmdir()
-
-        with pytest.raises(smtplib.SMTPDataError) as refusal:
-            send(port, MESSAGE)
-
-    assert refusal.value.smtp_code == 451

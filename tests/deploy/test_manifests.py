@@ -107,24 +107,6 @@ def test_base_backups_are_scheduled_to_the_second():
     assert len(backup["spec"]["schedule"].split()) == 6
 
 
-def test_every_file_is_part_of_an_overlay():
-    """Only the files that a kustomization lists are read."""
-    listed = set()
-    for file in K8S.rglob("kustomization.yaml"):
-        said = msgspec.yaml.decode(file.read_bytes())
-        names = [*said.get("resources", []), *said.get("components", [])]
-        names += [patch["path"] for patch in said.get("patches", []) if "path" in patch]
-        for generator in ("configMapGenerator", "secretGenerator"):
-            for made in said.get(generator, []):
-                names += [*made.get("envs", []), *made.get("files", [])]
-        listed |= {(file.parent / name).resolve() for name in names}
-    roots = {K8S / "overlays" / overlay for overlay in OVERLAYS} | {K8S / "components" / "gateway"}
-    files = {file for file in K8S.rglob("*") if file.is_file() and file.name != "kustomization.yaml"}
-    folders = {file.parent for file in K8S.rglob("kustomization.yaml")}
-
-    assert listed == files | (folders - roots)
-
-
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
     namespace = of_kind(overlay, "Namespace")
@@ -418,12 +400,6 @@ def test_page_says_how_many_connections_an_external_postgres_must_allow():
     listening, schema, operators = pods["relay"], pods["api"], 5
 
     assert f"{pools + listening + schema + operators:.0f} connections" in RUNBOOK
-
-
-def test_connections_of_development_fit_into_its_postgres():
-    pools = sum(connections_of("dev", name) for name in PROCESSES)
-
-    assert 2 * pools + 2 <= 100 - 3  # a rollout doubles them; the last three are the superuser's
 
 
 def test_autoscalers_target_deployments_that_exist_and_set_no_replicas():

@@ -2,7 +2,6 @@
 
 import re
 
-import aio_pika
 import pytest
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel
@@ -42,16 +41,6 @@ async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declare
     await declare_as_the_operator_does(channel)
 
     await declare_topology(channel)
-
-
-async def test_broker_would_notice_a_difference(channel):
-    await remove_topology(channel)
-    await declare_as_the_operator_does(channel)
-
-    with pytest.raises(aio_pika.exceptions.ChannelPreconditionFailed):
-        await channel.declare_queue(
-            topology.NOTIFICATIONS.name, durable=True, arguments={"x-queue-type": "quorum"}
-        )
 
 
 def test_manifests_name_what_the_worker_declares_and_no_more():

@@ -1,10 +1,8 @@
 """Debian packages are downloaded and unpacked, and their programs run from where they are unpacked."""
 
-import os
 import shutil
 import socket
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,7 +12,6 @@ import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
-from deploy.local.machine.ports import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 
@@ -96,17 +93,6 @@ def test_missing_program_runs_from_its_package(sources, folder, reports):
     assert reports.lines == [DOWNLOADING]
 
 
-def test_package_is_downloaded_once(sources, folder, reports):
-    sources.add("greeting")
-    packages.unpacked("greeting", report=reports, folder=folder)
-    sources.use("copy:/nowhere")
-    reports.lines.clear()
-
-    packages.unpacked("greeting", report=reports, folder=folder)
-
-    assert reports.lines == []
-
-
 def test_dependencies_come_along_unless_they_are_installed(sources, folder, reports):
     sources.add("greeting", depends=f"manners, {INSTALLED}")
     sources.add("manners")
@@ -146,7 +132,7 @@ def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
 ):
     sources.add("greeting")
     sources.use(silent_server)
-    with pytest.raises(LocalStackError):
+    with pytest.raises(LocalStackError, match="`apt-get update` did not end within 0 seconds"):
         packages.unpacked("greeting", report=reports, folder=folder, seconds=0.2)
     half = folder / "greeting.unfinished" / "usr" / "bin" / "half-written"
     half.parent.mkdir(parents=True)
@@ -155,16 +141,6 @@ def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
     assert not (folder / "greeting").exists()
     sources.use(f"copy:{sources.folder}")
     assert programs_in(packages.unpacked("greeting", report=reports, folder=folder)) == {"say-greeting"}
-
-
-def test_download_has_a_time_limit(sources, folder, reports, silent_server):
-    sources.use(silent_server)
-    began = time.monotonic()
-
-    with pytest.raises(LocalStackError, match="`apt-get update` did not end within 1 seconds"):
-        packages.unpacked("greeting", report=reports, folder=folder, seconds=1)
-
-    assert time.monotonic() - began < 30
 
 
 def test_without_apt_the_error_says_so(folder, reports, monkeypatch):
@@ -181,30 +157,6 @@ def test_unknown_package_is_an_error_in_apts_words(sources, folder, reports):
         LocalStackError, match=r"cannot be downloaded\.(.|\n)*Unable to locate package manners"
     ):
         packages.unpacked("manners", report=reports, folder=folder)
-
-
-def test_unreachable_source_is_an_error_only_if_the_package_is_in_it(sources, folder, reports):
-    sources.add("greeting")
-    sources.use(f"http://127.0.0.1:{free_port()}", f"copy:{sources.folder}")
-
-    assert packages.unpacked("greeting", report=reports, folder=folder).is_dir()
-    with pytest.raises(
-        LocalStackError, match=r"cannot be downloaded\.(.|\n)*Could not connect to 127\.0\.0\.1"
-    ):
-        packages.unpacked("manners", report=reports, folder=folder)
-
-
-@pytest.mark.long
-def test_program_finds_the_libraries_unpacked_with_it(folder, reports, monkeypatch):
-    root = packages.unpacked("wrk", even_if_installed="libluajit", report=reports, folder=folder)
-    usual = os.environ["PATH"]
-    monkeypatch.setenv("PATH", "/nowhere")
-    *environment, wrk = packages.command("wrk", package="wrk", report=reports, folder=folder)
-    monkeypatch.setenv("PATH", usual)
-
-    libraries = subprocess.run([*environment, "ldd", wrk], capture_output=True, text=True, check=True).stdout
-
-    assert f"=> {root}" in next(line for line in libraries.splitlines() if "libluajit" in line)
 
 
 def programs_in(root: Path) -> set[str]:

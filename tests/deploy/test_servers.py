@@ -8,8 +8,6 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -18,26 +16,12 @@ import asyncpg
 import pytest
 
 from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
-from deploy.local.servers.server import NotHere, Server, check_rabbitmq
+from deploy.local.servers.server import check_rabbitmq
 from tests.harness.servers import KillableBroker
-
-
-def nowhere(_: Place) -> AbstractContextManager[Server]:
-    raise NotHere("nothing is available this way")
-
-
-@contextmanager
-def here(_: Place) -> Iterator[Server]:
-    yield Server("url://here")
-
-
-def elsewhere(_: Place) -> AbstractContextManager[Server]:
-    raise AssertionError("not to be asked")
 
 
 class DockerEngine(http.server.BaseHTTPRequestHandler):
@@ -87,13 +71,6 @@ def select_one(url: str) -> int:
     return asyncio.run(select())
 
 
-def test_first_available_server_is_used(place, reports):
-    with servers.first_available((nowhere, here, elsewhere), place) as server:
-        assert server.url == "url://here"
-
-    assert reports.lines == ["nothing is available this way"]
-
-
 @pytest.mark.parametrize(
     ("variable", "url", "server"),
     [
@@ -113,18 +90,6 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
     assert f"127.0.0.1:{port}" in text
     assert "s3cret" not in text
     assert "\n" not in text
-
-
-def test_invalid_url_is_not_quoted(monkeypatch, place):
-    monkeypatch.setenv("DATABASE_URL", "mysql://me:s3cret@[nowhere")
-
-    with (
-        pytest.raises(LocalStackError, match="DATABASE_URL is set, but no Postgres") as refusal,
-        servers.postgres(place.folder, keep=False, report=place.report),
-    ):
-        pass
-
-    assert "s3cret" not in str(refusal.value)
 
 
 @pytest.mark.usefixtures("docker_without_images")
