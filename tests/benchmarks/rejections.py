@@ -1,6 +1,6 @@
 """How long a refusal takes, compared with an acceptance: `python -m tests.benchmarks.rejections`.
 
-One caller sends every kind of call, in random order, to an API, to a busy one and to one without Postgres.
+One caller sends every kind of call, in random order, to an API and to one without Postgres.
 The table has medians in milliseconds, and their ratio to the median of an accepted create: of an ordinary
 one, or, for bodies of the largest size, of the slowest accepted one of that size. The last two lines must not
 differ: another conveyancer's request, and one that does not exist. 409 is missing: it waits for the other
@@ -15,8 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -27,18 +26,15 @@ from deploy.local.machine.ports import free_port
 from deploy.local.servers import lookup as servers
 from service.api.json_body import LARGEST_BODY
 from service.identifiers import new_request_id, uuid_of
-from service.settings import ServiceSettings
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.issuer import Issuer, api_settings
-from tests.harness.processes import Process, api_process, started
-from tests.harness.waiting import eventually
+from tests.harness.processes import api_process, started
 
 ALLOWED = 1.2  # of the median of an accepted create
 
-_A_LONG_TIME = 3600.0  # seconds
-_TOO_MANY = 34  # callers of an API with one connection: 32 may wait
 _A_KEY = "case-17"
+_UNKNOWN_API_KEY = "cr_0123456789ab_" + "x" * 43
 _ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 accepted, large"
 
 
@@ -52,74 +48,26 @@ def main() -> int:
 
 
 async def _run(server_url: str, samples: int) -> int:
-    async with databases.temporary(server_url, f"rejections_{time.time_ns()}") as url:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        async with databases.temporary(server_url, f"rejections_{time.time_ns()}") as url:
             return await _measure_api(url, Path(folder), samples)
 
 
 async def _measure_api(url: str, folder: Path, samples: int) -> int:
     issuer = Issuer(folder)
     settings = api_settings(url, issuer)
+    nowhere = f"postgresql://127.0.0.1:{free_port()}/none"
     api = api_process(settings, folder)
+    helpless = api_process(msgspec.structs.replace(settings, database_url=nowhere), folder, LOG_LEVEL="ERROR")
     async with (
         httpx.AsyncClient(base_url=api.base_url) as client,
-        _busy_api(settings, issuer, folder) as busy,
-        _api_without_postgres(settings, folder) as helpless,
         started(api),
+        started(helpless, ready=False),
     ):
-        calls = await _calls(client, issuer, busy, helpless)
+        await helpless.becomes_alive_but_not_ready()
+        calls = await _calls(client, issuer, helpless.base_url)
         medians = await _medians(client, calls, samples)
     return _print_table(calls, medians)
-
-
-@asynccontextmanager
-async def _busy_api(settings: ServiceSettings, issuer: Issuer, folder: Path) -> AsyncIterator[str]:
-    """Start an API whose connection is in use, and its queue full, until the block is left; yield its URL."""
-    is_over = asyncio.Event()
-
-    async def stay_silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await is_over.wait()
-        writer.close()
-
-    async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as silent:
-        port = silent.sockets[0].getsockname()[1]
-        busy = api_process(
-            msgspec.structs.replace(
-                settings,
-                database_url=f"postgresql://127.0.0.1:{port}/none",
-                database_pool_size=1,
-                database_timeout_seconds=_A_LONG_TIME,
-            ),
-            folder,
-            LOG_LEVEL="ERROR",
-        )
-        async with (
-            started(busy, ready=False),
-            httpx.AsyncClient(base_url=busy.base_url, timeout=_A_LONG_TIME) as caller,
-        ):
-            await eventually(lambda: _is_alive(busy))
-            headers = {"Authorization": f"Bearer {issuer.token()}"}
-            calls = [
-                asyncio.create_task(caller.get("/v1/request", headers=headers)) for _ in range(_TOO_MANY)
-            ]
-            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            yield busy.base_url
-            is_over.set()
-            await asyncio.wait(calls)
-
-
-@asynccontextmanager
-async def _api_without_postgres(settings: ServiceSettings, folder: Path) -> AsyncIterator[str]:
-    """Start an API whose Postgres refuses connections; yields its address."""
-    nowhere = f"postgresql://127.0.0.1:{free_port()}/none"
-    helpless = api_process(msgspec.structs.replace(settings, database_url=nowhere), folder, LOG_LEVEL="ERROR")
-    async with started(helpless, ready=False):
-        await eventually(lambda: _is_alive(helpless))
-        yield helpless.base_url
-
-
-async def _is_alive(process: Process) -> bool:
-    return await process.status("/livez") == httpx.codes.OK
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -130,9 +78,9 @@ class Call(msgspec.Struct, frozen=True):
     beside: str = _ACCEPTED
 
 
-async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless: str) -> dict[str, Call]:
-    """Return every kind of call; the first is accepted. *busy* and *helpless* accept none."""
-    token, fake = issuer.token(), issuer.token(headers={"kid": "unheard-of"})
+async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> dict[str, Call]:
+    """Return every kind of call; the first is accepted. The API at *helpless* accepts none."""
+    token, stranger = issuer.token(), issuer.token(FREE_CONVEYANCER)
     body = json.dumps(A_REQUEST).encode()
     signed, _, signature = token.rpartition(".")
     forged = f"{signed}.{signature[:10]}{'AAAA'}{signature[14:]}"
@@ -150,13 +98,8 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless:
             headers["Idempotency-Key"] = key
         return client.build_request("POST", f"{server}/v1/request", content=content, headers=headers)
 
-    def retrieve(uuid: str) -> httpx.Request:
-        headers = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
-        return client.build_request("GET", f"/v1/request/{uuid}", headers=headers)
-
-    def list_all(query: str) -> httpx.Request:
-        headers = {"Authorization": f"Bearer {token}"}
-        return client.build_request("GET", f"/v1/request?{query}", headers=headers)
+    def get(path: str, token: str = token) -> httpx.Request:
+        return client.build_request("GET", path, headers={"Authorization": f"Bearer {token}"})
 
     ours = (await client.send(create(key=_A_KEY))).json()["data"]["uuid"]
     parameters = "&".join(f"p{number}" for number in range(8_000))
@@ -170,10 +113,10 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless:
         "401 no token": Call(401, client.build_request("POST", "/v1/request", content=body)),
         "401 nonsense": Call(401, create(token="nonsense")),
         "401 too large": Call(401, create(token="x" * 9_000)),
-        "401 unknown key": Call(401, create(token=fake)),
+        "401 unknown key": Call(401, create(token=issuer.token(headers={"kid": "unheard-of"}))),
         "401 forged signature": Call(401, create(token=forged)),
         "401 expired": Call(401, create(token=issuer.token(exp=1))),
-        "401 unknown API key": Call(401, _with_api_key(client)),
+        "401 unknown API key": Call(401, get("/v1/questionnaire/structure", _UNKNOWN_API_KEY)),
         "403 scope": Call(403, create(token=issuer.token(scope="request:read"))),
         "403 unknown conveyancer": Call(403, create(token=issuer.token("stranger"))),
         "404 no route": Call(404, client.build_request("GET", "/nonsense")),
@@ -184,18 +127,17 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, busy: str, helpless:
         "422 addresses": Call(422, create(json.dumps(A_REQUEST | long_local_part).encode())),
         "422 too deep": Call(422, create(deep)),
         "422 thousands of fields": Call(422, create(json.dumps(A_REQUEST | many_wrong).encode())),
-        "422 thousands of parameters": Call(422, list_all(parameters)),
+        "422 thousands of parameters": Call(422, get(f"/v1/request?{parameters}")),
         "422 large meta_data": Call(422, create(json.dumps(A_REQUEST | large).encode())),
         **{
             f"{status} {kind}": Call(status, create(content), _ACCEPTED_LARGE)
             for status, kind, content in _large_bodies()
         },
         "422 reused key": Call(422, create(b'{"notes": "",' + body[1:], key=_A_KEY)),
-        "422 list": Call(422, list_all("limit=0&cursor=next&sort=name")),
-        "503 at the door": Call(503, create(server=busy)),
+        "422 list": Call(422, get("/v1/request?limit=0&cursor=next&sort=name")),
         "503 without Postgres": Call(503, create(server=helpless)),
-        "404 another's": Call(404, retrieve(ours)),
-        "404 unknown": Call(404, retrieve(uuid_of(new_request_id()))),
+        "404 another's": Call(404, get(f"/v1/request/{ours}", stranger)),
+        "404 unknown": Call(404, get(f"/v1/request/{uuid_of(new_request_id())}", stranger)),
     }
 
 
@@ -217,11 +159,6 @@ def _large_bodies() -> Iterator[tuple[int, str, bytes]]:
     yield 422, "large, meta_data", beginning + b',"meta_data":{' + names + b"}}"
     yield 422, "large, lists in meta_data", beginning + b',"meta_data":{"a":' + lists + b"}}"
     yield 422, "large, no object", lists
-
-
-def _with_api_key(client: httpx.AsyncClient) -> httpx.Request:
-    headers = {"Authorization": "Bearer cr_0123456789ab_" + "x" * 43}
-    return client.build_request("GET", "/v1/questionnaire/structure", headers=headers)
 
 
 async def _medians(client: httpx.AsyncClient, calls: Mapping[str, Call], samples: int) -> dict[str, float]:
