@@ -232,6 +232,7 @@ async def test_correction_to_the_same_address_changes_nothing(environment, datab
     ("words", "table"),
     [
         (("request", "correct", "{uuid}", "--customer-email", "eve@example.com"), "calculation_request"),
+        (("request", "erase", "{uuid}"), "calculation_request"),
         (("conveyancer", "disable", CONVEYANCER), "conveyancer"),
     ],
     ids=str,

@@ -34,25 +34,6 @@ async def test_unknown_role_is_named_and_ends_the_process():
     assert "'nonsense'" in ended.errors.splitlines()[-1]
 
 
-async def test_worker_runs_all_roles_and_stops_on_sigterm(
-    *, worker_settings, channel, database, stored_request, tmp_path
-):
-    process = worker_process(worker_settings, tmp_path)
-    result = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
-
-    async with started(process), httpx.AsyncClient(base_url=process.base_url) as probes:
-        assert await is_ready(probes, *ROLES)
-        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(result))
-        await eventually(lambda: is_done(database))
-        status = await process.stop()
-
-    assert status == 0
-    logged = [msgspec.json.decode(line)["event"] for line in process.output.splitlines()]
-    assert logged[-1] == "worker_stopped"
-    assert worker_settings.request_secret_keys not in process.output
-    assert stored_request.customer_email not in process.output
-
-
 async def is_done(database: Connection) -> bool:
     """Whether the e-mail is sent, the calculation recorded and every event published."""
     return bool(

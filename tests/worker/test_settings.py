@@ -64,12 +64,6 @@ def test_invalid_setting_is_named_and_not_shown(name, value):
     assert "hunter2" not in str(invalid.value)
 
 
-def test_numbers_are_read_from_text():
-    settings = load(WorkerSettings, {**ENVIRONMENT, "EMAIL_CONCURRENCY": "7", "RELAY_POLL_SECONDS": "0.5"})
-
-    assert (settings.email_concurrency, settings.relay_poll_seconds) == (7, 0.5)
-
-
 @pytest.mark.parametrize(
     ("text", "sender"),
     [

@@ -72,14 +72,6 @@ async def test_server_that_cannot_be_used_is_one_line_without_its_password(words
     assert "zqmark" not in ended.errors
 
 
-async def test_outdated_schema_is_one_line(database_url, database):
-    await database.execute("DELETE FROM schema_version")
-
-    ended = await run("worker", "outbox", "list", environment=bare_environment(DATABASE_URL=database_url))
-
-    assert_one_clear_line(ended, "schema apply")
-
-
 @pytest.mark.parametrize("words", [("trace", UNKNOWN), ("outbox", "replay", "--uuid", UNKNOWN)], ids=" ".join)
 async def test_request_that_does_not_exist_is_named(worker_settings, words):
     with pytest.raises(RequestNotFound):

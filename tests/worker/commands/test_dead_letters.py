@@ -80,8 +80,7 @@ async def test_refused_message_is_listed_with_the_reason(worker_settings, channe
 
 async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(worker_settings, channel):
     await publish(channel, NOTIFICATIONS, b"{}", message_id="m-1")
-    living = await channel.get_queue(QUEUE)
-    message = await eventually(lambda: take_unsettled(living))
+    message = await eventually(lambda: take_unsettled(channel))
     await message.reject()
 
     async def listed() -> Listing | None:
@@ -92,9 +91,9 @@ async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(wor
     assert letter.reason == "rejected"
 
 
-async def take_unsettled(queue: Any) -> Any:
-    """Get a message without acknowledging it."""
-    return await queue.get(fail=False)
+async def take_unsettled(channel: AbstractChannel) -> Any:
+    """Get a message of the live queue without acknowledging it."""
+    return await (await channel.get_queue(QUEUE)).get(fail=False)
 
 
 async def test_listing_removes_nothing_and_keeps_the_order(worker_settings, channel):
@@ -168,23 +167,18 @@ async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, cha
         correlation_id="c-1",
         headers={"traceparent": "t", "x-reason": "Old"},
     )
-    message = await eventually(lambda: take_unsettled_from(channel))
+    message = await eventually(lambda: take_unsettled(channel))
     await message.reject()
 
     for _ in range(2):
         await redrive_one(worker_settings, channel)
-        back = await eventually(partial(take_unsettled_from, channel))
+        back = await eventually(partial(take_unsettled, channel))
         back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
         assert back.headers == {"traceparent": "t"}
         assert (back.body, back.message_id, back.type) == (b"body", "m-1", "request.created")
         assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
         assert back.delivery_mode == DeliveryMode.PERSISTENT
         await back.reject()
-
-
-async def take_unsettled_from(channel: AbstractChannel) -> Any:
-    """Get a message of the live queue without acknowledging it."""
-    return await take_unsettled(await channel.get_queue(QUEUE))
 
 
 async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> None:
@@ -206,7 +200,7 @@ async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its
 
     await command(worker_settings, "dead-letters", "redrive", QUEUE)
 
-    back = await eventually(lambda: take_unsettled_from(channel))
+    back = await eventually(lambda: take_unsettled(channel))
     assert {name: back.headers.get(name) for name in ("CC", "cc")} == {"CC": None, "cc": "kept"}
     assert await take(theirs) is None
 

@@ -75,20 +75,6 @@ async def test_failed_email_is_sent_again_as_a_new_one(
     await assert_sound(database)
 
 
-async def test_email_that_another_operator_has_sent_again_meanwhile_is_not_sent_a_third_time(
-    database, postman, mail_server, stored_request
-):
-    await refuse_email(database, postman, mail_server, stored_request)
-    first = {key_of(stored_request): stored_request.id}
-
-    added = await email_changes.add_again(database, first)
-    await attempt_emails(database, postman)
-    added_late = await email_changes.add_again(database, first)
-
-    assert (added, added_late) == ({stored_request.id: key_of(stored_request, 2)}, {})
-    assert list((await states(database)).values()) == ["failed", "failed"]
-
-
 async def test_email_that_failed_again_is_sent_a_third_time(
     worker_settings, database, postman, mail_server, stored_request
 ):

@@ -22,7 +22,7 @@ from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.steps import attempt_emails, calculate, intend
 from tests.worker.commands.test_emails import assert_sound, key_of, states
-from tests.worker.conftest import created_event, hold_events, settings_with, store
+from tests.worker.conftest import created_event, hold_events, store
 from worker.settings import WorkerSettings
 
 MARK = "Xq7personal"
@@ -153,25 +153,3 @@ async def test_lane_held_by_a_relay_is_waited_for(worker_settings, database, sto
         assert not erasing.done()
 
     assert not (await erasing).was_erased_before
-
-
-async def test_lane_is_free_again_soon_after_an_operator_vanished(
-    worker_settings, database, postgres_link, stored_request
-):
-    """For instance with its machine: TCP would notice after two hours."""
-    away = settings_with(worker_settings, database_url=postgres_link.url)
-    postgres_link.hold_before(b"INSERT INTO operator_action")
-    erasing = asyncio.create_task(run_erase(away, stored_request.uuid))
-    await postgres_link.marker_reached.wait()
-
-    async def lane_is_free() -> bool:
-        async with database.transaction():
-            return bool(await lanes.try_lock(database, [lanes.lane_of(stored_request.id)]))
-
-    was_free = await lane_is_free()
-    await eventually(lane_is_free)
-    await postgres_link.cut()
-
-    assert not was_free
-    assert (await erasing).status == 1
-    assert await database.fetchval("SELECT id FROM calculation_request") == stored_request.id

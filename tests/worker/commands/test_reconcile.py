@@ -1,20 +1,16 @@
 """`reconcile`: whether requests, events, e-mails and calculations add up, and the repair."""
 
-import asyncio
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
 from service.postgres.pool import Connection
-from tests.harness.in_process import running
-from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.commands.steps import attempt_emails, calculate, intend, intend_another
 from tests.worker.conftest import announce_next, hold_events, store
 from worker import reconciliation
 from worker.commands.reconcile import Reconciliation
-from worker.consumers import notifications
 from worker.reconciliation import Anomaly
 
 
@@ -124,27 +120,6 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
         *(None, "reconcile --repair", "request.created of 15 requests"),
         *("Ada", "the queue was lost"),
     )
-
-
-async def test_repair_may_be_repeated_while_the_processes_run(
-    worker_settings, database, pool, relay, postman, mail_server
-):
-    request = await store(database)
-    await database.execute("DELETE FROM outbox")
-    await make_old(database)
-
-    first = await command(worker_settings, "reconcile", "--repair")
-    while_pending = await command(worker_settings, "reconcile", "--repair")
-    notified = notifications.consumer(worker_settings, pool, asyncio.Event())
-    async with running(relay.run, notified.run, postman.run):
-        await eventually(lambda: mail_server.accepted)
-        await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM outbox"))
-    again = await command(worker_settings, "reconcile", "--repair")
-
-    repaired = [answer.data for answer in (first, while_pending, again)]
-    assert [each.announced_again for each in repaired if isinstance(each, Reconciliation)] == [1, 0, 0]
-    assert [mail.recipients for mail in mail_server.accepted] == [[request.customer_email]]
-    assert again.status == 0
 
 
 async def test_email_pending_for_too_long_is_found(database, stored_request):

@@ -167,24 +167,6 @@ async def test_changes_by_operators_are_shown(worker_settings, stored_request):
     ]
 
 
-async def test_newest_of_very_many_emails_decides(worker_settings, database, stored_request):
-    await database.execute(
-        """
-        INSERT INTO email (event_id, request_id, state, reason, created_at)
-        SELECT number, $1, CASE number WHEN 101 THEN 'sent' ELSE 'failed' END,
-               CASE WHEN number < 101 THEN 'refused' END,
-               now() + make_interval(secs => number)
-          FROM generate_series(1, 101) AS number
-        """,
-        stored_request.id,
-    )
-
-    trace = await trace_of(worker_settings, stored_request)
-
-    assert [email.key for email in trace.emails] == [str(number) for number in range(2, 102)]
-    assert trace.conclusion == "The mail server has accepted the e-mail. There is no calculation yet."
-
-
 @pytest.mark.usefixtures("channel")
 async def test_erased_request_is_still_shown(worker_settings, database, stored_request):
     await calculate(database, stored_request)

@@ -90,19 +90,6 @@ async def dead_reason(channel: AbstractChannel) -> tuple[object, object]:
     return message.headers["x-reason"], message.headers["x-reason-text"]
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "cloud event"])
-async def test_calculation_is_recorded_and_announced(consumer, channel, database, stored_request, *, wrapped):
-    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
-    body = cloud_event(data) if wrapped else msgspec.json.encode(data)
-
-    async with running(consumer.run):
-        await publish(channel, CALCULATION_RESULTS, body)
-        await eventually(lambda: calculation_of(database, stored_request))
-
-    assert await calculation_of(database, stored_request) == "calc-1"
-    assert len(await calculated_events(database)) == 1
-
-
 async def test_event_carries_the_calculation_and_the_next_sequence_number(pool, database, stored_request):
     await record_result(result(stored_request.uuid), pool=pool)
 

@@ -8,7 +8,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.lanes import RelayWaker
-from service.postgres.pool import Connection, open_pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.tcp_proxy import TcpProxy
@@ -63,35 +63,6 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
 async def is_count(channel: AbstractChannel, queue: str, number: int) -> bool:
     """Whether this number of messages is ready in a queue."""
     return await count(channel, queue) == number
-
-
-async def is_recorded(database: Connection, number: int) -> bool:
-    """Whether this number of requests have their calculation."""
-    return await recorded(database) == number
-
-
-async def test_outage_of_postgres_in_the_middle_of_many_results_loses_none_and_returns_none(
-    worker_settings, channel, database
-):
-    requests = await stored(database, GOOD)
-    await publish_results(channel, *(result(request.uuid) for request in requests))
-    async with (
-        TcpProxy(worker_settings.database_url) as link,
-        open_pool(settings_with(worker_settings, database_url=link.url)) as linked_pool,
-    ):
-        waker = RelayWaker(linked_pool, seconds=5.0)
-        consumer = calculations.consumer(worker_settings, linked_pool, waker)
-        link.hold_before(b"SET calculation_id")
-        async with running(consumer.run):
-            await asyncio.wait_for(link.marker_reached.wait(), 30)
-            await link.refuse()
-            await eventually(lambda: link.refused >= 2)
-            link.resume()
-            link.admit()
-            await eventually(lambda: is_recorded(database, GOOD))
-
-    assert await has_no_messages(channel, CALCULATION_RESULTS.name)
-    assert await has_no_messages(channel, CALCULATION_RESULTS.dead_letters)
 
 
 async def nothing(_: InHand, __: AbstractIncomingMessage) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 
-from service.calculation_requests.model import CalculationRequest
-from service.identifiers import new_request_id
-from tests.harness.examples import A_REQUEST
+from tests.harness import stored
 from worker.mail import message as mail_message
 from worker.mail.message import Sender
 
@@ -30,28 +28,7 @@ URL = "https://app.example.com/calculator/request/req_1?secret=" + "s" * 43
 
 DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 
-A_STORED_REQUEST = msgspec.convert(
-    {
-        **A_REQUEST,
-        "id": new_request_id(),
-        "conveyancer_id": "acme",
-        "created_at": DATE,
-        "updated_at": DATE,
-        "customer_phone": None,
-        "request_type": "SDLT_CALCULATION",
-        "property_value": None,
-        "notes": None,
-        "external_id": None,
-        "meta_data": None,
-        "calculation_fee_exempt": False,
-        "calculation_fee_exempt_reason": None,
-        "calculation_id": None,
-        "secret_salt": b"",
-        "secret_key_id": "current",
-        "sequence": 1,
-    },
-    CalculationRequest,
-)
+A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE, updated_at=DATE)
 
 
 def compose(firm: str = "Acme", **fields: Any) -> bytes:

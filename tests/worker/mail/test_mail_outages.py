@@ -77,24 +77,6 @@ async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_
     assert "service.example.com" not in str(logs)
 
 
-async def test_mail_server_that_closes_the_connection_before_its_reply_gets_the_same_message_id_again(
-    worker_settings, rude_server, database, intended
-):
-    rude_server.replies["content"] = None
-
-    async with (
-        open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
-        running(postman.run),
-    ):
-        await eventually(lambda: rude_server.contents)
-        rude_server.replies["content"] = b"250 OK"
-        await eventually(lambda: all_are(database, "sent"))
-
-    message_id = f"<{intended.uuid}.request.created.1@service.example.com>".encode()
-    assert all(message_id in content for content in rude_server.contents)
-    assert await attempts(database) == 2  # It is unknown whether the first was accepted.
-
-
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
     worker_settings, mail_server, postgres_link, mail_link, database, intended
 ):

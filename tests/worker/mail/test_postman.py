@@ -8,7 +8,6 @@ import pytest
 
 from service.identifiers import parse_uuid
 from service.outbox.events import RequestEmailSent
-from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -16,7 +15,6 @@ from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
-    attempts,
     intend_emails,
     is_claimed,
     states,
@@ -124,29 +122,6 @@ async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
         assert await states(database) == {"pending": 2}
         await locking.rollback()
         await eventually(lambda: all_are(database, "sent"))
-
-
-async def test_email_whose_request_another_session_has_locked_delays_the_outcome_of_no_other(
-    worker_settings, pool, mail_server, database, other_connection
-):
-    settings = settings_with(worker_settings, database_timeout_seconds=12.0)
-    held, *_ = await intend_emails(database, pool, 40)
-
-    async with open_postman(settings) as postman, running(postman.run):
-        async with other_connection.transaction():
-            await other_connection.execute(
-                "SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", held.id
-            )
-            await eventually(lambda: are_sent_but_one(database), seconds=30)
-        await eventually(lambda: all_are(database, "sent"), seconds=30)
-
-    assert len(mail_server.accepted) == 40
-    assert await attempts(database) == 40
-
-
-async def are_sent_but_one(database: Connection) -> bool:
-    """Whether all e-mails but one have been sent."""
-    return (await states(database)).get("pending") == 1
 
 
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(

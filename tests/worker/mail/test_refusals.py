@@ -73,18 +73,6 @@ async def test_email_refused_for_good_has_failed_and_is_announced_without_the_ad
     assert mail_server.accepted == []
 
 
-@pytest.mark.usefixtures("intended")
-async def test_one_refused_email_does_not_hold_up_the_others(postman, pool, mail_server, database):
-    mail_server.rcpt_reply = "550 No such user"
-    async with running(postman.run):
-        await eventually(lambda: all_are(database, "failed"))
-        mail_server.rcpt_reply = "250 OK"
-        await intend_emails(database, pool, 3)
-        await eventually(lambda: settled(database))
-
-    assert await states(database) == {"failed": 1, "sent": 3}
-
-
 @pytest.mark.parametrize(
     ("field", "address"),
     [

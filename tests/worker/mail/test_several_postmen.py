@@ -1,7 +1,6 @@
 """Several postmen share the ledger by claims, and send no e-mail twice."""
 
 import asyncio
-from collections import Counter
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
@@ -46,19 +45,6 @@ async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     assert started_again == 0
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert await all_are(database, "sent")
-
-
-async def test_two_postmen_send_no_email_twice(worker_settings, pool, mail_server, database):
-    requests = await intend_emails(database, pool, 40)
-
-    async with AsyncExitStack() as resources:
-        postmen = [await resources.enter_async_context(open_postman(worker_settings)) for _ in range(2)]
-        async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: all_are(database, "sent"))
-
-    assert Counter(mail.message["Message-ID"] for mail in mail_server.accepted) == Counter(
-        f"<{request.uuid}.request.created.1@service.example.com>" for request in requests
-    )
 
 
 async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(

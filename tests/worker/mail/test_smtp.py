@@ -16,7 +16,7 @@ from tests.harness.waiting import eventually
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import postman
 from worker.mail.ledger import Email, PutOff
-from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply, Session
+from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
@@ -228,19 +228,6 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
 
     with pytest.raises(MailServerUnavailable):
         await send(rude_mailer)
-
-
-async def test_session_whose_connection_was_reset_gets_no_reply(rude_server):
-    async with TcpProxy(rude_server.url) as link:
-        connection = await Mailer(mail_settings(link.url)).connect()
-        await connection.ehlo()
-        session = Session(connection, seconds=1.0)
-        await link.cut()
-        await eventually(lambda: not session.is_usable)
-
-        reply = await session.send("a@example.com", "b@example.com", b"", before_content=lambda: None)
-
-    assert reply == Reply("MAIL", NO_REPLY)
 
 
 async def test_connection_on_which_the_first_command_is_interrupted_is_closed(rude_server):
