@@ -10,7 +10,7 @@ from litestar import Request
 from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.authenticator import Authenticator, is_jwt
+from service.authentication.authenticator import is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.server.asgi import header_values
 
@@ -30,16 +30,15 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     """
 
     async def admit(request: AnyRequest) -> None:
-        request.scope["user"] = await _authenticator(request).verify_access_token(
-            _token(request), scope=scope
-        )
+        authenticator = _shed_load(request).authenticator
+        request.scope["user"] = await authenticator.verify_access_token(_token(request), scope=scope)
 
     return admit
 
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    request.scope["user"] = await _authenticator(request).verify_reader(_token(request))
+    request.scope["user"] = await _shed_load(request).authenticator.verify_reader(_token(request))
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -48,7 +47,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     A token that is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong
     one.
     """
-    authenticator = _authenticator(request)
+    authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
         request.scope["user"] = await authenticator.verify_reader(token)
@@ -67,15 +66,15 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
     await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
-def _authenticator(request: AnyRequest) -> Authenticator:
-    """Return the authenticator. Raises PostgresUnavailable while Postgres is down or its queue is full.
+def _shed_load(request: AnyRequest) -> Resources:
+    """Raise PostgresUnavailable while Postgres is down or its queue is full. Otherwise return the resources.
 
     This comes before 401: to verify the token and read the body of a request, only to answer 503, costs
     nearly as much as to serve it.
     """
     resources: Resources = request.app.state.resources
     resources.pool.check_available()
-    return resources.authenticator
+    return resources
 
 
 def _token(request: AnyRequest) -> str:

@@ -133,15 +133,13 @@ def _complete(message: Message, request_id: bytes) -> Message:
     return {**message, "headers": headers}
 
 
-def _record(
-    method: str | None, route: str | None, status: int, seconds: float, facts: dict[str, Any]
-) -> None:
+def _record(method: str, route: str | None, status: int, seconds: float, facts: dict[str, Any]) -> None:
     """Count and log a request under its route's template, "unmatched" where the router itself answered.
 
     The path and the query are not logged: both may hold personal data or secrets.
     """
     route = route or "unmatched"
-    api_metrics.observe_request(method=str(method), route=route, status=status, seconds=seconds)
+    api_metrics.series(method, route, status).observe(seconds)
     log = _log.debug if route in probes.PATHS and status < 500 else _log.info
     log(
         "request_served",

@@ -82,14 +82,14 @@ class Authenticator:
 
         Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable.
         """
-        caller = await self._verify_no_api_key(token)
+        caller = await self._verify(token)
         if isinstance(caller, InternalReader) or scope not in caller.scopes:
             raise InsufficientScope(scope, is_internal=isinstance(caller, InternalReader))
         return caller
 
     async def verify_reader(self, token: str) -> Caller | InternalReader:
         """Return the caller whose access token has READ, or the internal reader. Raises as above."""
-        caller = await self._verify_no_api_key(token)
+        caller = await self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)
         return caller
@@ -110,11 +110,6 @@ class Authenticator:
                 "The API key is not valid: it was revoked or never issued, or its firm is disabled."
             )
 
-    async def _verify_no_api_key(self, token: str) -> Caller | InternalReader:
-        if looks_like_api_key(token):
-            raise InvalidCredentials("This endpoint takes no API key: send an access token.")
-        return await self._verify(token)
-
     async def _verify(self, token: str) -> Caller | InternalReader:
         if caller := self._verified.get(token):
             return caller
@@ -123,6 +118,8 @@ class Authenticator:
         return caller
 
     async def _decode(self, token: str) -> Caller | InternalReader:
+        if looks_like_api_key(token):
+            raise InvalidCredentials("This endpoint takes no API key: send an access token.")
         if len(token) > _LARGEST_TOKEN:
             raise InvalidCredentials(
                 f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."

@@ -54,7 +54,7 @@ class Pool:
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or none is open and connecting has just failed."""
-        if self._waiting >= self._queue_size or (self._pauses_reconnecting and not self._opened):
+        if self._waiting >= self._queue_size or (not self._opened and self._pauses_reconnecting):
             raise PostgresUnavailable.counted()
 
     @contextmanager

@@ -90,8 +90,10 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
 
-        Java's HttpClient offers HTTP/2 with each request. The parser leaves the bytes after an offer to the
-        other protocol: the body would be lost, or taken for the next request.
+        Java's HttpClient offers HTTP/2 with each request. After an offer the parser leaves the rest to the
+        other protocol: the body would be lost, or taken for the next request. So the parser is given a head
+        again, with any request line and without the offer, and expects the body that the first one announced.
+        The application has been started with the first: in state "body" the `on_…` methods ignore a head.
         """
         rest: bytes | memoryview = data
         while True:
@@ -99,21 +101,17 @@ class HttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(rest)
             except httptools.HttpParserUpgrade as offer:
                 rest = memoryview(rest)[offer.args[0] :]
-                self._repeat_head()
+                framing = [
+                    name + b": " + value + b"\r\n"
+                    for name, value in self.headers
+                    if name in (b"content-length", b"transfer-encoding")
+                ]
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
             else:
                 return
 
-    def _repeat_head(self) -> None:
-        """Feed the parser the head that it has just read, without the offer, so that it expects the body."""
-        framing = [
-            name + b": " + value + b"\r\n"
-            for name, value in self.headers
-            if name in (b"content-length", b"transfer-encoding")
-        ]
-        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
-
     def on_message_begin(self) -> None:
-        """Expect the rest of a head, unless `_repeat_head` is feeding one: then the body has begun."""
+        """Expect the rest of a head."""
         if self._reading != "body":
             self._reading = "head"
             self._received = 0
@@ -145,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Stop the clock until the answer is sent; it may have been sent before the body was read."""
         if self.parser.should_upgrade():
-            return  # The body follows the offer of another protocol.
+            return  # The body follows: see `_parse`.
         self._reading = "nothing"
         self._deadline = self.loop.time() + self.timeout_keep_alive if self.cycle.response_complete else None
         super().on_message_complete()

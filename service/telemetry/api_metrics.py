@@ -29,11 +29,7 @@ def note_keys_fetched() -> None:
     jwks_age.set_function(lambda: time.monotonic() - fetched_at)
 
 
-def observe_request(*, method: str, route: str, status: int, seconds: float) -> None:
-    """Count one HTTP request; nonstandard methods share one label."""
-    _series(method if method in METHODS else "other", route, int(status)).observe(seconds)
-
-
 @lru_cache(maxsize=1024)
-def _series(method: str, route: str, status: int) -> Histogram:
-    return request_seconds.labels(method, route, str(status))
+def series(method: str, route: str, status: int) -> Histogram:
+    """Return the series of `request_seconds` for such requests; nonstandard methods share one."""
+    return request_seconds.labels(method if method in METHODS else "other", route, str(status))

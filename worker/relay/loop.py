@@ -79,6 +79,7 @@ class Relay:
         self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
         self._retries = Retries(pause_seconds=retry_seconds)
+        self._statement_seconds = settings.work_timeout_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
     async def check(self) -> None:
@@ -128,7 +129,7 @@ class Relay:
         Returns the number of events that left their lane, confirmed or held. Raises BrokerUnavailable, after
         settling what was confirmed.
         """
-        seconds = self._settings.work_timeout_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
+        seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with loans.Loan(self._pool, seconds=seconds) as connection:
             # Some more at each pass, until none is left: their queue takes events again.
             kinds = self._retries.recovering
@@ -153,7 +154,7 @@ class Relay:
         publishing = self._settings.broker_timeout_seconds
         async with loans.transaction(
             self._pool,
-            seconds=publishing + 2 * self._settings.work_timeout_seconds,
+            seconds=publishing + 2 * self._statement_seconds,
             silence_seconds=publishing + _SPARE_SECONDS,
             # If Postgres crashes and forgets a commit, the same events are published again, in order.
             waits_for_disk=False,
