@@ -150,14 +150,5 @@ def test_without_apt_the_error_says_so(folder, reports, monkeypatch):
         packages.unpacked("greeting", report=reports, folder=folder)
 
 
-def test_unknown_package_is_an_error_in_apts_words(sources, folder, reports):
-    sources.add("greeting")
-
-    with pytest.raises(
-        LocalStackError, match=r"cannot be downloaded\.(.|\n)*Unable to locate package manners"
-    ):
-        packages.unpacked("manners", report=reports, folder=folder)
-
-
 def programs_in(root: Path) -> set[str]:
     return {program.name for program in (root / "usr" / "bin").iterdir()}

@@ -46,17 +46,3 @@ class ReferenceConsumer:
         if sequence < latest:
             return "inversion"
         return "new" if sequence == latest + 1 else "gap"
-
-    def missing(self, written: Mapping[str, int] | None = None) -> dict[str, list[int]]:
-        """Return the sequences that have not been delivered, by request.
-
-        *written* is the number of events of each request, which only the sender knows. Without it only gaps
-        before the latest delivered event are found: a lost last event looks like one that never happened.
-        """
-        latest = {uuid: max(known) for uuid, known in self.seen.items()}
-        expected = {**latest, **(written or {})}
-        gaps = {
-            uuid: [sequence for sequence in range(1, count + 1) if sequence not in self.seen.get(uuid, {})]
-            for uuid, count in expected.items()
-        }
-        return {uuid: sequences for uuid, sequences in gaps.items() if sequences}

@@ -44,24 +44,3 @@ def test_two_events_with_the_same_sequence_are_a_conflict():
     consumer = ReferenceConsumer()
 
     assert [consumer.take(event(1)), consumer.take(event(1, event_id="other"))] == ["new", "conflict"]
-
-
-def test_lost_event_is_missing_until_it_arrives():
-    consumer = ReferenceConsumer()
-    consumer.take(event(1))
-    consumer.take(event(4))
-
-    before = consumer.missing()
-    consumer.take(event(2))
-    consumer.take(event(3))
-
-    assert before == {"req_a": [2, 3]}
-    assert consumer.missing() == {}
-
-
-def test_loss_of_the_last_event_or_a_whole_request_shows_in_comparison_with_the_outbox():
-    consumer = ReferenceConsumer()
-    consumer.take(event(1))
-
-    assert consumer.missing() == {}
-    assert consumer.missing({"req_a": 2, "req_b": 1}) == {"req_a": [2], "req_b": [1]}

@@ -35,17 +35,6 @@ async def impatient_queue(channel):
     await channel.queue_delete(queue.name)
 
 
-async def test_message_is_handled_once_and_leaves_the_queue(consumer, work, channel):
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        await eventually(lambda: work.done)
-
-    assert work.done == [1]
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
-    assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
-
-
 async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_delivery_limit(
     consumer_with, work, channel, impatient_queue
 ):

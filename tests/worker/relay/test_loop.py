@@ -4,12 +4,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from datetime import UTC
 
 import asyncpg
 import msgspec
 import pytest
-from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
@@ -18,17 +16,14 @@ from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
 from tests.harness.databases import has_waiting_statement
-from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import (
-    TRACEPARENT,
     announce_next,
     open_publisher,
     passes,
     settings_with,
     store,
-    take,
     take_all,
     take_ids,
     with_pace,
@@ -72,50 +67,6 @@ def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
         if data["sequence"] not in sequences[data["uuid"]]:
             sequences[data["uuid"]].append(data["sequence"])
     return sequences
-
-
-async def test_event_is_published_as_a_persistent_cloud_event_without_personal_data(
-    relay_once, database, tap
-):
-    request = await store(
-        database,
-        traceparent=TRACEPARENT,
-        external_id="case-7",
-        notes="Beware of the dog",
-        meta_data='{"a":"b"}',
-    )
-    row = await database.fetchrow("SELECT payload, created_at FROM outbox")
-
-    await relay_once()
-
-    message = await take(tap)
-    assert message is not None
-    assert row is not None
-    assert message.routing_key == "request.created"
-    assert message.message_id == id_of(request)
-    assert message.type == "request.created"
-    assert message.content_type == "application/cloudevents+json"
-    assert message.delivery_mode == DeliveryMode.PERSISTENT
-    assert message.timestamp == row["created_at"].astimezone(UTC).replace(microsecond=0)
-    assert message.body == row["payload"]
-    assert message.headers == {
-        "cloudEvents:specversion": "1.0",
-        "cloudEvents:id": id_of(request),
-        "cloudEvents:source": "/calculation-requests",
-        "cloudEvents:type": "request.created",
-        "cloudEvents:subject": request.uuid,
-        "traceparent": TRACEPARENT,
-        "sequence": 1,
-    }
-    assert msgspec.json.decode(message.body)["data"] == {
-        "uuid": request.uuid,
-        "tenant": CONVEYANCER,
-        "request_type": "SDLT_CALCULATION",
-        "property_value": 300_000,
-        "calculation_fee_exempt": False,
-        "external_id": "case-7",
-        "sequence": 1,
-    }
 
 
 @with_pace(batch_size=2)
