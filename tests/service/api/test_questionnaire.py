@@ -79,13 +79,6 @@ def test_no_text_is_empty_or_has_surrounding_space():
     assert [text for text in texts if not text or text != text.strip()] == []
 
 
-def test_yes_and_no_are_shown_as_words():
-    options = [option for question in load().questionnaire for option in question.response_options or ()]
-    names = {option.value: option.name for option in options}
-
-    assert (names["YES"], names["NO"]) == ("Yes", "No")
-
-
 def test_encoded_questions_have_the_fields_of_the_interface():
     encoded = msgspec.json.decode(msgspec.json.encode(load()))
 

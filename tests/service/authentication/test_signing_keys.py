@@ -133,20 +133,6 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(ser
     assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
 
 
-async def test_new_key_is_unavailable_not_unknown_until_the_issuer_has_answered(server, impatient):
-    keys = SigningKeys(server.url)
-    await eventually(lambda: is_found(keys, "local"))
-    impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 0.1)
-    server.answer = drip
-
-    with pytest.raises(SigningKeysUnavailable):
-        await keys.find("next")
-
-    assert await is_found(keys, "local")
-    async with in_background("signing_keys", keys.run):  # cancels the fetch when it ends
-        await asyncio.sleep(0)
-
-
 async def test_redirect_is_not_followed(server):
     server.answer = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
 

@@ -139,6 +139,18 @@ async def test_caller_cancelled_while_its_overdue_statement_ends_stays_cancelled
     assert await backend(pool)
 
 
+async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(pool, link):
+    async def work() -> None:
+        async with loans.transaction(pool, seconds=0.5) as connection:
+            link.hold()
+            await connection.execute("SELECT 1")
+
+    async with asyncio.timeout(30):  # Without a deadline this would wait for ever.
+        with pytest.raises(PostgresUnavailable):
+            await work()
+    link.resume()
+
+
 async def test_deadline_that_passes_while_a_connection_is_closed_cancels_nothing(pool, link):
     async def work() -> None:
         async with loans.Loan(pool, seconds=0.3) as connection:
