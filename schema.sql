@@ -196,8 +196,8 @@ CREATE TABLE secret_key (
     fingerprint bytea NOT NULL     -- tells two keys apart, and nothing else about them
 );
 
--- The ledger of e-mails: a row for each, written before it is first sent. The key of a request's first e-mail is the id
--- of its request.created.
+-- The ledger of e-mails: a row for each, written before it is first sent. The event_id of a request's first e-mail
+-- is the id of its request.created.
 CREATE TABLE email (
     event_id        text PRIMARY KEY,
     request_id      uuid NOT NULL,
@@ -237,7 +237,7 @@ CREATE TABLE operator_action (
     request_id     uuid,
     conveyancer_id text,
     action         text NOT NULL,  -- the words of the command
-    subject        text,           -- the id of the event, or the key of the e-mail
+    subject        text,           -- the id of the event, or the event_id of the e-mail
     operator       text NOT NULL,
     reason         text,
     at             timestamptz NOT NULL DEFAULT now(),

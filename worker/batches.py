@@ -5,7 +5,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -39,7 +39,9 @@ class Batches(Generic[Item]):
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
-        self._waiting: deque[_Waiting[Item]] = deque()  # their callers bound it
+        # Each with its failure or None, as a result: asyncio would log an exception that is never retrieved,
+        # values and all. Their callers bound them.
+        self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     async def done(self, item: Item) -> None:
@@ -50,7 +52,7 @@ class Batches(Generic[Item]):
         pause = _SHORTEST_PAUSE_SECONDS
         while True:
             failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
-            self._waiting.append(_Waiting(item, failure))
+            self._waiting.append((item, failure))
             if self._working is None:
                 # In a context of its own: what it logs and traces is not about this item alone.
                 self._working = asyncio.create_task(self._work_through(), context=Context())
@@ -69,11 +71,11 @@ class Batches(Generic[Item]):
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-                batch = [each for each in batch if not each.failure.done()]  # The callers of the others left.
-                failures = await self._attempt([each.item for each in batch]) if batch else []
-                for each, failure in zip(batch, failures, strict=True):
-                    if not each.failure.done():
-                        each.failure.set_result(failure)
+                batch = [each for each in batch if not each[1].done()]  # The callers of the others left.
+                failures = await self._attempt([item for item, _ in batch]) if batch else []
+                for (_, waiting), failure in zip(batch, failures, strict=True):
+                    if not waiting.done():
+                        waiting.set_result(failure)
         finally:
             self._working = None
 
@@ -87,11 +89,3 @@ class Batches(Generic[Item]):
             if len(items) == 1:
                 return [error]
         return [failure for item in items for failure in await self._attempt([item])]
-
-
-class _Waiting(NamedTuple, Generic[Item]):
-    """An item, and its failure or None, which its caller waits for."""
-
-    item: Item
-    # An error is a result here: asyncio would log an exception that is never retrieved, values and all.
-    failure: "asyncio.Future[Failure]"

@@ -12,7 +12,7 @@ import msgspec
 from service.calculation_requests import fields
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
+from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent, RequestEvent
 
 RequestType = Literal["SDLT_CALCULATION"]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -76,9 +76,7 @@ class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
             "sequence": sequence,
         }
 
-    def email_event(
-        self, *, sequence: int, reason: Reason | None, smtp_code: int
-    ) -> RequestEmailSent | RequestEmailFailed:
+    def email_event(self, *, sequence: int, reason: Reason | None, smtp_code: int) -> RequestEvent:
         """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
         facts = self.event_payload(sequence=sequence)
         if reason is None:

@@ -67,7 +67,7 @@ _FIND = """
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What came of a change: whether there was any, and the key of the e-mail that the customer gets now."""
+    """What came of a change: whether there was any, and the event_id of the e-mail that the customer gets."""
 
     uuid: str
     changed: bool

@@ -20,7 +20,7 @@ class OperatorAction(msgspec.Struct, frozen=True):
     """A change that an operator made to a request."""
 
     action: str  # the words of the command
-    subject: str | None  # the id of the event, or the key of the e-mail
+    subject: str | None  # the id of the event, or the event_id of the e-mail
     operator: str
     reason: str | None
     at: datetime

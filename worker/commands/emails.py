@@ -51,7 +51,7 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None
 
 
-Found = Sequence[tuple[UUID, str]]  # e-mails: their requests, and their event_ids
+Found = Sequence[tuple[str, UUID]]  # e-mails: their event_ids, and their requests
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,9 +108,7 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
     choice.check_is_narrow()
 
     async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await email_changes.add_again(
-            connection, {event_id: request_id for request_id, event_id in batch}
-        )
+        return await email_changes.add_again(connection, dict(batch))
 
     async with command_line.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
@@ -127,7 +125,7 @@ async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await email_changes.cancel(connection, [request_id for request_id, _ in batch])
+        return await email_changes.cancel(connection, [request_id for _, request_id in batch])
 
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
@@ -220,7 +218,7 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
         *msgspec.structs.astuple(choice),
         states,
     )
-    return [(row["request_id"], row["event_id"]) for row in rows]
+    return [(row["event_id"], row["request_id"]) for row in rows]
 
 
 async def _find_unsent(connection: Connection, choice: Choice) -> Found:
@@ -249,10 +247,8 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
     )
-    return [
-        (row["request_id"], row["event_id"] or email_changes.first_event_id(row["request_id"]))
-        for row in rows
-    ]
+    first_id = email_changes.first_event_id
+    return [(event_id or first_id(request_id), request_id) for event_id, request_id in rows]
 
 
 _CHOSEN = """($1::uuid IS NULL OR request_id = $1)

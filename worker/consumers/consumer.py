@@ -1,8 +1,9 @@
-"""Reads one queue: decodes, handles and settles each message."""
+"""Reads one queue: decodes, handles and settles each message. Many are acknowledged with one frame."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 import structlog
@@ -18,7 +19,6 @@ from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Failures
 from worker.consumers import dead_lettering, incoming
-from worker.consumers.in_hand import InHand
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
@@ -40,10 +40,13 @@ class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
 
     *decode* also gets the traceparent to pass on: that of the message, or of a new trace. The handler gets
-    messages in batches, and returns an outcome for each: see `Batches`. *refusals* are the outcomes that no
-    retry can change: the message is dead-lettered, with the reason in its headers. While Postgres is down,
-    the messages in hand wait for it, and *dependency*, which then raises PostgresUnavailable, keeps the queue
-    from being opened.
+    messages in batches, and returns a failure or None for each: see `Batches`. *refusals* are the failures
+    that no retry can change: the message is dead-lettered, with the reason in its headers.
+
+    While Postgres is down, the messages in hand wait for it. RabbitMQ closes the channel of a message that is
+    not acknowledged for its consumer_timeout, half an hour by default. It may be lost sooner, too, and each
+    loss counts as a delivery. So *dependency*, which raises PostgresUnavailable, keeps the queue closed until
+    the end of the outage: delivered again and again, the messages would reach the delivery limit.
     """
 
     def __init__(
@@ -96,14 +99,18 @@ class Consumer(Generic[Content]):
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
-        in_hand = InHand(self._deliver)
+        in_hand = InHand()
+
+        async def receive(message: AbstractIncomingMessage) -> None:
+            in_hand.start(message, self._deliver(message, in_hand))
+
         channel.close_callbacks.add(lambda *_: in_hand.leaving.set())
         underlay = await channel.get_underlay_channel()
         underlay.on_consumer_cancel_callbacks.add(lambda _: in_hand.leaving.set())
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await channel.set_qos(prefetch_count=self._settings.consumer_prefetch)
             queue = await channel.get_queue(self._queue.name, ensure=False)
-            tag = await queue.consume(in_hand.receive)
+            tag = await queue.consume(receive)
         self._consuming = True
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
@@ -116,7 +123,7 @@ class Consumer(Generic[Content]):
             self._consuming = False
             await in_hand.finish(seconds=self._settings.finish_seconds)
 
-    async def _deliver(self, in_hand: InHand, message: AbstractIncomingMessage) -> None:
+    async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
         """Handle and settle one message, and count the outcome. The acknowledgement is written soon after."""
         read = incoming.read(message.body)
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
@@ -136,7 +143,8 @@ class Consumer(Generic[Content]):
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-                    await in_hand.requeue(message)  # The delivery limit ends the repetition.
+                    # At the delivery limit RabbitMQ moves it to the same dead letters, without x-reason.
+                    await in_hand.requeue(message)
             if outcome != "handled":
                 tracing.describe({}, failed=True)
             self._outcomes[outcome].inc()
@@ -161,3 +169,69 @@ class Consumer(Generic[Content]):
             "messaging.destination.name": self._destination,
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
+
+
+class InHand:
+    """The messages of one channel that are not settled yet, in the order of their delivery.
+
+    Handled messages are acknowledged together, with one frame for those before which none is open. The others
+    are acknowledged one by one, so that none waits for another that is still handled or dead-lettered.
+    """
+
+    def __init__(self) -> None:
+        self.leaving = asyncio.Event()  # Closing the channel returns what is in hand to the queue.
+        self._deliveries: set[asyncio.Task[None]] = set()
+        self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
+        self._done: set[int] = set()
+        self._acknowledging: asyncio.Task[None] | None = None
+
+    def start(self, message: AbstractIncomingMessage, delivery: Coroutine[None, None, None]) -> None:
+        """Run a delivery in a task that outlives the channel: aio-pika cancels its own when one closes."""
+        self._open[message.delivery_tag or 0] = message
+        task = asyncio.create_task(delivery)
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    def acknowledge(self, message: AbstractIncomingMessage) -> None:
+        """Acknowledge a message soon. Returns at once."""
+        self._done.add(message.delivery_tag or 0)
+        if self._acknowledging is None:
+            self._acknowledging = asyncio.create_task(self._acknowledge())
+
+    async def requeue(self, message: AbstractIncomingMessage) -> None:
+        """Return a message to its queue. It counts as a delivery, which a nack does not everywhere."""
+        try:
+            await message.reject(requeue=True)
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            self._give_up(error)
+        self._open.pop(message.delivery_tag or 0)
+
+    async def finish(self, *, seconds: float) -> None:
+        """Wait for the deliveries, with a bound. Those not settled by then return to the queue."""
+        if self._deliveries:
+            await asyncio.wait(self._deliveries, timeout=seconds)
+        for delivery in self._deliveries:
+            delivery.cancel()
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
+        if self._acknowledging is not None:
+            await self._acknowledging
+
+    async def _acknowledge(self) -> None:
+        try:
+            while self._done:
+                done, self._done = self._done, set()
+                first = [self._open.pop(tag) for tag in [*takewhile(done.__contains__, self._open)]]
+                others = [self._open.pop(tag) for tag in [*self._open] if tag in done]
+                if first:
+                    await first[-1].ack(multiple=True)  # and those before it
+                for message in others:
+                    await message.ack()
+        except Exception as error:  # noqa: BLE001 - see _give_up
+            self._give_up(error)
+        finally:
+            self._acknowledging = None
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the channel, because a message was not settled: it would use up the prefetch for good."""
+        self.leaving.set()
+        _log.error("message_not_settled", **logs.describe(error))

@@ -16,7 +16,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store, take
 from tests.worker.consumers.conftest import has_no_messages
 from worker.consumers import calculations
-from worker.consumers.in_hand import InHand
+from worker.consumers.consumer import InHand
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
@@ -65,7 +65,7 @@ async def is_count(channel: AbstractChannel, queue: str, number: int) -> bool:
     return await count(channel, queue) == number
 
 
-async def nothing(_: InHand, __: AbstractIncomingMessage) -> None:
+async def nothing() -> None:
     """Deliver nothing: the test settles the messages itself."""
 
 
@@ -74,7 +74,7 @@ async def receive(in_hand: InHand, channel: AbstractChannel, number: int) -> lis
     queue = await channel.get_queue(NOTIFICATIONS.name, ensure=False)
     messages = [await queue.get() for _ in range(number)]
     for message in messages:
-        await in_hand.receive(message)
+        in_hand.start(message, nothing())
     return messages
 
 
@@ -88,7 +88,7 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     async with TcpProxy(worker_settings.amqp_url, lambda: written.append) as link:
         settings = settings_with(worker_settings, amqp_url=link.url)
         async with open_channel(settings, name="test") as own_channel:
-            in_hand = InHand(nothing)
+            in_hand = InHand()
             for number, message in enumerate(await receive(in_hand, own_channel, 20)):
                 if number != still_open:
                     in_hand.acknowledge(message)
@@ -106,7 +106,7 @@ async def test_message_that_goes_back_to_its_queue_holds_no_other_up(worker_sett
     for number in range(3):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand(nothing)
+        in_hand = InHand()
         first, *others = await receive(in_hand, own_channel, 3)
 
         await in_hand.requeue(first)
@@ -122,7 +122,7 @@ async def test_message_that_goes_back_to_its_queue_holds_no_other_up(worker_sett
 async def test_acknowledgement_that_fails_gives_the_channel_up(worker_settings, channel):
     await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand(nothing)
+        in_hand = InHand()
         (message,) = await receive(in_hand, own_channel, 1)
         await message.ack()
 
