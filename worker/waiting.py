@@ -35,13 +35,8 @@ class Pauses:
         await wait_at_most(seconds, stop)
 
 
-async def wait_at_most(seconds: float, *events: asyncio.Event) -> None:
-    """Wait until one of *events* is set, or *seconds* have passed."""
-    await wait_for_first(*events, seconds=seconds)
-
-
-async def wait_for_first(*events: asyncio.Event, seconds: float | None = None) -> None:
-    """Wait until one of *events* is set, or *seconds* have passed."""
+async def wait_at_most(seconds: float | None, *events: asyncio.Event) -> None:
+    """Wait until one of *events* is set, or *seconds* have passed; None is no limit."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -24,7 +24,7 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
-from worker.waiting import Pauses, wait_at_most, wait_for_first
+from worker.waiting import Pauses, wait_at_most
 
 Content = TypeVar("Content")
 
@@ -115,7 +115,7 @@ class Consumer(Generic[Content]):
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
-            await wait_for_first(in_hand.leaving, stop)
+            await wait_at_most(None, in_hand.leaving, stop)
             if in_hand.leaving.is_set():
                 raise BrokerUnavailable("the channel or the consumer is lost, or a message was not settled")
             await queue.cancel(tag, timeout=CLOSE_SECONDS)

@@ -141,11 +141,13 @@ class Relay:
         random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
         moved = 0
         for first in range(0, len(with_work), _LANES_AT_ONCE):
-            some = with_work[first : first + _LANES_AT_ONCE]
-            moved += await self._relay_lanes(publisher, some, work.due_lanes)
+            some_lanes = with_work[first : first + _LANES_AT_ONCE]
+            moved += await self._relay_lanes(publisher, some_lanes, work.due_lanes)
         return moved
 
-    async def _relay_lanes(self, publisher: Publisher, some: Sequence[int], due_lanes: Sequence[int]) -> int:
+    async def _relay_lanes(
+        self, publisher: Publisher, some_lanes: Sequence[int], due_lanes: Sequence[int]
+    ) -> int:
         """Publish the oldest events of some lanes, and held events that are due; delete those confirmed.
 
         After a crash between confirm and commit the same events are published again: delivery is at least
@@ -159,7 +161,7 @@ class Relay:
             # If Postgres crashes and forgets a commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
-            fresh, due = await self._take(connection, some, due_lanes)
+            fresh, due = await self._take(connection, some_lanes, due_lanes)
             if not fresh and not due:
                 return 0
             window = [*_first_of_each_request(fresh), *due]
@@ -178,10 +180,10 @@ class Relay:
         return moved
 
     async def _take(
-        self, connection: Connection, some: Sequence[int], due_lanes: Sequence[int]
+        self, connection: Connection, some_lanes: Sequence[int], due_lanes: Sequence[int]
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
-        """Lock those of some lanes that are free. Returns their oldest events, and held events to publish."""
-        locked = await lanes.try_lock(connection, some)
+        """Lock those of *some_lanes* that are free. Return their oldest events, and held ones to publish."""
+        locked = await lanes.try_lock(connection, some_lanes)
         if not locked:
             return [], []
         low_water = self.marks.low_water

@@ -36,11 +36,11 @@ class LaneMarks:
     While an old snapshot is held, vacuum cannot remove deleted events. Reading from the start of a lane would
     step over all of them each time.
 
-    Ids are given out before transactions commit, so a gap between ids may still be filled. That takes three
-    looks to exclude. For example, transaction 700 has got the id 11, and not yet committed:
+    Ids are given out before transactions commit, so a gap between ids may still be filled. It takes three
+    looks to exclude that. For example, transaction 700 has got the id 11, and not yet committed:
 
-    1. The first look finds 12 as the first id: a candidate. The number of 700 may be too new for this look,
-       which read its snapshot before it read the ids.
+    1. The first look finds the lane empty and 11 as the last id: 12 is the candidate. It cannot say which
+       transactions to wait for: 700 may have begun after its snapshot, before it read the last id.
     2. The second began later, so 700 is below its next_xid, 705: the trigger outbox_number_transaction in
        schema.sql gives a transaction its number before an id.
     3. A later look has an xmin of 705 or more: 700 has ended. If it finds 11, the mark is 11, otherwise 12.
