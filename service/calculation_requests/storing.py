@@ -64,21 +64,15 @@ class Storage:
         self._group_commit = GroupCommit(pool, INSERT, seconds=seconds)
 
     async def decide_waiver(
-        self,
-        idempotency: Idempotency | None,
-        *,
-        conveyancer_id: str,
-        has_valid_reason: bool,
-        until: float,
+        self, idempotency: Idempotency | None, *, conveyancer_id: str, has_valid_reason: bool, until: float
     ) -> bool:
         """Return whether a waiver that was asked for applies, and so needs a valid reason.
 
-        It is ignored if the conveyancer charges no calculation fee. Whether it does may have changed since
-        the first create with this key, which ignored the waiver and its reason: its repeat must succeed. So
-        an invalid reason is ignored, too, if a request with the same key and body is stored.
+        It is ignored if the conveyancer charges no calculation fee. The conveyancer may have begun to charge
+        since the first create with this key, whose repeat must succeed. So an invalid reason is ignored, too,
+        if a request with the same key and body is stored.
 
-        Raises PostgresUnavailable, UnknownConveyancer, and RequestErased if the request with that key was
-        erased: all before the body is refused.
+        Raises PostgresUnavailable, UnknownConveyancer and RequestErased, all before the body is refused.
         """
         async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
             if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
@@ -102,21 +96,19 @@ class Storage:
     ) -> Stored:
         """Store a request until a deadline, and wake the relay.
 
-        Creates with one key store one request, and each gets it, however often a caller retries: the key is
-        stored in the row, in the same transaction, and survives as a hash when the row is erased. A create
-        that stores nothing looks for the row of its key. If there is none yet, another create is using the
-        key, and may still fail: this one tries again, waiting without a connection to delay no other caller.
+        However often a create is sent with one key, one request is stored, and all get it: the row has the
+        key, and its hash outlives the row. A create that stores nothing looks for the row with its key. If
+        there is none, another create is using the key and may fail: this one tries again after a pause, in
+        which it holds no connection.
 
-        Raises PostgresUnavailable, after which the request may be stored: a retry with the key finds out.
-        After UnknownConveyancer, IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased it is not.
+        Raises PostgresUnavailable, after which the request may be stored; and UnknownConveyancer,
+        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.
         """
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            with (
-                self._relay.around_commit() as may_notify,
-                tracing.span("INSERT calculation_request", "client", lambda: _SPAN),
-            ):
+            span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
+            with self._relay.around_commit() as may_notify, span:
                 arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
                 is_new = await self._group_commit.execute(request.id, arguments, until=until)
             if is_new:
