@@ -96,10 +96,9 @@ class Storage:
     ) -> Stored:
         """Store a request until a deadline, and wake the relay.
 
-        However often a create is sent with one key, one request is stored, and all get it: the row has the
-        key, and its hash outlives the row. A create that stores nothing looks for the row with its key. If
-        there is none, another create is using the key and may fail: this one tries again after a pause, in
-        which it holds no connection.
+        However often a create is sent with one key, one request is stored, and each gets it: the row has the
+        key, and its hash outlives the row. A create that stores nothing looks for the row with its key. While
+        there is none, another uses the key and may fail: this one waits without a connection, and retries.
 
         Raises PostgresUnavailable, after which the request may be stored; and UnknownConveyancer,
         IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.

@@ -47,8 +47,8 @@ class GroupCommit:
     async def execute(self, row_id: object, arguments: Sequence[Any], *, until: float) -> bool:
         """Run the statement with *arguments*; return whether it returned *row_id*.
 
-        The deadline of the leader is that of its group. It leaves nearly the whole time to every follower: a
-        leader with less than JOIN_SHARE of the time left gets no more of them.
+        The deadline of the leader is that of its group; those of its followers are not used. They are close
+        to it: no caller joins a leader that has less than JOIN_SHARE of the time left.
 
         Raises PostgresUnavailable, and whatever the statement raises for these arguments.
         """
