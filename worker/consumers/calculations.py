@@ -32,6 +32,7 @@ class Result(msgspec.Struct, frozen=True):
     request_id: UUID
     calculation_id: str
     traceparent: str | None = None
+    path: str = ""  # `data.` in an envelope, for the reasons of refusals
 
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
@@ -57,6 +58,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
 
 def decode(message: Incoming, traceparent: str | None) -> Result:
     """Read a CloudEvent in structured JSON, or its data alone. Raises Malformed."""
+    path = "data." if message.is_event else ""
     if message.is_event:
         event = message.to(CloudEvent[CalculationCreated])
         if event.type != CalculationCreated.type:
@@ -66,8 +68,8 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
         created = message.to(CalculationCreated)
     request_id = parse_uuid(created.request_uuid)
     if request_id is None:
-        raise Malformed(NO_UUID, field="data.request_uuid" if message.is_event else "request_uuid")
-    return Result(request_id, created.calculation_id, traceparent)
+        raise Malformed(NO_UUID, field=f"{path}request_uuid")
+    return Result(request_id, created.calculation_id, traceparent, path)
 
 
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
@@ -90,15 +92,17 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
         request = free.pop(result.request_id, None)
         failure: Failure = None
         if result.request_id in gone:
-            failure = RequestErased("request_uuid: the request was erased")
+            failure = RequestErased(f"{result.path}request_uuid: the request was erased")
         elif result.request_id in absent:
-            failure = RequestNotFound("request_uuid: there is no such request")
+            failure = RequestNotFound(f"{result.path}request_uuid: there is no such request")
         elif request is None:
             failure = RowLocked()
         elif request.calculation_id is None:
             new.append((request, result))
         elif request.calculation_id != result.calculation_id:
-            failure = CalculationAlreadyRecorded("calculation_id: the request has another calculation")
+            failure = CalculationAlreadyRecorded(
+                f"{result.path}calculation_id: the request has another calculation"
+            )
         failures.append(failure)  # None for a redelivery, too: its event was written with the first delivery.
     if new:
         await _set_calculations(connection, new)

@@ -35,8 +35,8 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
 
     They have a connection of their own: during an alarm RabbitMQ reads nothing from a connection that
     publishes, acknowledgements included. Each waits for the confirm of the one before, so that at most one is
-    published again after an alarm or a timeout. Those that do not get theirs within BROKER_TIMEOUT_SECONDS of
-    connecting, which is for all of them, fail: their messages return to the queue.
+    published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS is for all confirms together: the
+    messages of the copies that are not confirmed by then return to the queue.
     """
     failures: list[Failure] = []
     try:

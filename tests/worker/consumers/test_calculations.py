@@ -146,10 +146,10 @@ async def test_calculation_of_an_unknown_request_is_dead_lettered(consumer, chan
     data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": "calc-1"}
 
     async with running(consumer.run):
-        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(data))
+        await publish(channel, CALCULATION_RESULTS, cloud_event(data))
         reason = await dead_reason(channel)
 
-    assert reason == ("RequestNotFound", "request_uuid: there is no such request")
+    assert reason == ("RequestNotFound", "data.request_uuid: there is no such request")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,7 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
         (cloud_event({"request_uuid": "zqmark"}), "data: Object missing required field calculation_id"),
+        (cloud_event({**GOOD, "request_uuid": "req_1"}), "data.request_uuid: Expected the uuid of a request"),
         (cloud_event(GOOD, type="zqmark"), "type: Expected calculation.created"),
         (cloud_event(GOOD, time="zqmark"), "time: Invalid RFC3339 encoded datetime"),
         (cloud_event(GOOD, id=None), "id: Expected a string, got null"),
@@ -260,7 +261,7 @@ def test_unknown_fields_are_ignored():
     data = GOOD | {"tax": 1250}
 
     assert decode(msgspec.json.encode(data)) == Result(UUID(int=0), "calc-1")
-    assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "calc-1")
+    assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "calc-1", path="data.")
 
 
 def test_longest_calculation_id_is_accepted():
