@@ -112,16 +112,6 @@ async def test_retrieve_is_one_statement_in_one_round_trip(watched_client, state
     assert statements.round_trips == _CALLS
 
 
-async def test_events_are_read_without_personal_data(watched_client, statements):
-    uuid = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
-    statements.clear()
-
-    await watched_client.get(f"/v1/request/{uuid}/events")
-
-    (statement,) = statements.executed
-    assert [name for name in (*A_REQUEST, "notes", "meta_data", "secret") if name in statement] == []
-
-
 async def test_retrieve_by_secret_is_one_statement_in_one_round_trip_right_or_wrong(
     watched_client, statements
 ):
@@ -152,24 +142,6 @@ async def test_malformed_secret_or_uuid_asks_postgres_nothing(watched_client, st
         assert await _get(watched_client, uuid, secret) == 401
 
     assert statements.executed == []
-
-
-async def test_internal_read_is_one_statement_in_one_round_trip(
-    service_settings, issuer, link, statements, client
-):
-    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
-    settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=1, auth_internal_clients="reader"
-    )
-    token = issuer.token("reader", scope="request:read-all")
-    async with api_client(settings, None) as reader:
-        await _get(reader, uuid, token)
-        statements.clear()
-        for _ in range(_CALLS):
-            assert await _get(reader, uuid, token) == 200
-
-    assert len(statements.executed) == _CALLS
-    assert statements.round_trips == _CALLS
 
 
 async def _get(client: httpx.AsyncClient, uuid: str, token: str) -> int:

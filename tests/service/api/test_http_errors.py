@@ -4,15 +4,13 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from service.api.json_body import LARGEST_BODY
-from service.authentication import api_keys
 from service.identifiers import new_request_id, uuid_of
-from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
@@ -117,19 +115,13 @@ async def test_answers_that_need_a_token_are_not_cached(client):
         assert response.headers["Cache-Control"] == "no-store"
 
 
-async def fill_queue(client: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
-    """Read from a process with one connection until one call is refused, because 32 others wait."""
-    calls = [asyncio.create_task(client.get("/v1/request")) for _ in range(34)]
-    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-    return calls
-
-
 async def test_busy_process_sheds_load_at_once_and_stays_ready(service_settings, issuer, database):
     settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
     async with api_client(settings, issuer.token()) as client:
         await client.get("/readyz")
         await database.execute("BEGIN; LOCK TABLE calculation_request")
-        waiting = await fill_queue(client)
+        waiting = [asyncio.create_task(client.get("/v1/request")) for _ in range(34)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)  # One was refused: 32 others wait.
         with (
             rises("postgres_unavailable_total"),
             rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
@@ -145,21 +137,6 @@ async def test_busy_process_sheds_load_at_once_and_stays_ready(service_settings,
         assert ready.status_code == 200
         await database.execute("COMMIT")
         assert {response.status_code for response in await asyncio.gather(*waiting)} == {200, 503}
-
-
-async def test_questionnaire_needs_postgres_for_an_api_key_only(service_settings, issuer, database):
-    key = await api_keys.create(database, CONVEYANCER)
-    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
-    async with api_client(settings, issuer.token()) as client:
-        await database.execute("BEGIN; LOCK TABLE calculation_request")
-        waiting = await fill_queue(client)
-
-        with_token = await client.get(STRUCTURE)
-        with_key = await client.get(STRUCTURE, headers={"Authorization": f"Bearer {key}"})
-
-        await database.execute("COMMIT")
-        assert (with_token.status_code, with_key.status_code) == (200, 503)
-        await asyncio.gather(*waiting)
 
 
 async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(client, database):

@@ -6,9 +6,7 @@ import time
 import msgspec
 import pytest
 
-from service.identifiers import parse_uuid
 from service.outbox.events import RequestEmailSent
-from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
@@ -19,25 +17,6 @@ from tests.worker.mail.conftest import (
     is_claimed,
     states,
 )
-
-
-async def test_email_contains_the_link_that_the_api_returns(client, postman, mail_server, database):
-    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    request_id = parse_uuid(created["uuid"])
-    assert request_id is not None
-    await database.execute("INSERT INTO email (event_id, request_id) VALUES ('event-1', $1)", request_id)
-
-    async with running(postman.run):
-        await eventually(lambda: mail_server.accepted)
-
-    shown = (await client.get(f"/v1/request/{created['uuid']}")).json()["data"]
-    message = mail_server.accepted[0].message
-    for kind in ("plain", "html"):
-        part = message.get_body((kind,))
-        assert part is not None
-        lines = part.get_content().splitlines()
-        assert shown["request_url"] == created["request_url"]
-        assert lines.count(shown["request_url"]) == 1
 
 
 async def test_email_is_addressed_to_the_customer_and_replies_go_to_the_sender(
