@@ -13,6 +13,7 @@ from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     announced,
+    attempts,
     intend_emails,
     is_claimed,
     states,
@@ -101,6 +102,8 @@ async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
         assert await states(database) == {"pending": 2}
         await locking.rollback()
         await eventually(lambda: all_are(database, "sent"))
+
+    assert (len(mail_server.accepted), await attempts(database)) == (2, 2)
 
 
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
