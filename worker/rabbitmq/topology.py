@@ -14,6 +14,7 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from worker import metrics
 
+# Named in `service`, which describes them in the AsyncAPI document.
 REQUESTS: Final = events.EXCHANGE
 CALCULATIONS: Final = events.CALCULATIONS_EXCHANGE
 DEAD_LETTERS: Final = "calculation-requests.dead-letters"
