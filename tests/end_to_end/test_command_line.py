@@ -127,6 +127,14 @@ async def test_port_in_use_is_named(service_settings, worker_settings):
     _assert_one_clear_line(worked, port)
 
 
+async def test_host_that_does_not_exist_is_named(service_settings):
+    environment = environment_of(service_settings, HOST="none.invalid")
+
+    ended = await run("service", "serve", environment=environment)
+
+    _assert_one_clear_line(ended, "none.invalid", "no such host")
+
+
 async def test_token_needs_an_issuer_an_audience_and_a_key(service_settings, tmp_path):
     bad_key = tmp_path / "bad.pem"
     bad_key.write_text("zqmark")
