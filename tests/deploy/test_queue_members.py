@@ -11,13 +11,12 @@ from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from tests.deploy.promtool import run_tests
-from tests.deploy.test_alerts import ALERTS, GROUPS, RUNBOOK, matchers, of_target
+from tests.deploy.test_alerts import GROUPS, RUNBOOK, Case, unit_test_of
 from tests.harness.queues import declare_topology, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
-ALERT = "QueueMemberMissing"
 # The address is set first: otherwise the plugin listens on every interface, always on the same port.
 EXPORT = """
 rabbitmqctl eval 'application:set_env(rabbitmq_prometheus, tcp_config, [{ip, "127.0.0.1"}, {port, PORT}]).'
@@ -59,22 +58,6 @@ def names() -> list[str]:
 
 def look_at(exported: list[str], *, nodes: int, fires: bool) -> dict[str, Any]:
     """Return a test of the alert on *nodes* that all export the same."""
-    firing = {"alertname": ALERT, "alertstate": "firing", **ALERTS[ALERT]["labels"], "namespace": "here"}
-    return {
-        "input_series": [
-            {"series": of_target(f'{series.rstrip("}")},instance="{node}"}}'), "values": "1x400"}
-            for series in exported
-            for node in range(nodes)
-        ],
-        "promql_expr_test": [
-            {
-                "expr": f'ALERTS{{alertname="{ALERT}",alertstate="firing"}}',
-                "eval_time": "91m",
-                "exp_samples": [
-                    {"labels": f"ALERTS{{{','.join(matchers({**firing, 'queue': name}))}}}", "value": 1}
-                    for name in names()
-                    if fires
-                ],
-            }
-        ],
-    }
+    series = {f'{one.rstrip("}")},instance="{node}"}}': "1x400" for one in exported for node in range(nodes)}
+    firing = tuple({"queue": name} for name in names() if fires)
+    return unit_test_of(Case("QueueMemberMissing", f"{nodes} nodes", series, "91m", firing))
