@@ -60,17 +60,6 @@ def docker_without_images(monkeypatch):
         thread.join()
 
 
-def select_one(url: str) -> int:
-    async def select() -> int:
-        connection = await asyncpg.connect(url)
-        try:
-            return int(await connection.fetchval("SELECT 1"))
-        finally:
-            await connection.close()
-
-    return asyncio.run(select())
-
-
 @pytest.mark.parametrize(
     ("variable", "url", "server"),
     [
@@ -98,7 +87,7 @@ def test_image_that_cannot_be_pulled_is_one_line_and_postgres_runs_here(monkeypa
     monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
 
     with servers.postgres(place.folder, keep=False, report=place.report) as server:
-        assert select_one(server.url) == 1
+        asyncio.run(execute(server.url, "SELECT 1"))
 
     pulling, refused, running = reports.lines
     assert pulling == "Pulling the image postgres:18 …"

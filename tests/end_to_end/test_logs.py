@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from functools import partial
 from typing import Any
 
 import httpx
@@ -243,7 +244,7 @@ async def _record_calculated_twice(
     await publish_calculation(channel, record["uuid"], "calc-1")
     await publish_calculation(channel, record["uuid"], "calc-2")
     await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
-    await _eventually_dead(channel, topology.CALCULATION_RESULTS, 1)
+    await eventually(lambda: queues.holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
     return record
 
 
@@ -285,16 +286,7 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
                 headers={"traceparent": MARK, MARK: MARK},
             )
             await channel.default_exchange.publish(message, queue.name)
-        await _eventually_dead(channel, queue, dead_before + len(bodies))
-
-
-async def _eventually_dead(channel: AbstractChannel, queue: topology.Queue, count: int) -> None:
-    """Wait until a queue has *count* dead letters."""
-
-    async def are_dead() -> bool:
-        return await queues.count(channel, queue.dead_letters) == count
-
-    await eventually(are_dead)
+        await eventually(partial(queues.holds, channel, queue.dead_letters, dead_before + len(bodies)))
 
 
 def _assert_lines_for_machines(output: str) -> None:

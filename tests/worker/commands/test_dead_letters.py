@@ -14,7 +14,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.operations import operator_actions
 from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
-from tests.harness.queues import count
+from tests.harness.queues import count, holds
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import bury
@@ -40,11 +40,7 @@ async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
 
 async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str | None]:
     """Wait until a queue has this many messages, take them all, and return their ids."""
-
-    async def all_are_there() -> bool:
-        return await count(channel, queue) == number
-
-    await eventually(all_are_there)
+    await eventually(lambda: holds(channel, queue, number))
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
@@ -171,7 +167,8 @@ async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, cha
     await message.reject()
 
     for _ in range(2):
-        await redrive_one(worker_settings, channel)
+        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, 1))
+        await command(worker_settings, "dead-letters", "redrive", QUEUE)
         back = await eventually(partial(take_unsettled, channel))
         back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
         assert back.headers == {"traceparent": "t"}
@@ -179,16 +176,6 @@ async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, cha
         assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
         assert back.delivery_mode == DeliveryMode.PERSISTENT
         await back.reject()
-
-
-async def redrive_one(settings: WorkerSettings, channel: AbstractChannel) -> None:
-    """Redrive the one message that is being dead-lettered."""
-
-    async def arrived() -> bool:
-        return await count(channel, NOTIFICATIONS.dead_letters) == 1
-
-    await eventually(arrived)
-    await command(settings, "dead-letters", "redrive", QUEUE)
 
 
 async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its_headers(
@@ -268,11 +255,7 @@ async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(wo
 
     async with running(consumer.run):
         answer = await command(worker_settings, "dead-letters", "redrive", CALCULATION_RESULTS.name)
-
-        async def dead_again() -> bool:
-            return await count(channel, CALCULATION_RESULTS.dead_letters) == 1
-
-        await eventually(dead_again)
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 1))
 
     assert isinstance(answer.data, Redriven)
     assert answer.data.moved == 1

@@ -16,7 +16,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.lanes import RelayWaker
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.queues import count
@@ -25,10 +25,8 @@ from tests.worker.conftest import TRACEPARENT, passes, publish, take
 from tests.worker.deliveries import record_result
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import Result
-from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.settings import WorkerSettings
 
 UUID_OF_A_REQUEST = "req_" + "0" * 22
 GOOD = {"request_uuid": UUID_OF_A_REQUEST, "calculation_id": "calc-1"}
@@ -39,15 +37,10 @@ def decode(body: bytes) -> Result:
     return calculations.decode(incoming.read(body), None)
 
 
-def consumer_on(settings: WorkerSettings, pool: Pool) -> Consumer[Result]:
-    """Return the consumer of the calculation teams' results."""
-    return calculations.consumer(settings, pool, RelayWaker(pool, seconds=5.0))
-
-
 @pytest.fixture
 def consumer(worker_settings, pool):
     """The consumer of the calculation teams' results."""
-    return consumer_on(worker_settings, pool)
+    return calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 def bare(request: CalculationRequest, calculation_id: str = "calc-1") -> bytes:

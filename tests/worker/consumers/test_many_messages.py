@@ -10,7 +10,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.queues import count
+from tests.harness.queues import holds
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store, take
@@ -53,16 +53,11 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
 
     async with running(consumer.run):
         await eventually(lambda: has_no_messages(channel, CALCULATION_RESULTS.name))
-        await eventually(lambda: is_count(channel, CALCULATION_RESULTS.dead_letters, 3))
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 3))
 
     assert await recorded(database) == GOOD
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
     assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.
-
-
-async def is_count(channel: AbstractChannel, queue: str, number: int) -> bool:
-    """Whether this number of messages is ready in a queue."""
-    return await count(channel, queue) == number
 
 
 async def nothing() -> None:
