@@ -54,8 +54,8 @@ async def announce(connection: Connection, announcements: Sequence[Announcement]
     rows = []
     for each in announcements:
         payload = events.encode(each.event, time=each.time, traceparent=each.traceparent)
-        id_, event = each.request_id, each.event
-        rows.append((lanes.lane_of(id_), id_, event.type, event.sequence, each.traceparent, payload))
+        place = (lanes.lane_of(each.request_id), each.request_id, each.event.type, each.event.sequence)
+        rows.append((*place, each.traceparent, payload))
     await connection.execute(
         """
         WITH announced AS (

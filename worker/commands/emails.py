@@ -247,8 +247,7 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
     )
-    first_id = email_changes.first_event_id
-    return [(event_id or first_id(request_id), request_id) for event_id, request_id in rows]
+    return [(found or email_changes.first_event_id(request_id), request_id) for found, request_id in rows]
 
 
 _CHOSEN = """($1::uuid IS NULL OR request_id = $1)

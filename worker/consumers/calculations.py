@@ -112,10 +112,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
 async def _set_calculations(
     connection: Connection, results: Sequence[tuple[AnnouncedRequest, Result]]
 ) -> None:
-    """Set the calculations of locked requests and announce them, in the caller's transaction.
-
-    `announce` updates the rows once more: it records the last sequence after every kind of change.
-    """
+    """Set the calculations of locked requests and announce them, which updates each row's sequence, too."""
     calculated_at = now()
     announcements = []
     for request, result in results:

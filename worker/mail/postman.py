@@ -69,8 +69,7 @@ class Postman:
         self._seconds = settings.work_timeout_seconds
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
-        # The e-mails in hand, by event_id, and when their claims expire, by the clock of this machine.
-        self._claimed_until: dict[str, float] = {}
+        self._claimed_until: dict[str, float] = {}  # of each e-mail in hand; by this machine's clock
         self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by the same clock
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
