@@ -19,13 +19,14 @@ from service.calculation_requests.model import (
     RequestNotFound,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
+from service.postgres.loans import REPLICATE
 from service.postgres.pool import Connection
 
 
 async def find_by_idempotency_key(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest | None:
-    """Return the request that was stored with this key, or None.
+    """Return the request that was stored with this key, once a standby has it, or None.
 
     Raises IdempotencyKeyReused if its body was another one, RequestErased and UnknownConveyancer.
     """
@@ -38,11 +39,12 @@ async def find_by_idempotency_key(
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
         raise IdempotencyKeyReused
-    return CalculationRequest(*row[:-2])
+    return CalculationRequest(*row[:-3])
 
 
 _FIND_BY_IDEMPOTENCY_KEY = f"""
-    SELECT {REQUEST_COLUMNS}, request.idempotency_sha256, erased.id AS erased_id
+    SELECT {REQUEST_COLUMNS}, request.idempotency_sha256, erased.id AS erased_id,
+           CASE WHEN request.id IS NOT NULL THEN {REPLICATE} END
       FROM active_conveyancer AS conveyancer
       LEFT JOIN calculation_request AS request
         ON request.conveyancer_id = conveyancer.id

@@ -11,6 +11,11 @@ from service.postgres.pool import Connection, Pool, close
 from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
+# SQL: makes the commit wait for a synchronous standby even if the transaction writes nothing else. When the wait of
+# a commit is cancelled, Postgres keeps the commit, and a failover may lose it. So a repeat that finds its work
+# done must wait itself, before it is answered or acknowledged.
+REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
+
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
 
 
@@ -96,8 +101,9 @@ async def transaction(
 async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
     """Open a transaction over a connection of the caller's own, which is not from a pool.
 
-    Postgres ends it, too, after SILENCE_SECONDS of silence.
+    Postgres ends it, too, after SILENCE_SECONDS of silence. Its commit waits for a standby: see REPLICATE.
     """
     async with own.transaction():
         await own.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENCE_SECONDS:g}s'")
         yield
+        await own.execute(f"SELECT {REPLICATE}")

@@ -11,6 +11,7 @@ from service.calculation_requests.model import REQUEST_COLUMNS, CalculationReque
 from service.operations import announcing
 from service.operations.announcing import EmailEnd
 from service.outbox.events import Reason
+from service.postgres.loans import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.batches import Failures, RowLocked
@@ -55,10 +56,10 @@ class Intent(msgspec.Struct, frozen=True):
 async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
     """Record that e-mails are to be sent. Returns the ids of the requests that exist.
 
-    Repeating an event changes nothing.
+    Repeating an event changes nothing, but waits for a standby, too.
     """
-    rows = await connection.fetch(
-        """
+    request_ids = await connection.fetchval(
+        f"""
         WITH known AS (
             SELECT intent.*
               FROM unnest($1::text[], $2::uuid[], $3::text[]) AS intent (event_id, request_id, traceparent)
@@ -74,14 +75,13 @@ async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
              ORDER BY event_id -- otherwise two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
         )
-        SELECT request_id
-          FROM known
-        """,
+        SELECT ARRAY (SELECT request_id FROM known), {REPLICATE}
+        """,  # noqa: S608 - constants only
         [each.event_id for each in intents],
         [each.request_id for each in intents],
         [each.traceparent for each in intents],
     )
-    return {row["request_id"] for row in rows}
+    return set(request_ids)
 
 
 async def claim(

@@ -1,0 +1,125 @@
+"""A private Postgres with a standby that its commits wait for, which can be cut off and promoted."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+from yarl import URL
+
+from deploy.local.machine.folders import Place
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program, run_command, running
+from deploy.local.servers.postgres_process import postgres_process, postgres_programs
+from deploy.local.servers.server import check_postgres
+from service.postgres.pool import Connection
+from tests.harness import databases, scratch
+from tests.harness.servers import KillableServer
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+
+_COPY_SECONDS = 60
+
+
+class Replicated:
+    """A primary, and its standby behind a network of its own, with a database that has the schema."""
+
+    def __init__(self, primary: KillableServer, network: TcpProxy, standby_url: str, name: str) -> None:
+        self._primary = primary
+        self._network = network
+        self.primary_url = databases.url_of(primary.url, name)
+        self.standby_url = databases.url_of(standby_url, name)
+
+    @property
+    def url(self) -> str:
+        """The URL of the database for clients that follow a failover."""
+        address = f"{URL(self.primary_url).authority},127.0.0.1:{URL(self.standby_url).port}"
+        return f"postgresql://{address}{URL(self.primary_url).path}?target_session_attrs=read-write"
+
+    async def cut_off(self) -> None:
+        """Cut the standby off: from then on no commit ends."""
+        await self._network.refuse()
+
+    async def end_waits(self) -> None:
+        """Let commits that wait for the standby end without it, as Postgres does when they are cancelled."""
+        administrator = await asyncpg.connect(self._primary.url)
+        await administrator.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        )
+        await administrator.close()
+
+    async def admit(self) -> None:
+        """Let the standby catch up."""
+        self._network.admit()
+        await self._is_in_step()
+
+    async def fail_over(self) -> None:
+        """Kill the primary, and promote the standby."""
+        await self._primary.kill()
+        standby = await asyncpg.connect(self.standby_url)
+        await standby.execute("SELECT pg_promote()")
+        # It has no standby of its own.
+        await standby.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        await standby.execute("SELECT pg_reload_conf()")
+        await standby.close()
+
+    async def _is_in_step(self) -> None:
+        administrator = await asyncpg.connect(self._primary.url)
+        in_step = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"
+        await eventually(lambda: administrator.fetchval(in_step))
+        await administrator.close()
+
+
+@asynccontextmanager
+async def replicated() -> AsyncIterator[Replicated]:
+    """Start both servers on free ports of the loopback."""
+    name = "replicated"
+    with scratch.folder() as folder, ExitStack() as stack:
+        place = Place(folder=folder, keep=False, report=print)
+        primary = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
+        administrator = await asyncpg.connect(primary.url)
+        await databases.create(administrator, name)
+        database = await asyncpg.connect(databases.url_of(primary.url, name))
+        await databases.prepare(database)
+        await database.close()
+        async with TcpProxy(primary.url) as network:
+            port = await _start_standby(stack, primary, network)
+            standby_url = str(URL(primary.url).with_port(port))
+            servers = Replicated(primary, network, standby_url, name)
+            await administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            await administrator.execute("SELECT pg_reload_conf()")
+            await servers.admit()
+            await administrator.close()
+            yield servers
+
+
+async def _start_standby(stack: ExitStack, primary: KillableServer, network: TcpProxy) -> int:
+    """Copy the primary's data, and start a standby that streams over *network*. Returns its port."""
+    program, port = primary.process.program, free_port()
+    command = list(program.command)
+    data = Path(command[command.index("-D") + 1])
+    copy = data.with_name("standby")
+    copy.mkdir(mode=0o700)
+    os.chown(copy, data.stat().st_uid, data.stat().st_gid)
+    server = command.index(postgres_programs() / "postgres")
+    options = ("-D", copy, "-d", network.url, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+    await asyncio.to_thread(
+        run_command,
+        "pg_basebackup",
+        [*command[:server], postgres_programs() / "pg_basebackup", *options],
+        environment=program.environment,
+        folder=program.folder,
+        seconds=_COPY_SECONDS,
+    )
+    command[command.index("-D") + 1] = copy
+    command[command.index("-p") + 1] = str(port)
+    stack.enter_context(running(_standby(program, command)))
+    return port
+
+
+def _standby(program: Program, command: list[str | Path]) -> Program:
+    return replace(program, name="standby", command=command, log=program.log.with_name("standby.log"))
+
