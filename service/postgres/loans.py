@@ -11,9 +11,9 @@ from service.postgres.pool import Connection, Pool, close
 from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
-# SQL: makes the commit wait for a synchronous standby even if the transaction writes nothing else. When the wait of
-# a commit is cancelled, Postgres keeps the commit, and a failover may lose it. So a repeat that finds its work
-# done must wait itself, before it is answered or acknowledged.
+# SQL: makes the commit wait for a synchronous standby even if the transaction writes nothing else. When such
+# a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat that finds its work
+# done must wait, too, before it is answered or acknowledged.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks

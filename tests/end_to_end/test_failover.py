@@ -2,23 +2,35 @@
 
 import asyncio
 import time
+from http import HTTPStatus
+from typing import Any
 
 import asyncpg
-import msgspec
+import httpx
 import pytest
+from aio_pika.abc import AbstractChannel
+from msgspec.structs import replace
 
 from service.calculation_requests.model import Idempotency
 from service.calculation_requests.storing import Storage
+from service.identifiers import uuid_of
 from service.operations import erasing
 from service.outbox.lanes import RelayWaker
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import open_pool
+from tests.end_to_end.callers import another_request, create_many
+from tests.end_to_end.events import publish_calculation
+from tests.harness.in_process import api_client, worker_probes
+from tests.harness.queues import count
 from tests.harness.standby import replicated
 from tests.harness.stored import insert, new_request
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.consumers.calculations import Result, record_results
 from worker.mail import ledger
 from worker.mail.ledger import Intent
+from worker.rabbitmq import topology
 
 _SECONDS = 0.5
 
@@ -35,20 +47,20 @@ async def test_work_is_done_only_once_a_standby_has_it_even_if_an_earlier_attemp
 ):
     new, stored, erased = new_request(), new_request(), new_request()
 
-    async def create(pool):
+    async def create(pool) -> None:
         storage = Storage(pool, RelayWaker(pool, seconds=_SECONDS), seconds=_SECONDS)
         until = time.monotonic() + _SECONDS
         await storage.store(new, Idempotency("key", b"body"), None, until)
 
-    async def record_email(pool):
+    async def record_email(pool) -> None:
         async with loans.Loan(pool, seconds=_SECONDS) as connection:
             await ledger.add(connection, [Intent("event", stored.id)])
 
-    async def record_result(pool):
+    async def record_result(pool) -> None:
         async with loans.transaction(pool, seconds=_SECONDS) as connection:
             assert await record_results(connection, [Result(stored.id, "calculation")]) == [None]
 
-    async def erase(_):
+    async def erase(_) -> None:
         connection = await asyncpg.connect(servers.primary_url, command_timeout=_SECONDS)
         try:
             async with loans.bounded_transaction(connection):
@@ -58,7 +70,7 @@ async def test_work_is_done_only_once_a_standby_has_it_even_if_an_earlier_attemp
         finally:
             connection.terminate()
 
-    settings = msgspec.structs.replace(service_settings, database_url=servers.primary_url)
+    settings = replace(service_settings, database_url=servers.primary_url)
     async with open_pool(settings) as pool:
         async with loans.Loan(pool, seconds=10) as connection:
             await insert(connection, stored)
@@ -77,3 +89,85 @@ async def test_work_is_done_only_once_a_standby_has_it_even_if_an_earlier_attemp
         assert {work.__name__: repr(outcome) for work, outcome in zip(works, attempt, strict=True)} == {
             work.__name__: "PostgresUnavailable()" for work in works
         }
+
+
+class Caller:
+    """Sends creates again and again, each with its key, and notes which requests it got."""
+
+    def __init__(self, client: httpx.AsyncClient, number: int) -> None:
+        self._client = client
+        self._bodies = [another_request() for _ in range(number)]
+        self.answered: set[str] = set()
+
+    async def send_all(self) -> bool:
+        """Send every create at the same time. Returns whether all were answered with 200."""
+        answers = await asyncio.gather(*map(self._send, self._bodies))
+        return all(answers)
+
+    async def _send(self, body: dict[str, Any]) -> bool:
+        answer = await self._client.post(
+            "/v1/request", json=body, headers={"Idempotency-Key": body["external_id"]}
+        )
+        if answer.status_code == HTTPStatus.OK:
+            self.answered.add(answer.json()["data"]["uuid"])
+        else:
+            assert answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+        return answer.status_code == HTTPStatus.OK
+
+
+@pytest.mark.long
+async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted(
+    *, servers, service_settings, worker_settings, issuer, channel, mail_server
+):
+    mail_server.data_delay_seconds = 5.0  # longer than it takes to cut the standby off
+    api = replace(service_settings, database_url=servers.url, database_timeout_seconds=1.0)
+    worker = replace(worker_settings, database_url=servers.url, database_timeout_seconds=0.2)
+    primary = await asyncpg.connect(servers.primary_url)
+    async with (
+        api_client(api, issuer.token()) as client,
+        TcpProxy(worker.amqp_url) as network,
+        worker_probes(worker, "relay"),
+        worker_probes(replace(worker, amqp_url=network.url), "notifications", "calculations"),
+    ):
+        mailed = await create_many(client, 8)
+        await eventually(
+            lambda: primary.fetchval("SELECT count(*) = 8 FROM email WHERE claimed_by IS NOT NULL")
+        )
+        await network.refuse()
+        announced = await create_many(client, 8)
+        for record in mailed:
+            await publish_calculation(channel, record["uuid"], "calculation")
+        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
+            await eventually(lambda queue=queue: _holds(channel, queue.name, 8))
+        await eventually(lambda: primary.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+        await create_many(client, 1)  # A commit that waits: the standby has all before it.
+        accepted_before = len(mail_server.accepted)
+        await servers.cut_off()
+        network.admit()
+        caller = Caller(client, 8)
+        mail_server.data_delay_seconds = 0.0
+        for _ in range(8):  # Each takes a second, and so does each attempt of the worker.
+            await caller.send_all()
+        accepted_meanwhile = len(mail_server.accepted)
+        await primary.close()
+        await servers.fail_over()
+        await eventually(caller.send_all)
+        database = await asyncpg.connect(servers.standby_url)
+        await eventually(lambda: database.fetchval(_IS_FINISHED, 17 + 8, 8))
+
+    answered = caller.answered | {record["uuid"] for record in (*mailed, *announced)}
+    rows = await database.fetch("SELECT id FROM calculation_request")
+    await database.close()
+    assert answered <= {uuid_of(row["id"]) for row in rows}
+    assert (accepted_before, accepted_meanwhile) == (0, 8)
+    assert len(mail_server.accepted) == 17 + 8
+
+
+_IS_FINISHED = """
+    SELECT (SELECT count(*) FROM email WHERE state = 'sent') = $1
+       AND (SELECT count(*) FROM calculation_request WHERE calculation_id IS NOT NULL) = $2
+"""
+
+
+async def _holds(channel: AbstractChannel, queue: str, number: int) -> bool:
+    return await count(channel, queue) >= number

@@ -15,7 +15,6 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
 from deploy.local.servers.server import check_postgres
-from service.postgres.pool import Connection
 from tests.harness import databases, scratch
 from tests.harness.servers import KillableServer
 from tests.harness.tcp_proxy import TcpProxy
@@ -44,7 +43,7 @@ class Replicated:
         await self._network.refuse()
 
     async def end_waits(self) -> None:
-        """Let commits that wait for the standby end without it, as Postgres does when they are cancelled."""
+        """Cancel the waits of commits for the standby: Postgres keeps those commits."""
         administrator = await asyncpg.connect(self._primary.url)
         await administrator.execute(
             "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -60,10 +59,7 @@ class Replicated:
         """Kill the primary, and promote the standby."""
         await self._primary.kill()
         standby = await asyncpg.connect(self.standby_url)
-        await standby.execute("SELECT pg_promote()")
-        # It has no standby of its own.
-        await standby.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        await standby.execute("SELECT pg_reload_conf()")
+        await standby.execute("SELECT pg_promote()")  # It has no standby of its own, and waits for none.
         await standby.close()
 
     async def _is_in_step(self) -> None:
@@ -102,8 +98,7 @@ async def _start_standby(stack: ExitStack, primary: KillableServer, network: Tcp
     command = list(program.command)
     data = Path(command[command.index("-D") + 1])
     copy = data.with_name("standby")
-    copy.mkdir(mode=0o700)
-    os.chown(copy, data.stat().st_uid, data.stat().st_gid)
+    _make_folder_like(data, copy)
     server = command.index(postgres_programs() / "postgres")
     options = ("-D", copy, "-d", network.url, "-R", "-X", "stream", "-c", "fast", "--no-sync")
     await asyncio.to_thread(
@@ -120,6 +115,10 @@ async def _start_standby(stack: ExitStack, primary: KillableServer, network: Tcp
     return port
 
 
+def _make_folder_like(data: Path, copy: Path) -> None:
+    copy.mkdir(mode=0o700)
+    os.chown(copy, data.stat().st_uid, data.stat().st_gid)
+
+
 def _standby(program: Program, command: list[str | Path]) -> Program:
     return replace(program, name="standby", command=command, log=program.log.with_name("standby.log"))
-
