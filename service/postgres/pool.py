@@ -41,6 +41,7 @@ class Pool:
         self._opened: set[Connection] = set()
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time since when; last in, first out
         self._reconnect_after = -math.inf
+        self.is_login_rejected = False  # by the latest attempt to connect
 
     @property
     def open_size(self) -> int:
@@ -145,7 +146,8 @@ class Pool:
         try:
             connection = await self._connect()
             self._opened.add(connection)
-        except Exception:
+        except Exception as error:
+            self.is_login_rejected = isinstance(error, asyncpg.InvalidAuthorizationSpecificationError)
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
             if self._in_use == 1 and not self._idle:  # Only this one is in use.
                 raise
@@ -154,6 +156,7 @@ class Pool:
             self._opening -= 1
             self._call_all()
         self._reconnect_after = -math.inf
+        self.is_login_rejected = False
         return connection
 
     def _forget(self, connection: Connection) -> None:
@@ -193,6 +196,7 @@ async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     metrics.pool_max_connections.set(settings.database_pool_size)
     metrics.pool_connections.labels("idle").set_function(lambda: pool.idle_size)
     metrics.pool_connections.labels("used").set_function(lambda: pool.open_size - pool.idle_size)
+    metrics.postgres_login_rejected.set_function(lambda: pool.is_login_rejected)
     try:
         yield pool
     finally:

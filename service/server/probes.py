@@ -23,6 +23,8 @@ ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
 
 PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
+_REJECTED_LOGIN = "Postgres rejects the login."
+
 
 class NotReady(Exception):
     """The process lacks something that it needs for its work."""
@@ -31,10 +33,11 @@ class NotReady(Exception):
 def lasting(check: Check, pool: Pool) -> Check:
     """Return a check of Postgres that, once passed, runs again only while the pool has no open connection.
 
-    So a busy process stays ready. An unreachable Postgres no longer fails the check then: it is unreachable
-    for every API at once, and if none were ready, callers would get the ingress's answer instead of our 503.
-    A rejected login or an outdated schema may concern this process alone, so it still fails the check; after
-    a rejected login, so does an unreachable Postgres, until the check passes again.
+    So a process with connections stays ready, even if its login is rejected now. An unreachable Postgres no
+    longer fails the check then: it is unreachable for every API at once, and if none were ready, callers
+    would get the ingress's answer instead of our 503. A rejected login or an outdated schema may concern this
+    process alone, so it still fails the check; after a rejected login, so does an unreachable Postgres, until
+    the check passes again.
 
     Workers do not use this: no callers depend on them, so their readiness says whether they can work now.
     """
@@ -43,11 +46,13 @@ def lasting(check: Check, pool: Pool) -> Check:
     async def run() -> str | None:
         nonlocal has_passed
         if has_passed and pool.open_size:
-            return None
+            return _REJECTED_LOGIN if pool.is_login_rejected else None
         try:
             await check()
         except PostgresUnavailable as error:
-            has_passed = has_passed and not _is_rejected_login(error)
+            if pool.is_login_rejected:
+                has_passed = False
+                raise NotReady(_REJECTED_LOGIN) from error
             if not has_passed:
                 raise
             return _state(error)
@@ -86,7 +91,7 @@ async def _result(check: Check) -> tuple[bool, str]:
 
 def _state(error: Exception) -> str:
     if _is_rejected_login(error):
-        return "Postgres rejects the login."
+        return _REJECTED_LOGIN
     return (error.args and str(error)) or (error.__doc__ or "")
 
 

@@ -32,6 +32,9 @@ postgres_unavailable = Counter(
     "postgres_unavailable_total",
     "Times that Postgres or the pool did not answer in time.",
 )
+postgres_login_rejected = Gauge(
+    "postgres_login_rejected", "1 if Postgres rejected the login at the latest attempt to connect."
+)
 secret_keys_missing = Counter(
     "request_secret_keys_missing_total",
     "Times that a secret could not be derived, because REQUEST_SECRET_KEYS lacks its key.",

@@ -141,6 +141,8 @@ CASES = [
     ),
     fires("PostgresUnavailable", "down", {"postgres_unavailable_total": "0+5x40"}, at="5m"),
     silent("PostgresUnavailable", "never", {"postgres_unavailable_total": "7x40"}, at="10m"),
+    fires("PostgresLoginRejected", "it is", {"postgres_login_rejected": "0 1x40"}, at="5m", pod="1"),
+    silent("PostgresLoginRejected", "it is not", {"postgres_login_rejected": "0x40"}, at="5m"),
     silent(
         "PostgresUnavailable",
         "failover of 30 seconds",
@@ -341,6 +343,7 @@ TOO_EARLY = {
     "BackgroundWorkFailing": "3m",
     "ProcessAbsent": "4m",
     "PostgresUnavailable": "2m",
+    "PostgresLoginRejected": "2m",
     "PostgresPoolSaturated": "8m",
     "ApiErrorRate": "4m",
     "ApiUnavailable": "2m",

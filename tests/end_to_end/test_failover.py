@@ -137,8 +137,8 @@ async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted
         announced = await create_many(client, 8)
         for record in mailed:
             await publish_calculation(channel, record["uuid"], "calculation")
-        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
-            await eventually(lambda queue=queue: _holds(channel, queue.name, 8))
+        await eventually(lambda: _holds(channel, topology.NOTIFICATIONS.name, 8))
+        await eventually(lambda: _holds(channel, topology.CALCULATION_RESULTS.name, 8))
         await eventually(lambda: primary.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
         await create_many(client, 1)  # A commit that waits: the standby has all before it.
         accepted_before = len(mail_server.accepted)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from yarl import URL
 
+from service.identifiers import uuid_of
 from service.server import probes
 from service.server.http_server import listen
 from service.server.probes import Checks, NotReady
@@ -30,10 +31,10 @@ async def distant(service_settings, issuer, link):
 
 @pytest.fixture
 async def role(database):
-    """A Postgres user that may read the schema version."""
+    """A Postgres user that may read the schema version, and requests."""
     name = f"reader_{uuid4().hex}"
     await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made-up'")
-    await database.execute(f"GRANT SELECT ON schema_version TO {name}")
+    await database.execute(f"GRANT SELECT ON schema_version, calculation_request TO {name}")
     yield name
     await database.execute(f"DROP OWNED BY {name}")
     await database.execute(f"DROP ROLE {name}")
@@ -68,13 +69,25 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     ):
         before = await client.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
+        await asyncio.gather(*(_read_with_made_up_secret(client) for _ in range(2)))
+        with_a_session = await client.get("/readyz")
+        metrics = (await client.get("/metrics")).text
         await link.cut()
         rejected = await client.get("/readyz")
         at_once = await client.get("/readyz")  # during the pause between connection attempts
 
-    assert before.status_code == 200
+    assert before.json() == {"postgres": "ok"}
+    assert with_a_session.status_code == 200, "a new password must not take every pod out at once"
+    assert "rejects the login" in with_a_session.json()["postgres"]
+    assert "postgres_login_rejected 1.0" in metrics
     assert (rejected.status_code, at_once.status_code) == (503, 503)
     assert "rejects the login" in rejected.json()["postgres"]
+
+
+async def _read_with_made_up_secret(client: httpx.AsyncClient) -> None:
+    headers = {"Authorization": f"Bearer {'s' * 43}"}
+    answer = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=headers)
+    assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("path", sorted(probes.PATHS))
