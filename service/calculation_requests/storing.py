@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import asyncpg
 import msgspec
 
 from service.calculation_requests import conveyancers, reading
@@ -109,7 +110,12 @@ class Storage:
             span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
             with self._relay.around_commit() as may_notify, span:
                 arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
-                is_new = await self._group_commit.execute(request.id, arguments, until=until)
+                try:
+                    is_new = await self._group_commit.execute(request.id, arguments, until=until)
+                except asyncpg.ProgramLimitExceededError:
+                    if not may_notify:
+                        raise
+                    continue  # without a NOTIFY: the server's queue for it is full, as in `lanes.notify`
             if is_new:
                 if not may_notify:
                     self._relay.wake()

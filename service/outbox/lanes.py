@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
+import asyncpg
+
 from service.postgres import loans
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -64,9 +66,11 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 async def notify(connection: Connection) -> None:
     """Wake the relays. Seldom in the transaction that writes: NOTIFY makes commits queue for one lock.
 
-    In every commit it cut 12,700 creates a second to 3,600.
+    In every commit it cut 12,700 creates a second to 3,600. If the server's queue for NOTIFY is full, which
+    clients of any of its databases can cause, the relays find events by their poll.
     """
-    await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
+    with suppress(asyncpg.ProgramLimitExceededError):
+        await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
 
 
 class RelayWaker:

@@ -1,10 +1,22 @@
 """Few commits carry a NOTIFY: one at a time, and none shortly after another commit."""
 
+import asyncio
 import time
+from contextlib import suppress
 
+import asyncpg
+import msgspec
 import pytest
 
+from deploy.local.machine.folders import Place
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.server import check_postgres
 from service.outbox.lanes import RelayWaker
+from tests.harness import databases, scratch
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.metrics import rises
+from tests.harness.servers import KillableServer
 
 
 @pytest.fixture
@@ -48,3 +60,42 @@ def test_commit_that_fails_keeps_no_later_one_from_carrying_a_notify(waker):
 
     time.sleep(0.01)
     assert may_notify(waker)
+
+
+@pytest.fixture
+async def full_server():
+    """The URL of a private Postgres whose queue for NOTIFY others have filled, with a database."""
+    with (
+        scratch.folder() as folder,
+        postgres_process(Place(folder=folder, keep=False, report=print)) as process,
+    ):
+        server = KillableServer(process, check_postgres)
+        other = await asyncpg.connect(server.url)
+        if other.get_server_version().major < 17:
+            pytest.skip("before Postgres 17 the queue is of eight gigabytes")
+        await other.execute("ALTER SYSTEM SET max_notify_queue_pages = 64")
+        await other.close()
+        await server.kill()
+        await server.start()
+        async with databases.temporary(server.url, "crowded") as url:
+            listener, other = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
+            await listener.execute("LISTEN other")
+            await listener.execute("BEGIN; SELECT 1")  # It takes no notification until the end.
+            with suppress(asyncpg.ProgramLimitExceededError):
+                for _ in range(100):
+                    await other.execute("SELECT pg_notify('other', repeat('x', 7900))")
+            yield url
+            await listener.close()
+            await other.close()
+
+
+async def test_create_succeeds_and_nothing_fails_while_others_fill_the_queue_for_notify(
+    full_server, service_settings, issuer
+):
+    settings = msgspec.structs.replace(service_settings, database_url=full_server)
+    async with api_client(settings, issuer.token()) as client:
+        with rises("background_failures_total", by=0, work="relay_waker"):
+            answers = [(await client.post("/v1/request", json=A_REQUEST)).status_code for _ in range(5)]
+            await asyncio.sleep(0.1)  # for the NOTIFY that creates share
+
+    assert answers == [200] * 5
