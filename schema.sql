@@ -239,7 +239,7 @@ CREATE TABLE operator_action (
     action         text NOT NULL,  -- the words of the command
     subject        text,           -- the id of the event, or the event_id of the e-mail
     operator       text NOT NULL,
-    reason         text,
+    note           text,
     at             timestamptz NOT NULL DEFAULT now(),
     CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither: a replay of many requests
 );

@@ -139,13 +139,13 @@ POSITIVE = click.IntRange(1, 100_000_000)
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --reason to a command that changes something. It gets them as *by*."""
+    """Add the options --by and --note to a command that changes something. It gets them as *by*."""
 
     @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; else the login.")
-    @click.option("--reason", metavar="TEXT", type=line, help="Why; no personal data.")
+    @click.option("--note", metavar="TEXT", type=line, help="Why; no personal data.")
     @functools.wraps(function)
-    def callback(*, by: str, reason: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
-        return function(by=Operator(by, reason), **arguments)
+    def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
+        return function(by=Operator(by, note), **arguments)
 
     return callback
 

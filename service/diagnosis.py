@@ -154,7 +154,7 @@ async def _try_to_write(connection: Connection) -> None:
     await writing.start()
     await connection.execute(
         """
-        INSERT INTO operator_action (request_id, action, operator, reason)
+        INSERT INTO operator_action (request_id, action, operator, note)
         SELECT gen_random_uuid(), 'doctor', 'doctor', repeat('x', 1500)
           FROM generate_series(1, 50)
         """

@@ -11,29 +11,6 @@ class UnknownConveyancer(Exception):
     """No conveyancer is registered under this identifier, or it is disabled."""
 
 
-async def register(
-    connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool
-) -> bool:
-    """Register a conveyancer, or change the name and fee setting of a registered one.
-
-    Returns whether it is disabled. Its id and name are lines of text, which the command line has checked.
-    """
-    is_disabled: bool = await connection.fetchval(
-        """
-        INSERT INTO conveyancer (id, name, charges_calculation_fee)
-        VALUES ($1, $2, $3)
-        ON CONFLICT (id) DO UPDATE
-           SET name = excluded.name,
-               charges_calculation_fee = excluded.charges_calculation_fee
-        RETURNING disabled_at IS NOT NULL
-        """,
-        conveyancer_id,
-        name,
-        charges_calculation_fee,
-    )
-    return is_disabled
-
-
 class Conveyancer(msgspec.Struct, frozen=True):
     """A registered law firm."""
 
@@ -43,15 +20,40 @@ class Conveyancer(msgspec.Struct, frozen=True):
     disabled_at: datetime | None
 
 
+async def register(
+    connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool | None
+) -> tuple[Conveyancer | None, Conveyancer]:
+    """Register a conveyancer, or change a registered one, in the caller's transaction.
+
+    Returns it as it was, if it was registered, and as it is now. None keeps its fee setting; a new one
+    charges no fee. Its id and name are lines of text, which the command line has checked.
+    """
+    before = await connection.fetchrow(
+        f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only
+        conveyancer_id,
+    )
+    (after,) = await connection.fetch(
+        f"""
+        INSERT INTO conveyancer (id, name, charges_calculation_fee)
+        VALUES ($1, $2, coalesce($3, false))
+        ON CONFLICT (id) DO UPDATE
+           SET name = excluded.name,
+               charges_calculation_fee = coalesce($3, conveyancer.charges_calculation_fee)
+        RETURNING {_COLUMNS}
+        """,  # noqa: S608 - constants only
+        conveyancer_id,
+        name,
+        charges_calculation_fee,
+    )
+    return Conveyancer(*before) if before else None, Conveyancer(*after)
+
+
+_COLUMNS = ", ".join(Conveyancer.__struct_fields__)
+
+
 async def list_all(connection: Connection) -> list[Conveyancer]:
     """Return every conveyancer, by id."""
-    rows = await connection.fetch(
-        """
-        SELECT id, name, charges_calculation_fee, disabled_at
-          FROM conveyancer
-         ORDER BY id
-        """
-    )
+    rows = await connection.fetch(f"SELECT {_COLUMNS} FROM conveyancer ORDER BY id")  # noqa: S608 - likewise
     return [Conveyancer(*row) for row in rows]
 
 

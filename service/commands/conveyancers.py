@@ -4,7 +4,7 @@ import click
 
 from service.authentication import api_keys
 from service.calculation_requests import conveyancers
-from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
 from service.command_line import Answer, answering, line, on_record, postgres
 from service.operations import operator_actions
 from service.operations.operator_actions import Operator
@@ -16,19 +16,36 @@ conveyancer = click.Group("conveyancer", help="The law firms that may use the se
 @conveyancer.command()
 @click.argument("conveyancer_id", metavar="ID", type=line)
 @click.option("--name", type=line, required=True, help="The name of the firm.")
-@click.option("--charges-calculation-fee/--no-charges-calculation-fee", default=False)
+@click.option(
+    "--charges-calculation-fee/--no-charges-calculation-fee",
+    default=None,
+    help="Default: as it is; a new one charges none.",
+)
 @answering
-async def add(conveyancer_id: str, name: str, *, charges_calculation_fee: bool) -> Answer:
+@on_record
+async def add(
+    conveyancer_id: str, name: str, by: Operator, *, charges_calculation_fee: bool | None
+) -> Answer:
     """Register a conveyancer, or change the name and fee setting of a registered one.
 
     ID is the value of the tenant claim in the firm's access tokens.
     """
-    async with postgres() as connection:
-        is_disabled = await conveyancers.register(
+    async with postgres() as connection, loans.bounded_transaction(connection):
+        before, after = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
-    said = f"conveyancer {conveyancer_id} registered{', and still disabled' if is_disabled else ''}"
+        change = " -> ".join(_terms(firm) for firm in (before, after) if firm)
+        if before != after:
+            await operator_actions.record(
+                connection, "conveyancer add", [(None, change)], by, conveyancer_id=conveyancer_id
+            )
+    is_disabled = after.disabled_at is not None
+    said = f"conveyancer {conveyancer_id} registered: {change}{', and still disabled' if is_disabled else ''}"
     return Answer({"id": conveyancer_id, "disabled": is_disabled}, said)
+
+
+def _terms(firm: Conveyancer) -> str:
+    return f"{firm.name!r}, {'a' if firm.charges_calculation_fee else 'no'} calculation fee"
 
 
 @conveyancer.command("list")
@@ -40,7 +57,7 @@ async def list_conveyancers() -> Answer:
 
 
 @conveyancer.command()
-@click.argument("conveyancer_id", metavar="ID")
+@click.argument("conveyancer_id", metavar="ID", type=line)
 @answering
 @on_record
 async def disable(conveyancer_id: str, by: Operator) -> Answer:
@@ -49,7 +66,7 @@ async def disable(conveyancer_id: str, by: Operator) -> Answer:
 
 
 @conveyancer.command()
-@click.argument("conveyancer_id", metavar="ID")
+@click.argument("conveyancer_id", metavar="ID", type=line)
 @answering
 @on_record
 async def enable(conveyancer_id: str, by: Operator) -> Answer:
@@ -82,7 +99,7 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 
 
 @api_key.command()
-@click.argument("conveyancer_id", metavar="CONVEYANCER")
+@click.argument("conveyancer_id", metavar="CONVEYANCER", type=line)
 @answering
 async def create(conveyancer_id: str) -> Answer:
     """Create an API key and print it. It cannot be shown again."""
@@ -100,7 +117,7 @@ async def list_keys() -> Answer:
 
 
 @api_key.command()
-@click.argument("prefix")
+@click.argument("prefix", type=line)
 @answering
 async def revoke(prefix: str) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""

@@ -12,7 +12,7 @@ import msgspec
 from service.calculation_requests import email_addresses, reading
 from service.calculation_requests.model import RequestNotFound, now
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, answering, on_record, postgres, uuid
+from service.command_line import Answer, answering, line, on_record, postgres, uuid
 from service.identifiers import uuid_of
 from service.operations import announcing, email_changes, erasing, operator_actions
 from service.operations.operator_actions import Operator
@@ -38,9 +38,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @request.command()
-@click.option("--external-id", help="The firm's own identifier.")
-@click.option("--customer-email", metavar="ADDRESS", help="The customer's address, in any case.")
-@click.option("--case-ref", help="The case reference.")
+@click.option("--external-id", type=line, help="The firm's own identifier.")
+@click.option("--customer-email", metavar="ADDRESS", type=line, help="The customer's address, in any case.")
+@click.option("--case-ref", type=line, help="The case reference.")
 @answering
 async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
     """Find requests by what a caller on the phone knows: the newest 50, without personal data."""

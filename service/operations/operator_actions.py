@@ -13,7 +13,7 @@ class Operator(msgspec.Struct, frozen=True):
     """The operator who runs a command, and why."""
 
     name: str
-    reason: str | None
+    note: str | None
 
 
 class OperatorAction(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class OperatorAction(msgspec.Struct, frozen=True):
     action: str  # the words of the command
     subject: str | None  # the id of the event, or the event_id of the e-mail
     operator: str
-    reason: str | None
+    note: str | None
     at: datetime
 
 
@@ -39,11 +39,11 @@ async def record(
     Or the conveyancer. In the caller's transaction, if there is one.
     """
     rows = [
-        (request_id, conveyancer_id, action, subject, by.name, by.reason) for request_id, subject in changed
+        (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed
     ]
     await connection.executemany(
         """
-        INSERT INTO operator_action (request_id, conveyancer_id, action, subject, operator, reason)
+        INSERT INTO operator_action (request_id, conveyancer_id, action, subject, operator, note)
         VALUES ($1, $2, $3, $4, $5, $6)
         """,
         rows,
@@ -51,19 +51,21 @@ async def record(
 
 
 async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
-    """Return the changes of a request and of its conveyancer, oldest first."""
+    """Return the changes of a request, and those of its conveyancer since it was stored, oldest first."""
     rows = await connection.fetch(
         """
-        SELECT action, subject, operator, reason, at
+        SELECT action, subject, operator, note, at
           FROM operator_action
          WHERE request_id = $1
             OR conveyancer_id IN (SELECT conveyancer_id
                                     FROM calculation_request
                                    WHERE id = $1
+                                     AND created_at <= operator_action.at
                                   UNION ALL
                                   SELECT conveyancer_id
                                     FROM erased_request
-                                   WHERE id = $1)
+                                   WHERE id = $1
+                                     AND created_at <= operator_action.at)
          ORDER BY id
         """,
         request_id,

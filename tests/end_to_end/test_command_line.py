@@ -24,17 +24,56 @@ A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 async def test_conveyancer_that_is_added_is_listed(environment):
     command = ("service", "conveyancer", "add", "new-firm", "--name", "New Firm")
     added = await run(*command, environment=environment)
-    changed = await run(*command, "--charges-calculation-fee", environment=environment)
+    await run(*command, "--charges-calculation-fee", environment=environment)
     listed = await run("service", "conveyancer", "list", environment=environment)
     for_scripts = await run("service", "conveyancer", "list", "--json", environment=environment)
 
-    assert added == changed == Ended(0, "conveyancer new-firm registered\n", "")
+    assert added == Ended(0, "conveyancer new-firm registered: 'New Firm', no calculation fee\n", "")
     assert [(firm["id"], firm["charges_calculation_fee"]) for firm in json.loads(for_scripts.output)] == [
         (CONVEYANCER, True),
         (FREE_CONVEYANCER, False),
         ("new-firm", True),
     ]
     assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "Firm", "True", "-"]
+
+
+async def test_change_of_a_conveyancer_keeps_its_fee_and_is_shown_and_on_record(environment, database):
+    words = ("service", "conveyancer", "add", CONVEYANCER, "--name", "Acme and Sons", "--note", "a merger")
+    changed = await run(*words, environment=environment)
+    again = await run(*words, environment=environment)
+    free = await run(*words, "--no-charges-calculation-fee", environment=environment)
+
+    renamed = "'Acme', a calculation fee -> 'Acme and Sons', a calculation fee"
+    waived = "'Acme and Sons', a calculation fee -> 'Acme and Sons', no calculation fee"
+    assert changed.output == f"conveyancer {CONVEYANCER} registered: {renamed}\n"
+    assert again.output.count("'Acme and Sons', a calculation fee") == 2
+    assert free.output == f"conveyancer {CONVEYANCER} registered: {waived}\n"
+    rows = await database.fetch(
+        "SELECT conveyancer_id, action, subject, note FROM operator_action ORDER BY id"
+    )
+    assert [tuple(row) for row in rows] == [
+        (CONVEYANCER, "conveyancer add", change, "a merger") for change in (renamed, waived)
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("conveyancer", "disable", "\udcff"),
+        ("conveyancer", "enable", "\udcff"),
+        ("api-key", "create", "\udcff"),
+        ("api-key", "revoke", "\udcff"),
+        ("request", "find", "--external-id", "\udcff"),
+        ("request", "find", "--customer-email", "\udcff"),
+        ("request", "find", "--case-ref", "\udcff"),
+        ("request", "correct", "req_0000000000000000000000", "--customer-email", "\udcff@example.com"),
+    ],
+    ids=ascii,
+)
+async def test_argument_that_is_not_utf_8_is_bad_usage(environment, words):
+    ended = await run("service", *words, environment=environment)
+
+    assert (ended.status, ended.output) == (2, "")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
 ):
     async with open_postman(worker_settings) as postman, running(postman.run):
         await eventually(lambda: settled(database, 1))
-        by = ("--by", "Ada", "--reason", "typing error")
+        by = ("--by", "Ada", "--note", "typing error")
         ended = await run(*correcting(created), *by, environment=environment)
         await eventually(lambda: settled(database, 2))
 
@@ -91,7 +91,7 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     assert await opens(service_settings, created, now["secret"])
     assert not await opens(service_settings, created, created["secret"])
     [action] = await operator_actions.read(database, id_of(created))
-    assert (action.action, action.operator, action.reason) == ("request correct", "Ada", "typing error")
+    assert (action.action, action.operator, action.note) == ("request correct", "Ada", "typing error")
     assert action.subject == f"{first_key(created)}.2"
     await assert_sound(database)
 

@@ -120,14 +120,14 @@ def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
     assert "\x1b" not in errors
 
 
-async def test_operator_and_reason_are_handed_on(capsys):
+async def test_operator_and_note_are_handed_on(capsys):
     async def change(by: Operator) -> Answer:
         """Change."""
         return Answer(by, by.name)
 
-    assert await asyncio.to_thread(run, on_record(change), "--by", "Ada", "--reason", "a test", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "Ada", "reason": "a test"}
-    for words in (("--by", " "), ("--reason", "not UTF-8: \udcff")):
+    assert await asyncio.to_thread(run, on_record(change), "--by", "Ada", "--note", "a test", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "Ada", "note": "a test"}
+    for words in (("--by", " "), ("--note", "not UTF-8: \udcff")):
         assert await asyncio.to_thread(run, on_record(change), *words) == 2
         assert f"Invalid value for '{words[0]}'" in capsys.readouterr().err
 

@@ -58,7 +58,9 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose e-mails to a command. It gets them as *choice*."""
 
     @click.option("--uuid", "request_id", type=command_line.uuid, help="Only those of this request: req_…")
-    @click.option("--conveyancer", "conveyancer_id", metavar="ID", help="Only those of this conveyancer.")
+    @click.option(
+        "--conveyancer", "conveyancer_id", metavar="ID", type=command_line.line, help="Only its own."
+    )
     @click.option(
         "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those that were last answered so."
     )

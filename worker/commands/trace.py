@@ -138,7 +138,7 @@ def _describe_event(event: Event) -> str:
 
 def _describe_action(action: OperatorAction) -> str:
     subject = f"{action.subject}, " if action.subject else ""
-    return f"{subject}by {action.operator}" + (f": {action.reason}" if action.reason else "")
+    return f"{subject}by {action.operator}" + (f": {action.note}" if action.note else "")
 
 
 def _describe_email(email: LedgerEmail, uuid: str) -> str:

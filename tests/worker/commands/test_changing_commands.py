@@ -20,7 +20,7 @@ from tests.worker.commands.steps import bury, intend
 from tests.worker.conftest import created_body, settings_with, store
 from worker.rabbitmq.topology import NOTIFICATIONS
 
-BY = ("--by", "Ada", "--reason", "a test")
+BY = ("--by", "Ada", "--note", "a test")
 
 
 class World(NamedTuple):
@@ -133,7 +133,7 @@ async def world(database, channel, changing):
 
 async def records(world: World) -> list[tuple[str, str, str]]:
     """Return the changes on record."""
-    rows = await world.database.fetch("SELECT action, operator, reason FROM operator_action")
+    rows = await world.database.fetch("SELECT action, operator, note FROM operator_action")
     return [tuple(row) for row in rows]
 
 

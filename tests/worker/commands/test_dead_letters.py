@@ -282,7 +282,7 @@ async def test_redriven_messages_are_on_record_under_the_requests_that_they_name
     worker_settings, channel, database, buried
 ):
     await bury(channel, NOTIFICATIONS, b"malformed", message_id=created_id(buried[0]))
-    words = ("dead-letters", "redrive", QUEUE, "--by", "Ada", "--reason", "a mended handler")
+    words = ("dead-letters", "redrive", QUEUE, "--by", "Ada", "--note", "a mended handler")
 
     answer = await command(worker_settings, *words)
 
@@ -290,7 +290,7 @@ async def test_redriven_messages_are_on_record_under_the_requests_that_they_name
     for request in buried:
         [action] = await operator_actions.read(database, request.id)
         assert (action.action, action.subject) == ("dead-letters redrive", created_id(request))
-        assert (action.operator, action.reason) == ("Ada", "a mended handler")
+        assert (action.operator, action.note) == ("Ada", "a mended handler")
         shown = (await command(worker_settings, "trace", request.uuid)).text
         assert f"{created_id(request)}, by Ada: a mended handler" in shown
 

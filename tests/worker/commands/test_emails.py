@@ -43,7 +43,7 @@ async def states(database: Connection) -> dict[str, str]:
 
 async def actions(database: Connection) -> list[tuple[str, str, str | None]]:
     """Return the changes on record."""
-    rows = await database.fetch("SELECT action, operator, reason FROM operator_action ORDER BY id")
+    rows = await database.fetch("SELECT action, operator, note FROM operator_action ORDER BY id")
     return [tuple(row) for row in rows]
 
 
@@ -61,7 +61,7 @@ async def test_failed_email_is_sent_again_as_a_new_one(
     mail_server.rcpt_reply = "250 OK"
 
     done = await changed(
-        worker_settings, "resend", "--code", "550", "--by", "Ada", "--reason", "mailbox is back"
+        worker_settings, "resend", "--code", "550", "--by", "Ada", "--note", "mailbox is back"
     )
     async with running(postman.run):
         await eventually(lambda: mail_server.accepted)

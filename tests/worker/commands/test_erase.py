@@ -95,7 +95,7 @@ async def test_nothing_personal_is_left_in_any_table(worker_settings, database, 
     assert MARK.encode().hex() in await dump(database)
     before = await unpublished(database)
 
-    done = await erase(worker_settings, request, "--by", "Ada", "--reason", "asked for it")
+    done = await erase(worker_settings, request, "--by", "Ada", "--note", "asked for it")
 
     assert done == Erasure(request.uuid, was_erased_before=False)
     left = await dump(database)
@@ -108,7 +108,7 @@ async def test_nothing_personal_is_left_in_any_table(worker_settings, database, 
     assert (after[-1]["type"], after[-1]["data"]["reason"]) == ("request.email_failed", "cancelled")
     assert await states(database) == {key_of(request): "failed"}
     [action] = await operator_actions.read(database, request.id)
-    assert (action.action, action.operator, action.reason) == ("request erase", "Ada", "asked for it")
+    assert (action.action, action.operator, action.note) == ("request erase", "Ada", "asked for it")
     await assert_sound(database)
 
 

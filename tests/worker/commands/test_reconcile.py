@@ -103,7 +103,7 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     await store(database)  # young
     await database.execute("DELETE FROM outbox")
 
-    words = ("reconcile", "--repair", "--by", "Ada", "--reason", "the queue was lost")
+    words = ("reconcile", "--repair", "--by", "Ada", "--note", "the queue was lost")
     answer = await command(worker_settings, *words)
 
     assert isinstance(answer.data, Reconciliation)
@@ -113,9 +113,7 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     announced = [(row["request_id"], row["type"], row["sequence"]) for row in rows]
     assert announced == [(request.id, "request.created", 1) for request in vanished]
     assert settled.id not in [request_id for request_id, *_ in announced]
-    [record] = await database.fetch(
-        "SELECT request_id, action, subject, operator, reason FROM operator_action"
-    )
+    [record] = await database.fetch("SELECT request_id, action, subject, operator, note FROM operator_action")
     assert record == (
         *(None, "reconcile --repair", "request.created of 15 requests"),
         *("Ada", "the queue was lost"),

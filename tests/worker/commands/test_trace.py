@@ -142,9 +142,16 @@ async def test_text_lists_the_steps_in_the_order_of_time(worker_settings, databa
     ]
 
 
-async def test_changes_by_operators_are_shown(worker_settings, stored_request):
+async def test_changes_by_operators_are_shown(worker_settings, database, stored_request):
+    await database.execute(
+        """
+        INSERT INTO operator_action (conveyancer_id, action, operator, at)
+        VALUES ($1, 'conveyancer disable', 'Eve', now() - interval '1 h') -- before there was the request
+        """,
+        stored_request.conveyancer_id,
+    )
     key = f"{stored_request.uuid}.request.created.1"
-    by = ("--by", "Ada", "--reason", "a test of the firm")
+    by = ("--by", "Ada", "--note", "a test of the firm")
     await command(worker_settings, "emails", "cancel", "--uuid", stored_request.uuid, *by)
     await command(worker_settings, "emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
 
