@@ -41,5 +41,5 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def finish_seconds(self) -> float:
-        """For the messages and e-mails in hand when their role stops; the rest is for closing connections."""
+        """For the messages in hand when their role stops; the rest is for closing connections."""
         return self.shutdown_seconds / 2

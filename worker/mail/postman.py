@@ -36,6 +36,7 @@ _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded ag
 _REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about as long
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _LONGEST_RETRY = 60  # times the first one: half an hour by default
+_STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to contents that were sent before
 
 # E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
 _EMAILS_PER_CONNECTION = 2
@@ -43,8 +44,8 @@ _EMAILS_PER_CONNECTION = 2
 _log = structlog.get_logger()
 
 
-class ClaimLost(Exception):
-    """The claim on an e-mail expired before the mail server was given the content."""
+class ContentWithheld(Exception):
+    """The mail server was not given the content: the claim has expired, or the process is stopping."""
 
 
 class Postman:
@@ -77,18 +78,21 @@ class Postman:
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._pauses = Pauses("mail_paused")
+        self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres.
 
-        At the end it finishes what is in hand, for a while. The claims on the rest expire.
+        At the end no further content is sent. E-mails whose content was sent get nearly all the time of the
+        shutdown: a reply that is not awaited would send them again. After that, their claims expire.
         """
         async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
                     await self._start_or_wait(stop)
+                self._is_stopping = True
                 if self._tasks:
-                    await asyncio.wait(self._tasks, timeout=self._settings.finish_seconds)
+                    await asyncio.wait(self._tasks, timeout=self._settings.shutdown_seconds * _STOPPING_SHARE)
             finally:
                 for task in self._tasks:
                     task.cancel()
@@ -182,15 +186,14 @@ class Postman:
                         self._sender.address,
                         recipient,
                         content,
-                        before_content=partial(self._check_claim, email.event_id),
+                        before_content=partial(self._check_content_may_go, email.event_id),
                     )
         except EmailNotValidError:
             return email.ended("not sent: no e-mail can be composed from these addresses", "not_composable")
         except MailServerUnavailable as outage:
             self._outage = outage
             return PutOff(email.event_id, "given_back")
-        except ClaimLost:
-            _log.warning("email_claim_lost")
+        except ContentWithheld:
             return PutOff(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
@@ -216,10 +219,13 @@ class Postman:
         )
         return message.in_ascii(email.request.customer_email), content
 
-    def _check_claim(self, event_id: str) -> None:
-        """Raise ClaimLost if this process was suspended so long that another may have the e-mail."""
+    def _check_content_may_go(self, event_id: str) -> None:
+        """Raise ContentWithheld at a stop, or if another process may have the e-mail after a suspension."""
         if time.monotonic() >= self._claimed_until[event_id]:
-            raise ClaimLost
+            _log.warning("email_claim_lost")
+            raise ContentWithheld
+        if self._is_stopping:
+            raise ContentWithheld
 
     async def _record(self, outcome: EmailEnd | PutOff) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""

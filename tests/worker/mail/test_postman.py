@@ -140,6 +140,39 @@ async def test_stopping_postman_finishes_the_email_in_hand(
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
 
 
+async def test_stopping_postman_waits_for_the_reply_to_a_content_nearly_as_long_as_it_may(
+    worker_settings, mail_server, mail_link, database, intended
+):
+    mail_link.hold_before(b"Message-ID:")
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=5.0)
+
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(mail_link.marker_reached.is_set)
+        asyncio.get_running_loop().call_later(3.0, mail_link.resume)
+
+    assert await states(database) == {"sent": 1}
+    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+
+
+async def test_stopping_postman_sends_no_further_content(
+    worker_settings, mail_server, mail_link, database, intended
+):
+    mail_link.hold_before(b"RCPT")
+
+    async with (
+        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
+        running(postman.run),
+    ):
+        await eventually(mail_link.marker_reached.is_set)
+        asyncio.get_running_loop().call_later(0.05, mail_link.resume)
+
+    assert mail_server.accepted == []
+    assert await states(database) == {"pending": 1}
+    assert not await is_claimed(database)  # Another process may send it at once.
+    assert await attempts(database) == 0
+    assert intended.uuid
+
+
 async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
     worker_settings, mail_link, database, intended
 ):
