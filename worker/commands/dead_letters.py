@@ -23,13 +23,14 @@ from worker.consumers.dead_lettering import copy_of
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
+from worker.rabbitmq.properties import UNDECODABLE
 from worker.rabbitmq.topology import Queue
 from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each answer of the broker
 ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
-_IN_MEMORY = 20  # messages
+_IN_MEMORY = 200  # messages; fewer than these must stay, or the others are not reached
 
 # Headers that say how a message died. They are written anew if it dies again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -67,6 +68,7 @@ class Redriven(msgspec.Struct, frozen=True):
     queue: str
     moved: int
     left: int
+    undecodable: int = 0  # of those left
 
 
 _message_ids = click.option(
@@ -137,24 +139,29 @@ def _as_text(listing: Listing) -> str:
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
     """Move dead letters back to the end of their queue, in order. A crash may leave one in both queues.
 
+    Those with undecodable properties stay: their consumer would refuse them again.
+
     Each is recorded before it is moved, so a command that is cut off may leave a record of a message that was
     not moved. A message that names no request is moved without a record.
     """
     queue = QUEUES[name]
-    moved = 0
+    moved = undecodable = 0
     async with command_line.postgres() as connection, _opened(queue) as (channel, dead):
         count = _count(dead)
         with command_line.progress("redriving", count) as advance:
             # Those that are left where they are stay unacknowledged until the end.
             prefetch = 0 if message_ids else _IN_MEMORY
             async for _, message in _read(channel, dead, number=count, prefetch=prefetch):
-                if not message_ids or message.message_id in message_ids:
+                if UNDECODABLE in message.headers:
+                    undecodable += 1
+                elif not message_ids or message.message_id in message_ids:
                     await _record(connection, message, by)
                     await _move_back(channel, queue, message)
                     moved += 1
                 advance(1)
-    redriven = Redriven(name, moved, count - moved)
-    return Answer(redriven, f"{moved} messages moved to {name}, {redriven.left} left")
+    redriven = Redriven(name, moved, count - moved, undecodable)
+    text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
+    return Answer(redriven, text)
 
 
 dead_letters = click.Group(
@@ -223,7 +230,7 @@ async def _read(
 ) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
     """Yield this many messages from the head, with their positions.
 
-    No more than *prefetch* are unacknowledged at a time; 0: any number.
+    At most *prefetch* are unacknowledged at a time; 0: any number. Raises ClickException if fewer arrive.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):
@@ -233,5 +240,6 @@ async def _read(
         try:
             message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
         except TimeoutError:  # A message that another consumer holds never arrives.
-            return
+            text = f"{dead.name}: {number - position + 1} of {number} messages did not arrive. Run it again."
+            raise click.ClickException(text) from None
         yield position, message

@@ -22,6 +22,7 @@ from worker.consumers import dead_lettering, incoming
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
+from worker.rabbitmq.properties import UNDECODABLE
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -152,6 +153,8 @@ class Consumer(Generic[Content]):
     async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:
         """Handle one message, or dead-letter it. Returns the outcome, as the metrics name it."""
         try:
+            if UNDECODABLE in message.headers:
+                raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
             await self._batches.done(self._decode(read, traceparent))
         except self._refusals as refusal:
             await self._dead_letters.done(dead_lettering.dead_letter(message, refusal))

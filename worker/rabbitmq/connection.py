@@ -12,7 +12,7 @@ from yarl import URL
 
 from service.telemetry import logs
 from worker import metrics
-from worker.rabbitmq import topology
+from worker.rabbitmq import properties, topology
 from worker.settings import WorkerSettings
 
 # What aio-pika raises when the broker or its network fails, or the time is up.
@@ -23,6 +23,8 @@ _HEARTBEAT_SECONDS = 10  # A peer is gone after two without a sign of life.
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
+
+properties.decode_tolerantly()
 
 
 class BrokerUnavailable(Exception):

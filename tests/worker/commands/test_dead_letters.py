@@ -15,6 +15,8 @@ from service.operations import operator_actions
 from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, holds
+from tests.harness.raw_messages import UNDECODABLE as RAW
+from tests.harness.raw_messages import RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import bury
@@ -24,10 +26,18 @@ from worker.commands.dead_letters import Listing, Redriven
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
+from worker.rabbitmq.properties import UNDECODABLE
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 QUEUE = NOTIFICATIONS.name
+
+
+async def bury_undecodable(channel: AbstractChannel) -> None:
+    """Dead-letter one message for each way not to be decodable, as RabbitMQ does at the delivery limit."""
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
+    for name, written in RAW.values():
+        await exchange.publish(RawMessage(b"{}", name, written), NOTIFICATIONS.dead_letters, mandatory=True)
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
@@ -190,6 +200,34 @@ async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its
     back = await eventually(lambda: take_unsettled(channel))
     assert {name: back.headers.get(name) for name in ("CC", "cc")} == {"CC": None, "cc": "kept"}
     assert await take(theirs) is None
+
+
+async def test_dead_letters_that_cannot_be_decoded_are_listed_and_not_redriven(worker_settings, channel):
+    await bury_undecodable(channel)
+    ids = await bury_many(channel, 20)
+
+    listing = await listing_of(worker_settings, "--limit", "100")
+    [first] = (await listing_of(worker_settings, "--position", "1")).letters
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE)
+
+    assert len(listing.letters) == len(RAW) + 20
+    assert first.headers is not None
+    assert first.headers[UNDECODABLE] == "content_type"
+    assert answer.data == Redriven(QUEUE, 20, len(RAW), undecodable=len(RAW))
+    assert await ids_in(channel, QUEUE, 20) == ids
+    assert await count(channel, NOTIFICATIONS.dead_letters) == len(RAW)
+
+
+@pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
+async def test_command_that_reads_fewer_than_were_counted_fails(
+    *, words, worker_settings, channel, monkeypatch
+):
+    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.2)
+    monkeypatch.setattr(dead_letters, "_count", lambda dead: 1 + (dead.declaration_result.message_count or 0))
+    await bury_many(channel, 2)
+
+    with pytest.raises(click.ClickException, match="1 of 3 messages did not arrive"):
+        await command(worker_settings, "dead-letters", *words)
 
 
 async def test_full_live_queue_stops_a_redrive_without_loss(worker_settings, channel):

@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.queues import declare_topology
+from tests.harness.raw_messages import NotText
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import Refused, dead_letter, has_no_messages
@@ -111,16 +112,6 @@ async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_with
         assert (dead.body, dead.headers["x-reason"], dead.headers["kept"]) == (b"bad", "Malformed", "yes")
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: work.done == [1])
-
-
-class NotText(str):
-    """A header value that is sent in another encoding than UTF-8, as AMQP allows."""
-
-    __slots__ = ()
-
-    def encode(self, encoding: str = "", errors: str = "strict") -> bytes:  # noqa: ARG002 - pamqp passes one
-        """Return the text in Latin-1, whatever *encoding* is asked for."""
-        return super().encode("latin-1", errors)
 
 
 async def test_dead_letter_reaches_no_other_queue_than_the_dead_letters_of_its_own(consumer, channel):

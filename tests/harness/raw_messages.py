@@ -1,0 +1,67 @@
+"""Messages whose properties no client of ours would write, though RabbitMQ carries them."""
+
+import struct
+
+from aio_pika import Message
+from pamqp.commands import Basic
+
+_SHORT = b"\x01\xe9"  # one byte of Latin-1
+_AFTER_9999 = struct.pack(">Q", 2**63 - 1)
+_MICROSECONDS = struct.pack(">Q", 1_700_000_000_000_000)
+_NANOSECONDS = struct.pack(">Q", 1_700_000_000_000_000_000)
+
+
+def _table(fields: bytes) -> bytes:
+    return struct.pack(">I", len(fields)) + fields
+
+
+def _nested(depth: int) -> bytes:
+    fields = b""
+    for _ in range(depth):
+        fields = b"\x01nF" + _table(fields)
+    return _table(fields)
+
+
+# By what they are: the property, and its bytes.
+UNDECODABLE = {
+    **{f"{name} in Latin-1": (name, _SHORT) for name in ("content_type", "message_id", "app_id", "reply_to")},
+    "type in Latin-1": ("message_type", _SHORT),
+    "microseconds": ("timestamp", _MICROSECONDS),
+    "nanoseconds": ("timestamp", _NANOSECONDS),
+    "header's name in Latin-1": ("headers", _table(_SHORT + b"V")),
+    "header beyond the year 9999": ("headers", _table(b"\x01tT" + _AFTER_9999)),
+    "headers nested 2,000 deep": ("headers", _nested(2_000)),
+    "headers of 100 KB": ("headers", _table(b"\x01aV" * 33_333)),
+}
+
+
+class NotText(str):
+    """Text that is sent in another encoding than UTF-8, as AMQP allows."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "", errors: str = "strict") -> bytes:  # noqa: ARG002 - pamqp passes one
+        """Return the text in Latin-1, whatever *encoding* is asked for."""
+        return super().encode("latin-1", errors)
+
+
+class RawMessage(Message):
+    """A message with one property, which is written as these bytes."""
+
+    def __init__(self, body: bytes, name: str, written: bytes) -> None:
+        super().__init__(body)
+        object.__setattr__(self, "raw", struct.pack(">H", Basic.Properties.flags[name]) + written)
+
+    @property
+    def properties(self) -> Basic.Properties:
+        """The property, in an object that writes its bytes."""
+        return _Written(object.__getattribute__(self, "raw"))
+
+
+class _Written(Basic.Properties):
+    def __init__(self, written: bytes) -> None:
+        super().__init__()
+        self.written = written
+
+    def marshal(self) -> bytes:
+        return self.written

@@ -1,0 +1,55 @@
+"""Decodes the properties of messages one by one. Those that pamqp cannot decode are left out and named.
+
+pamqp raises for such a property. That ends the connection, and every message in flight on it is delivered
+again: one message of another team would take its neighbours to the delivery limit.
+"""
+
+from typing import Final
+
+from pamqp import decode
+from pamqp.commands import Basic
+
+UNDECODABLE: Final = "x-undecodable"  # the header that names the properties left out
+
+# Of the table of headers. pamqp's time grows with its square: 128 KiB, the most that AMQP carries, take 3 s.
+_LONGEST_BYTES = 16_384
+_DECODERS = {**decode.METHODS}
+
+
+def decode_tolerantly() -> None:
+    """Change pamqp for all connections of this process. A test checks what is changed against its release."""
+    decode.METHODS["shortstr"] = _short_text
+    setattr(Basic.Properties, "unmarshal", _unmarshal)  # noqa: B010 - mypy lets no method be assigned
+
+
+def _short_text(data: bytes) -> tuple[int, str]:
+    """Read a name in a frame of AMQP itself, such as a routing key."""
+    size = 1 + data[0]
+    return size, data[1:size].decode(errors="backslashreplace")
+
+
+def _unmarshal(properties: Basic.Properties, flags: int, data: bytes) -> None:
+    undecodable = []
+    for name in properties.attributes():
+        if flags & properties.flags[name]:
+            kind = properties.amqp_type(name)
+            size = _size(kind, data)
+            try:
+                setattr(properties, name, _DECODERS[kind](data[: min(size, _LONGEST_BYTES)])[1])
+            except (ValueError, OverflowError, RecursionError):
+                undecodable.append(name)
+            data = data[size:]
+    if undecodable:
+        properties.headers = {**(properties.headers or {}), UNDECODABLE: ", ".join(undecodable)}
+
+
+def _size(kind: str, data: bytes) -> int:
+    match kind:
+        case "shortstr":
+            return 1 + data[0]
+        case "table":
+            return 4 + int.from_bytes(data[:4], "big")
+        case "timestamp":
+            return 8
+        case _:
+            return 1
