@@ -1,13 +1,16 @@
 """E-mail addresses are accepted exactly if email-validator accepts them, except for encoded words."""
 
 import re
+import time
 
 import email_validator
 import msgspec
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from service.api import request_body
+from service.calculation_requests import email_addresses
 from tests.harness.examples import A_REQUEST
 
 _PARTS = st.text("ab1.-_+=? \"'<>é(@", max_size=70)
@@ -22,6 +25,8 @@ _DOMAINS = st.sampled_from(
         "ab--c.com",
         "xn--bcher-kva.example",
         "x.é",
+        "\u06f0" * 64 + ".example",
+        "é" * 63 + "\u3002" + "é" * 20 + ".example",
     ]
 )
 
@@ -47,3 +52,12 @@ def test_address_is_accepted_exactly_if_email_validator_accepts_it(local, domain
 
     expected = is_valid(address) and len(address) <= 254 and bool(address.strip())
     assert (not body.errors) == expected
+
+
+@pytest.mark.parametrize("digit", ["0", "\u0660", "\u06f0", "\u0966"])
+def test_domain_of_many_digits_is_refused_quickly(digit):
+    began = time.process_time()
+    for length in range(100, 250):
+        assert not email_addresses.is_accepted(f"a@{digit * length}.com")
+
+    assert time.process_time() - began < 0.3, "it took up to 20 ms for each"
