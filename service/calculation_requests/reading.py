@@ -136,6 +136,10 @@ _READ_INTERNALLY = f"""
 """  # noqa: S608 - constants only
 
 
+LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links come to at most 30 KB more
+_ROWS_AT_A_TIME = 20  # at most as many bytes as a page has
+
+
 class Listing(msgspec.Struct, frozen=True):
     """Which requests to list: at most *limit* up to 100, older than *before*, with *external_id* if given."""
 
@@ -149,6 +153,9 @@ async def read_page(
 ) -> tuple[list[CalculationRequest], str | None]:
     """Return a page of this conveyancer's requests, newest first, and the cursor of the next page, if any.
 
+    A page ends after *limit* requests, or before LARGEST_PAGE bytes: a request may have 57 KB, and many
+    callers may read pages at the same time.
+
     A cursor is a position, not a promise: it is always read within the conveyancer's own requests. Raises
     UnknownConveyancer.
     """
@@ -156,11 +163,24 @@ async def read_page(
         arguments = [_LIST_NEWEST, conveyancer_id]
     else:
         arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
-    rows = await connection.fetch(*arguments, listing.before, listing.limit + 1)
-    if not rows:
-        await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
-    page = [CalculationRequest(*row) for row in rows[: listing.limit]]
-    return page, page[-1].uuid if len(rows) > listing.limit else None
+    page: list[CalculationRequest] = []
+    size, before = 0, listing.before
+    while True:
+        wanted = min(listing.limit - len(page), _ROWS_AT_A_TIME)
+        rows = await connection.fetch(*arguments, before, wanted + 1)
+        if not rows:
+            await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
+        for row in rows[:wanted]:
+            request = CalculationRequest(*row)
+            size += len(msgspec.json.encode(request))
+            if size > LARGEST_PAGE:
+                return page, page[-1].uuid
+            page.append(request)
+        if len(rows) <= wanted:
+            return page, None
+        if len(page) == listing.limit:
+            return page, page[-1].uuid
+        before = page[-1].id
 
 
 # Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops that

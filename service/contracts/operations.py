@@ -75,7 +75,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "limit": {
         "in": "query",
-        "description": "The maximum number of requests on a page.",
+        "description": "The maximum number of requests on a page. Large requests make pages shorter: a "
+        "page with fewer is the last only if its `next_cursor` is null.",
         "schema": {
             "type": "integer",
             "minimum": 1,

@@ -62,6 +62,29 @@ async def test_page_has_twenty_requests_by_default(client):
     assert rest == {"requests": created[20:], "next_cursor": None}
 
 
+async def test_page_ends_before_it_is_too_large(client):
+    """However large the requests are, and whether they are read in one batch or in several."""
+    newest = (await create(client, 60))[:30]
+    largest = await create(client, 1, notes="\U0001f600" * 10_000, meta_data={"a": "x" * 16_000})
+    for _ in range(44):
+        await client.post("/v1/request", json=A_REQUEST | {"notes": "\U0001f600" * 10_000})
+    listed: list[dict[str, Any]] = []
+    pages = 0
+    cursor: dict[str, str] = {}
+
+    while not listed or cursor["cursor"]:
+        response = await client.get("/v1/request", params={"limit": 100} | cursor)
+        assert len(response.content) < reading.LARGEST_PAGE + 30_000
+        data = response.json()["data"]
+        pages += 1
+        listed += data["requests"]
+        cursor = {"cursor": data["next_cursor"]}
+
+    assert len({each["uuid"] for each in listed}) == len(listed) == 105
+    assert listed[44:75] == largest + newest
+    assert pages == 2
+
+
 async def test_last_page_may_be_full(client):
     created = await create(client, 4)
 
