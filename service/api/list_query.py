@@ -46,7 +46,7 @@ def parse_listing(query_string: bytes) -> Listing:
     )
     for name, check in _CHECKS.items():
         if times[name] > 1:
-            failures[name] = "repeated", f"This parameter was sent {times[name]} times: send it once."
+            failures[name] = "repeated", "This parameter was sent more than once: send it once."
         elif name in values:
             failures[name] = check(values[name])
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]

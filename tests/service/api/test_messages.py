@@ -85,7 +85,7 @@ def test_parameters_are_refused_with_what_came():
         list_query.parse_listing(b"limit=1&limit=2&limit=3&cursor=zqmark&zqmark=1&external_id=" + b"x" * 256)
 
     assert {error.field: error.message for error in refusal.value.errors} == {
-        "limit": "This parameter was sent 3 times: send it once.",
+        "limit": "This parameter was sent more than once: send it once.",
         "cursor": "Expected the next_cursor of an earlier page.",
         _MARK: "There is no such parameter: check its name.",
         "external_id": "Expected at most 255 characters, got 256.",
