@@ -8,7 +8,6 @@ from litestar import Litestar, get
 from litestar.types import ASGIApp
 
 from service.api import errors, handlers, questionnaire
-from service.api.json_body import LARGEST_BODY
 from service.api.outer_layer import OuterLayer
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import Authenticator
@@ -22,6 +21,7 @@ from service.postgres.pool import open_pool
 from service.server import probes
 from service.server.asgi import Response
 from service.server.background import in_background
+from service.server.limits import LARGEST_BODY
 from service.settings import ServiceSettings
 
 

@@ -55,6 +55,8 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     """What the API needs. It gets no broker address, because the outbox is its only way out."""
 
     port: Port = 8000
+    # Longer than proxies keep theirs, or a request over a connection that is just closed would get their 502.
+    keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
     auth_issuer: NonBlank
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]

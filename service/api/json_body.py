@@ -9,16 +9,15 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.errors import ApiError
 from service.api.resources import ApiRequest
-from service.server import http_protocol
-
-LARGEST_BODY = 256 * 1024  # bytes
+from service.server import limits
+from service.server.limits import LARGEST_BODY
 
 
 async def read(request: ApiRequest[Any]) -> bytes:
     """Return the body of a request, which must be declared as JSON. Raises ApiError."""
     check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
     try:
-        async with asyncio.timeout(http_protocol.BODY_SECONDS):
+        async with asyncio.timeout(limits.BODY_SECONDS):
             return await request.body()
     except TimeoutError:
         raise body_overdue() from None

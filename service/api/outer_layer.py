@@ -17,6 +17,7 @@ from litestar.exceptions import NotFoundException
 from service.api import errors
 from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
+from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to repeat
@@ -103,10 +104,11 @@ class OuterLayer:
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve each path under one spelling: no other gets around a gateway's rules for it.
 
-        The router also takes `//metrics` and `/%6detrics` for `/metrics`.
+        The router also takes `//metrics` and `/%6detrics` for `/metrics`. It remembers many paths, so it gets
+        none that is long.
         """
         path = scope["raw_path"]
-        if b"//" in path or (path.endswith(b"/") and path != b"/"):
+        if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
             scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.

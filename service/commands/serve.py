@@ -27,5 +27,9 @@ def serve() -> None:
 
 async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
-        create_app(settings), listening, stop_on_signals(), shutdown_seconds=settings.shutdown_seconds
+        create_app(settings),
+        listening,
+        stop_on_signals(),
+        shutdown_seconds=settings.shutdown_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
     )

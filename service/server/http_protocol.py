@@ -1,93 +1,125 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with deadlines and a largest head."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on what a caller may hold."""
 
 import asyncio
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-HEAD_SECONDS = 10.0  # for a caller to send the head of a request
-# To send its body, or to read some of an answer: as long as a slow network takes for the largest body.
-BODY_SECONDS = 30.0
-LARGEST_HEAD = 64 * 1024  # bytes of the request line and the headers: more than cookies and tokens need
+from service.server import limits
+from service.server.buffers import JoinedWrites, UnparsedInput
+from service.server.limits import LARGEST_HEAD, MOST_HEADERS
+
 _AROUND_HEADER = len(b": \r\n")
 
 _NOT_HTTP = HTTPStatus.BAD_REQUEST, "The request is not valid HTTP."
 _HEAD_OVERDUE = HTTPStatus.REQUEST_TIMEOUT, "The request line and headers did not arrive in time."
 _HEAD_TOO_LARGE = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"The request line and headers are larger than {LARGEST_HEAD // 1024} KiB: send less.",
+    f"There are more than {LARGEST_HEAD // 1024} KiB of headers, or more than {MOST_HEADERS}: send less.",
 )
+_UNKNOWN_CODING = HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is served is chunked."
 
 
-class JoinedWrites:
-    """A transport that sends all that is written in one turn of the event loop in one system call.
-
-    uvicorn writes the head and the body of an answer separately. The second call takes a tenth of the
-    processor time of a create.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._held: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        """Send *data* before the event loop waits again."""
-        if not self._held:
-            self._loop.call_soon(self._send)
-        self._held.append(data)
-
-    def close(self) -> None:
-        """Close the connection once everything has been sent."""
-        self._send()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else the transport has
-        return getattr(self._transport, name)
-
-    def _send(self) -> None:
-        if self._held:
-            joined = b"".join(self._held)
-            self._held.clear()
-            self._transport.write(joined)
+# How soon a connection is closed in favour of another: see `HttpProtocol.expendability`.
+_IDLE, _SLOW, _BUSY = range(3)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with four differences.
+    """uvicorn's HTTP/1.1 with five differences.
 
-    - Callers that send or read too slowly are cut off, see `end_if_overdue`.
-    - The head of a request has a largest size.
+    - What a caller may hold is bounded: connections, bytes and time, see `limits`.
+    - While a request is answered at most one other waits on the connection; the rest is not parsed.
     - The offer of another protocol is declined, and the body that follows it is read.
-    - An answer is sent in one system call.
+    - Bodies are refused whose framing another server could read differently.
+    - A small answer is sent in one system call.
 
     What is no request yet is refused in plain text, without the application.
     """
 
+    flow: UnparsedInput
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
-    _deadline: float | None = None  # for what the caller has to send next; None while an answer is made
+    _since = 0.0  # when the caller was to send the next part
+    _deadline: float | None = None  # for that part; None while an answer is made
     _received = 0  # bytes since the read in which the latest head began
-    _unread = 0  # bytes of our answers that the caller has not read
-    _unread_since = 0.0  # when their number last changed
+    _unread_since = 0.0  # when the caller had last read all of our answers
+    _read_since = 0.0  # when the bytes that it reads were last counted
+    _read = 0  # bytes of our answers that it had read then
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the head of a request."""
-        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
-        self._deadline = self.loop.time() + HEAD_SECONDS
+        """Expect the head of a request. If there are too many connections, close another one.
+
+        That is the one that has been idle for longest. If none is idle, it is the one that has kept us
+        waiting for longest, for the rest of a request or to read an answer.
+        """
+        self._writes = JoinedWrites(transport, self.loop)
+        super().connection_made(self._writes)  # type: ignore[arg-type]
+        self.flow = UnparsedInput(self.transport)
+        self._expect(limits.HEAD_SECONDS)
+        self._unread_since = self._read_since = self._since
+        if len(self.connections) > limits.MOST_CONNECTIONS:
+            others = (
+                each for each in self.connections if isinstance(each, HttpProtocol) and each is not self
+            )
+            longest = min(others, key=HttpProtocol.expendability)
+            (self if longest.expendability()[0] == _BUSY else longest).cut_off()
+
+    def expendability(self) -> tuple[int, float]:
+        """Return a key that is lower the sooner this connection may be closed in favour of another."""
+        if self.unread:
+            return _SLOW, self._unread_since
+        if self._deadline is None:
+            return _BUSY, 0.0
+        return _IDLE if self._reading == "nothing" else _SLOW, self._since
+
+    def cut_off(self) -> None:
+        """Drop the connection, whatever its caller has not read."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _expect(self, seconds: float) -> None:
+        """Start the clock for what the caller has to send next."""
+        self._since = self.loop.time()
+        self._deadline = self._since + seconds
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*. Refuse what is not HTTP, and too large a head, also an incomplete one."""
-        self._received += len(data)
-        try:
-            self._parse(data)
-        except httptools.HttpParserError:
-            self._refuse(*_NOT_HTTP)
-        else:
-            if self._reading == "head" and self._received > LARGEST_HEAD:
-                self._refuse(*_HEAD_TOO_LARGE)
+        """Parse *data*, at once or when a request on this connection is answered."""
+        self.flow.unparsed = self.flow.unparsed[self.flow.parsed_to :] + data
+        self.flow.parsed_to = 0
+        self._parse_received()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_received(self) -> None:
+        """Parse until a request waits for the one before it. Refuse what is not HTTP, and too large a head.
+
+        A message ends where a head does, or before the next one. So it is parsed head by head: otherwise one
+        read of 256 KiB could hold 14,000 requests.
+        """
+        received = self.flow
+        data = received.unparsed
+        while received.parsed_to < len(data) and not self.pipeline:
+            mark = b"\n" if self._reading == "head" else b"\r\n\r\n"
+            start, found = received.parsed_to, data.find(mark, received.parsed_to)
+            received.parsed_to = found + len(mark) if found >= 0 else len(data)
+            self._received += received.parsed_to - start
+            try:
+                self._parse(memoryview(data)[start : received.parsed_to])
+            except httptools.HttpParserError:
+                self._refuse(*_NOT_HTTP)
+                break
+            if self._reading == "head" and (
+                self._received > LARGEST_HEAD or len(self.headers) > MOST_HEADERS
+            ):
+                self._refuse(*_HEAD_TOO_LARGE)
+                break
+        else:
+            if received.parsed_to < len(data):
+                received.pause_reading()
+                return
+        received.unparsed, received.parsed_to = b"", 0
+
+    def _parse(self, data: memoryview) -> None:
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
 
         Java's HttpClient offers HTTP/2 with each request. After an offer the parser leaves the rest to the
@@ -95,12 +127,11 @@ class HttpProtocol(HttpToolsProtocol):
         again, with any request line and without the offer, and expects the body that the first one announced.
         The application has been started with the first: in state "body" the `on_…` methods ignore a head.
         """
-        rest: bytes | memoryview = data
         while True:
             try:
-                self.parser.feed_data(rest)
+                self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
-                rest = memoryview(rest)[offer.args[0] :]
+                data = data[offer.args[0] :]
                 framing = [
                     name + b": " + value + b"\r\n"
                     for name, value in self.headers
@@ -115,7 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._reading != "body":
             self._reading = "head"
             self._received = 0
-            self._deadline = self.loop.time() + HEAD_SECONDS
+            self._expect(limits.HEAD_SECONDS)
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -129,23 +160,36 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the application, unless the head is too large, and expect the body."""
+        """Start the application, unless the head is too large or ambiguous, and expect the body."""
         if self._reading == "body":
             return
-        size = len(self.url) + sum(len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
-        if size > LARGEST_HEAD:
-            self._refuse(*_HEAD_TOO_LARGE)
+        size, hosts, refusal = len(self.url), 0, None
+        for name, value in self.headers:
+            size += len(name) + len(value) + _AROUND_HEADER
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                refusal = _UNKNOWN_CODING
+        if size > LARGEST_HEAD or len(self.headers) > MOST_HEADERS:
+            refusal = _HEAD_TOO_LARGE
+        elif hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            refusal = _NOT_HTTP  # RFC 9112, section 3.2
+        if refusal:
+            self._refuse(*refusal)
             raise httptools.HttpParserError  # stops the parser
         super().on_headers_complete()
         self._reading = "body"
-        self._deadline = self.loop.time() + BODY_SECONDS
+        self._expect(limits.BODY_SECONDS)
 
     def on_message_complete(self) -> None:
         """Stop the clock until the answer is sent; it may have been sent before the body was read."""
         if self.parser.should_upgrade():
             return  # The body follows: see `_parse`.
         self._reading = "nothing"
-        self._deadline = self.loop.time() + self.timeout_keep_alive if self.cycle.response_complete else None
+        if self.cycle.response_complete:
+            self._expect(self.timeout_keep_alive)
+        else:
+            self._deadline = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -153,11 +197,13 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._reading == "nothing":
-            self._deadline = self.loop.time() + self.timeout_keep_alive
+            self._expect(self.timeout_keep_alive)
+        if self.flow.unparsed:
+            self._parse_received()
+        self.flow.resume_reading()
 
     def end_if_overdue(self, now: float) -> None:
         """Cut off a caller that has been too slow to send the next part or to read its answers.
@@ -165,18 +211,26 @@ class HttpProtocol(HttpToolsProtocol):
         A caller is not to blame while the server has paused reading. The application itself bounds the time
         for a body that it reads.
         """
-        unread = self.transport.get_write_buffer_size()
-        if unread == 0 or unread != self._unread:
-            self._unread, self._unread_since = unread, now
-        elif now - self._unread_since >= BODY_SECONDS:
-            self.transport.abort()  # close() would wait until the caller has read everything.
-            return
+        read = self._writes.written - self.unread
+        if not self.unread:
+            self._unread_since = self._read_since = now
+            self._read = read
+        elif now - self._read_since >= limits.BODY_SECONDS:
+            if read - self._read < limits.LEAST_READ:
+                self.cut_off()  # close() would wait until the caller has read everything.
+                return
+            self._read, self._read_since = read, now
         if self._deadline is None or now < self._deadline or self.flow.read_paused:
             return
         if self._reading == "head":
             self._refuse(*_HEAD_OVERDUE)
         elif self._reading == "nothing" or self.cycle.response_complete:
             self.transport.close()
+
+    @property
+    def unread(self) -> int:
+        """The number of bytes of our answers that the caller has not read."""
+        return self.transport.get_write_buffer_size()
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         """Answer what is no request, and close. An earlier request is answered first, and is the last."""
@@ -193,3 +247,20 @@ class HttpProtocol(HttpToolsProtocol):
         length = f"Content-Length: {len(reason)}\r\nConnection: close\r\n\r\n"
         self.transport.write(f"{head}{length}{reason}".encode())
         self.transport.close()
+
+
+def all_in(connections: Iterable[object]) -> set[HttpProtocol]:
+    """Return *connections* with their type, which uvicorn does not know."""
+    return {each for each in connections if isinstance(each, HttpProtocol)}
+
+
+def end_overdue(connections: Iterable[HttpProtocol], now: float) -> None:
+    """Cut off callers that are too slow, and the slowest readers while too much is unread by all together."""
+    for connection in connections:
+        connection.end_if_overdue(now)
+    readers = sorted((each for each in connections if each.unread), key=HttpProtocol.expendability)
+    unread = sum(each.unread for each in readers)
+    while unread > limits.MOST_UNREAD:
+        slowest = readers.pop(0)
+        unread -= slowest.unread
+        slowest.cut_off()

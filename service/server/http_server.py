@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 from service.server.asgi import ASGIApp
-from service.server.http_protocol import HttpProtocol
+from service.server.http_protocol import HttpProtocol, end_overdue
 from service.settings import InvalidSetting
 
 _SWEEP_SECONDS = 1.0  # between two looks for overdue callers
@@ -49,7 +49,12 @@ def stop_on_signals() -> asyncio.Event:
 
 
 async def serve(
-    app: ASGIApp, listening: socket.socket, stop: asyncio.Event, *, shutdown_seconds: float
+    app: ASGIApp,
+    listening: socket.socket,
+    stop: asyncio.Event,
+    *,
+    shutdown_seconds: float,
+    keep_alive_seconds: int = 5,
 ) -> None:
     """Serve until *stop*, then finish the current requests, in at most *shutdown_seconds*.
 
@@ -64,6 +69,8 @@ async def serve(
         access_log=False,
         log_config=None,
         server_header=False,
+        reset_contextvars=True,  # Else a pipelined request would continue the trace of the one before.
+        timeout_keep_alive=keep_alive_seconds,
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
     await _Server(config, stop).serve(sockets=[listening])
@@ -85,9 +92,9 @@ class _Server(uvicorn.Server):
             await self.on_tick(0)  # updates the Date header
             now = asyncio.get_running_loop().time()
             # All connections at once: a timer for each request would cost every request.
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, HttpProtocol):
-                    connection.end_if_overdue(now)
+            end_overdue(
+                [each for each in self.server_state.connections if isinstance(each, HttpProtocol)], now
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
                     await self._stop.wait()

@@ -24,8 +24,8 @@ import msgspec
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.servers import lookup as servers
-from service.api.json_body import LARGEST_BODY
 from service.identifiers import new_request_id, uuid_of
+from service.server.limits import LARGEST_BODY
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.issuer import Issuer, api_settings

@@ -14,8 +14,8 @@ import pytest
 from service.api import request_body
 from service.api.envelope import ErrorEnvelope
 from service.api.errors import ApiError
-from service.api.json_body import LARGEST_BODY
 from service.contracts import openapi
+from service.server.limits import LARGEST_BODY
 from tests.end_to_end.callers import client_of
 from tests.fuzz.conftest import LONG
 from tests.fuzz.mutations import mutants

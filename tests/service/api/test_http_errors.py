@@ -2,16 +2,20 @@
 
 import asyncio
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.api.json_body import LARGEST_BODY
+from service.api.outer_layer import OuterLayer
 from service.identifiers import new_request_id, uuid_of
+from service.server.asgi import Receive, Response, Scope, Send
+from service.server.limits import LARGEST_BODY, LONGEST_PATH
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, serve
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
@@ -105,6 +109,23 @@ async def test_options_and_405_list_the_methods(shared_client):
         assert (asked.status_code, asked.content) == (204, b"")
         for response in (asked, refused):
             assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+async def test_router_gets_no_long_path(shared_client):
+    """It remembers a thousand paths of any length."""
+    routed = []
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        routed.append(scope["path"])
+        await Response.of(HTTPStatus.OK, b"text/plain", b"")(scope, receive, send)
+
+    ours = [f"/v1/request/{uuid_of(new_request_id())}/events", "/" + "x" * (LONGEST_PATH - 1)]
+    async with serve(OuterLayer(router)) as base_url, httpx.AsyncClient(base_url=base_url) as client:
+        answers = [await client.get(path) for path in (*ours, "/" + "x" * LONGEST_PATH, "/" + "x" * 60_000)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
+    assert routed == ours
+    assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
 
 
 async def test_answers_that_need_a_token_are_not_cached(client):

@@ -1,96 +1,32 @@
 """HTTP/1.1 on a connection: deadlines, sizes, framing, and callers that are no callers."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
-from contextlib import suppress
+from contextvars import ContextVar
+from http import HTTPStatus
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from service.api.json_body import LARGEST_BODY
 from service.app import create_app
-from service.server import http_protocol, http_server
-from service.server.http_protocol import LARGEST_HEAD
+from service.server import http_server, limits
+from service.server.asgi import Receive, Response, Scope, Send
 from service.server.http_server import listen
+from service.server.limits import LARGEST_BODY, LARGEST_HEAD, MOST_HEADERS
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, serve
 from tests.harness.metrics import rises, value
+from tests.harness.raw_connection import RawConnection, connect_to, head, head_with
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
-
-
-class Answer(msgspec.Struct):
-    """An answer as received."""
-
-    status: int
-    headers: dict[str, str]  # names in lower case
-    body: bytes
-
-
-class RawConnection:
-    """A connection that can send any bytes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._latest: Answer | None = None
-
-    def send(self, data: bytes) -> None:
-        """Send these bytes."""
-        self._writer.write(data)
-
-    def hang_up(self) -> None:
-        """Drop the connection without closing it properly."""
-        self._writer.transport.abort()
-
-    async def answer(self) -> Answer:
-        """Read one answer."""
-        async with asyncio.timeout(10):
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
-        self._latest = Answer(int(head[0].split(" ")[1]), headers, body)
-        return self._latest
-
-    async def is_closed(self) -> bool:
-        """Whether the server closes the connection, as its latest answer said, without sending more.
-
-        Without that word in the answer, it may be closed only because it has been idle for some seconds.
-        """
-        if self._latest is not None and self._latest.headers.get("connection") != "close":
-            return False
-        return await self.ends()
-
-    async def ends(self) -> bool:
-        """Whether the server closes the connection without sending more, for whatever reason."""
-        return await self.rest() == b""
-
-    async def rest(self) -> bytes:
-        """Read what the server sends until it closes the connection."""
-        async with asyncio.timeout(30):
-            return await self._reader.read()
-
-    def is_cut_off(self) -> bool:
-        """Whether the server has dropped the connection. Nothing is read."""
-        self.send(b"\r\n")
-        return self._writer.is_closing()
-
-    async def trickle(self, piece: bytes) -> bytes:
-        """Send *piece* repeatedly until the server closes the connection, and return what it has sent."""
-        rest = asyncio.create_task(self.rest())
-        while not rest.done():
-            self.send(piece)
-            await asyncio.wait([rest], timeout=0.02)
-        with suppress(ConnectionError):  # The last piece came too late, and may have reset the connection.
-            return await rest
-        return b""
 
 
 Connect = Callable[[], Any]
@@ -111,16 +47,6 @@ async def connect(client):
         writer.transport.abort()
 
 
-def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    """Return the head of a request with the client's token."""
-    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
-
-
-def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
-    return "\r\n".join([line, *usual, *headers, "", ""]).encode()
-
-
 @pytest.mark.parametrize(
     "sent",
     [
@@ -128,6 +54,8 @@ def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1"
         b"GET /livez HTTP/9.9\r\n\r\n",
         b"GET /livez HTTP/1.1\r\nHost : api\r\n\r\n",
         b"GET http:// HTTP/1.1\r\nHost: api\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: api\r\nHost: api\r\n\r\n",
         b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: minus\r\n\r\n",
         b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}",
@@ -144,9 +72,19 @@ async def test_input_that_is_not_http_is_refused_in_plain_text(connect, sent):
     assert await connection.is_closed()
 
 
-@pytest.mark.parametrize("line", ["X-Long: " + "x" * 1000 + "\r\n", "X: y\r\n"])
-async def test_large_head_is_refused_in_one_piece_and_in_many(connect, line):
-    large = f"GET /livez HTTP/1.1\r\nHost: api\r\n{line * (LARGEST_HEAD // len(line) + 1)}\r\n".encode()
+async def test_unknown_transfer_coding_is_refused(connect):
+    """Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere."""
+    connection = await connect()
+    connection.send(b"POST /v1/request HTTP/1.1\r\nHost: api\r\nTransfer-Encoding: gzip, chunked\r\n\r\n")
+
+    assert (await connection.answer()).status == 501
+    assert await connection.is_closed()
+
+
+@pytest.mark.parametrize(("value", "count"), [("x" * 1000, LARGEST_HEAD // 1000), ("y", MOST_HEADERS)])
+async def test_large_head_is_refused_in_one_piece_and_in_many(connect, value, count):
+    lines = ["GET /livez HTTP/1.1", "Host: api", *[f"X-Long: {value}"] * count, "", ""]
+    large = "\r\n".join(lines).encode()
     at_once, in_pieces = await connect(), await connect()
     at_once.send(large)
     for start in range(0, len(large), 5_000):
@@ -173,15 +111,11 @@ async def test_head_after_a_large_body_does_not_prevent_an_answer(client, connec
 @pytest.fixture
 async def impatient(service_settings, issuer, monkeypatch):
     """A client of an API that is as quick to give up as a test needs."""
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.3)
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
     async with api_client(settings, issuer.token()) as connected:
         yield connected
-
-
-async def connect_to(client: httpx.AsyncClient) -> RawConnection:
-    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
 
 
 async def test_silent_connection_is_closed(impatient):
@@ -267,6 +201,48 @@ async def test_error_in_a_pipelined_request_is_answered_after_the_request_before
     assert (await connection.answer()).status == 200
     assert (await connection.answer()).status in {400, 408}
     assert await connection.is_closed()
+
+
+async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order(client, connect, database):
+    body = json.dumps(A_REQUEST).encode()
+    connection = await connect()
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        connection.send(head(client, f"Content-Length: {len(body)}") + body)
+        await eventually(lambda: has_waiting_statement(database))
+        connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n" * 5000)
+        await asyncio.sleep(0.1)
+        parsed = sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects())
+    connection.send(head(client, line="GET /v1/request HTTP/1.1"))
+
+    statuses = {(await connection.answer()).status for _ in range(5001)}
+    assert parsed == 2, "the one that is answered, and the one that waits"
+    assert statuses == {200}
+    assert len(json.loads((await connection.answer()).body)["data"]["requests"]) == 1
+
+
+async def test_pipelined_request_has_a_context_of_its_own():
+    """Otherwise it would continue the trace of the request before it."""
+    inherited = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            inherited.append(_context.get())
+            _context.set(scope["path"])
+            await asyncio.sleep(0)
+            await Response.of(HTTPStatus.OK, b"text/plain", b"")(scope, receive, send)
+
+    async with serve(app) as base_url:
+        connection = RawConnection(*await asyncio.open_connection(*base_url[7:].split(":")))
+        connection.send(b"GET /first HTTP/1.1\r\nHost: api\r\n\r\n" * 3)
+        for _ in range(3):
+            await connection.answer()
+        connection.hang_up()
+
+    assert inherited == [None] * 3
+
+
+_context: ContextVar[str | None] = ContextVar("_context", default=None)
 
 
 async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient):

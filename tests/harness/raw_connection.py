@@ -1,0 +1,90 @@
+"""A connection that can send any bytes to an API."""
+
+import asyncio
+from contextlib import suppress
+
+import httpx
+import msgspec
+
+
+class Answer(msgspec.Struct):
+    """An answer as received."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+class RawConnection:
+    """A connection that can send any bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._latest: Answer | None = None
+
+    def send(self, data: bytes) -> None:
+        """Send these bytes."""
+        self._writer.write(data)
+
+    def hang_up(self) -> None:
+        """Drop the connection without closing it properly."""
+        self._writer.transport.abort()
+
+    async def answer(self) -> Answer:
+        """Read one answer."""
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            body = await self._reader.readexactly(int(headers.get("content-length", "0")))
+        self._latest = Answer(int(head[0].split(" ")[1]), headers, body)
+        return self._latest
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection, as its latest answer said, without sending more.
+
+        Without that word in the answer, it may be closed only because it has been idle for some seconds.
+        """
+        if self._latest is not None and self._latest.headers.get("connection") != "close":
+            return False
+        return await self.ends()
+
+    async def ends(self) -> bool:
+        """Whether the server closes the connection without sending more, for whatever reason."""
+        return await self.rest() == b""
+
+    async def rest(self) -> bytes:
+        """Read what the server sends until it closes the connection."""
+        async with asyncio.timeout(30):
+            return await self._reader.read()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server has dropped the connection. Nothing is read."""
+        self.send(b"\r\n")
+        return self._writer.is_closing()
+
+    async def trickle(self, piece: bytes) -> bytes:
+        """Send *piece* repeatedly until the server closes the connection, and return what it has sent."""
+        rest = asyncio.create_task(self.rest())
+        while not rest.done():
+            self.send(piece)
+            await asyncio.wait([rest], timeout=0.02)
+        with suppress(ConnectionError):  # The last piece came too late, and may have reset the connection.
+            return await rest
+        return b""
+
+
+async def connect_to(client: httpx.AsyncClient) -> RawConnection:
+    """Open a connection to the API of *client*."""
+    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
+
+
+def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    """Return the head of a request with the client's token."""
+    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
+
+
+def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    """Return the head of a request with *token*."""
+    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
+    return "\r\n".join([line, *usual, *headers, "", ""]).encode()

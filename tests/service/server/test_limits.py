@@ -1,0 +1,130 @@
+"""Which connections are closed: those of callers that read too slowly, and which when there are too many."""
+
+import asyncio
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from service.server import limits
+from service.server.asgi import Receive, Scope, Send
+from service.server.buffers import JoinedWrites
+from service.server.http_protocol import HttpProtocol, end_overdue
+
+A_REQUEST = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
+
+
+class Caller(asyncio.Transport):
+    """The other end of a connection: it reads only what the test reads."""
+
+    def __init__(self, server: ServerState) -> None:
+        super().__init__()
+        self.unread: list[bytes] = []
+        self.read = 0
+        self.is_cut_off = False
+        config = uvicorn.Config(never_answers, http=HttpProtocol, ws="none", lifespan="off", log_config=None)
+        self.protocol = HttpProtocol(config, server, {})
+        self.protocol.connection_made(self)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep what the server sends."""
+        assert isinstance(data, bytes)
+        self.unread.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the caller has not read."""
+        return sum(map(len, self.unread)) - self.read
+
+    def abort(self) -> None:
+        """Note that the server drops the connection."""
+        self.is_cut_off = True
+
+    def is_closing(self) -> bool:
+        """Whether the server has dropped the connection."""
+        return self.is_cut_off
+
+    async def gets(self, size: int) -> None:
+        """Get an answer of this size."""
+        self.protocol.transport.write(bytes(size))
+        await asyncio.sleep(0)
+
+
+async def never_answers(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Keep a caller waiting."""
+    await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def server(monkeypatch):
+    """The connections of one server, of which there may be three."""
+    monkeypatch.setattr(limits, "MOST_CONNECTIONS", 3)
+    state = ServerState()
+    yield state
+    for task in state.tasks:
+        task.cancel()
+    await asyncio.gather(*state.tasks, return_exceptions=True)
+
+
+async def connected(server: ServerState) -> Caller:
+    """Return a caller that has connected later than those before it."""
+    await asyncio.sleep(0.005)
+    return Caller(server)
+
+
+async def test_large_body_is_sent_after_what_precedes_it_and_is_not_copied(server):
+    caller = Caller(server)
+    body = bytes(1_000_000)
+    writes = JoinedWrites(caller, asyncio.get_running_loop())
+    for data in (b"1", b"2", body, b"3", b"4"):
+        writes.write(data)
+    await asyncio.sleep(0)
+
+    assert caller.unread == [b"12", body, b"34"]
+    assert caller.unread[1] is body
+
+
+async def test_reader_at_the_least_rate_is_served_and_a_slower_one_is_cut_off(server):
+    caller = Caller(server)
+    caller.protocol.data_received(A_REQUEST)
+    began = asyncio.get_running_loop().time() + 1
+    end_overdue([caller.protocol], began)
+    await caller.gets(10 * limits.LEAST_READ)
+    for window in range(1, 4):
+        caller.read += limits.LEAST_READ
+        end_overdue([caller.protocol], began + window * limits.BODY_SECONDS)
+    assert not caller.is_cut_off
+
+    for seconds in range(1, 6):  # Neither more answers nor a byte that is read restarts its clock.
+        await caller.gets(limits.LEAST_READ)
+        caller.read += 1
+        end_overdue([caller.protocol], began + 3 * limits.BODY_SECONDS + seconds)
+    assert not caller.is_cut_off
+    end_overdue([caller.protocol], began + 4 * limits.BODY_SECONDS)
+    assert caller.is_cut_off
+
+
+async def test_slowest_readers_are_cut_off_while_too_much_is_unread(server):
+    slow, slower, quick = Caller(server), Caller(server), Caller(server)
+    await slower.gets(limits.MOST_UNREAD // 2)
+    now = asyncio.get_running_loop().time()
+    end_overdue([slow.protocol, slower.protocol, quick.protocol], now + 1)
+    await slow.gets(limits.MOST_UNREAD // 2 + 1)
+    end_overdue([slow.protocol, slower.protocol, quick.protocol], now + 2)
+
+    assert [each.is_cut_off for each in (slow, slower, quick)] == [False, True, False]
+
+
+async def test_new_connection_replaces_the_one_idle_longest_then_the_slowest(server):
+    idle_longer, slow, idle = [await connected(server) for _ in range(3)]
+    slow.protocol.data_received(b"GET / HTTP/1.1\r\n")
+    fresh = await connected(server)
+    assert [each.is_cut_off for each in (idle_longer, slow, idle, fresh)] == [True, False, False, False]
+
+    idle.protocol.data_received(A_REQUEST)
+    fresh.protocol.data_received(A_REQUEST)
+    fresher = await connected(server)
+    assert [each.is_cut_off for each in (slow, idle, fresh, fresher)] == [True, False, False, False]
+
+    fresher.protocol.data_received(A_REQUEST)
+    assert (await connected(server)).is_cut_off, "no other waits for its caller"
+    assert not fresher.is_cut_off
