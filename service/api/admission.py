@@ -10,8 +10,9 @@ from litestar import Request
 from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.authenticator import is_jwt
+from service.authentication.authenticator import Caller, InternalReader, is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
+from service.postgres.pool import firm_served
 from service.server.asgi import header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
@@ -31,14 +32,20 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
     async def admit(request: AnyRequest) -> None:
         authenticator = _shed_load(request).authenticator
-        request.scope["user"] = await authenticator.verify_access_token(_token(request), scope=scope)
+        user = request.scope["user"] = await authenticator.verify_access_token(_token(request), scope=scope)
+        firm_served.set(user.conveyancer_id)
 
     return admit
 
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    request.scope["user"] = await _shed_load(request).authenticator.verify_reader(_token(request))
+    _admit(request, await _shed_load(request).authenticator.verify_reader(_token(request)))
+
+
+def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
+    request.scope["user"] = reader
+    firm_served.set(reader.conveyancer_id if isinstance(reader, Caller) else reader.client_id)
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -50,7 +57,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        request.scope["user"] = await authenticator.verify_reader(token)
+        _admit(request, await authenticator.verify_reader(token))
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:
@@ -63,6 +70,7 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
     Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
     """
     resources: Resources = request.app.state.resources
+    firm_served.set("")
     await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
@@ -74,6 +82,7 @@ def _shed_load(request: AnyRequest) -> Resources:
     """
     resources: Resources = request.app.state.resources
     resources.pool.check_available()
+    firm_served.set("")
     return resources
 
 

@@ -3,9 +3,10 @@
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -17,8 +18,12 @@ from service.telemetry import metrics
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
 _QUEUE_PER_CONNECTION = 32  # callers that may wait: as many as a group commit stores at once
+_LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect: refusing must be cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
+
+# For whom the current task waits: a firm, "" for all callers without one. None, in the worker, has no share.
+firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
 class Pool:
@@ -36,6 +41,7 @@ class Pool:
         self._size = size
         self._queue_size = _QUEUE_PER_CONNECTION * size
         self._waiting = 0
+        self._waiting_of: Counter[str | None] = Counter()  # by firm
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
@@ -60,14 +66,24 @@ class Pool:
 
     @contextmanager
     def place_in_queue(self) -> Iterator[None]:
-        """Take a place in the queue for the block. Raises PostgresUnavailable when it is full."""
-        if self._waiting >= self._queue_size:
+        """Take a place in the queue for the block.
+
+        Raises PostgresUnavailable when it is full, or when callers of one firm take half of it: the others
+        are for the callers of other firms.
+        """
+        firm = firm_served.get()
+        share = self._queue_size if firm is None else self._queue_size * _LARGEST_SHARE
+        if self._waiting >= self._queue_size or self._waiting_of[firm] >= share:
             raise PostgresUnavailable.counted()
         self._waiting += 1
+        self._waiting_of[firm] += 1
         try:
             yield
         finally:
             self._waiting -= 1
+            self._waiting_of[firm] -= 1
+            if not self._waiting_of[firm]:
+                del self._waiting_of[firm]
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection. The caller has a deadline of its own, and must give the connection back.

@@ -14,7 +14,7 @@ from service.api.outer_layer import OuterLayer
 from service.identifiers import new_request_id, uuid_of
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client, serve
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
@@ -136,13 +136,19 @@ async def test_answers_that_need_a_token_are_not_cached(client):
         assert response.headers["Cache-Control"] == "no-store"
 
 
+async def fill_half(client: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
+    """Read from a process with one connection until one call is refused, as 16 others of the firm wait."""
+    calls = [asyncio.create_task(client.get("/v1/request")) for _ in range(18)]
+    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    return calls
+
+
 async def test_busy_process_sheds_load_at_once_and_stays_ready(service_settings, issuer, database):
     settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
     async with api_client(settings, issuer.token()) as client:
         await client.get("/readyz")
         await database.execute("BEGIN; LOCK TABLE calculation_request")
-        waiting = [asyncio.create_task(client.get("/v1/request")) for _ in range(34)]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)  # One was refused: 32 others wait.
+        waiting = await fill_half(client)
         with (
             rises("postgres_unavailable_total"),
             rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
@@ -158,6 +164,26 @@ async def test_busy_process_sheds_load_at_once_and_stays_ready(service_settings,
         assert ready.status_code == 200
         await database.execute("COMMIT")
         assert {response.status_code for response in await asyncio.gather(*waiting)} == {200, 503}
+
+
+async def test_one_firm_takes_half_of_the_queue_and_others_are_served(service_settings, issuer, database):
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
+    other_firm = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+    async with api_client(settings, issuer.token()) as client:
+        await database.execute("BEGIN; LOCK TABLE calculation_request")
+        waiting = await fill_half(client)
+        create = partial(client.post, "/v1/request", json=A_REQUEST)
+        refused = await create()
+        others = [asyncio.create_task(create(headers=other_firm)) for _ in range(8)]
+        others += [asyncio.create_task(client.get("/v1/request", headers=other_firm)) for _ in range(8)]
+        done, _ = await asyncio.wait(others, timeout=0.2)
+        await database.execute("COMMIT")
+        served = await asyncio.gather(*others)
+        await asyncio.gather(*waiting)
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert not done
+    assert {response.status_code for response in served} == {200}
 
 
 async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(client, database):
