@@ -1,5 +1,6 @@
 """The documents over HTTP, and the page of the HTTP API, which loads nothing from elsewhere."""
 
+from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -95,8 +96,12 @@ def asset(asset: FromPath[str]) -> Response[bytes]:
     """Return a file that the page loads."""
     if asset not in _ASSETS:
         raise NotFoundException
-    folder, media_type = _ASSETS[asset]
-    return Response((folder / asset).read_bytes(), media_type=media_type)
+    return Response(_content(asset), media_type=_ASSETS[asset][1])
+
+
+@cache  # All callers share it: one of them has 1.5 MB, and slow readers hold it for long.
+def _content(asset: str) -> bytes:
+    return (_ASSETS[asset][0] / asset).read_bytes()
 
 
 handlers = [show_api, openapi_document, asyncapi_document, asset]

@@ -11,4 +11,5 @@ LARGEST_BODY = 256 * 1024  # bytes
 # To send a body, or to read as many bytes of answers: as long as a slow network takes for the largest body.
 BODY_SECONDS = 30.0
 LEAST_READ = LARGEST_BODY
-MOST_UNREAD = 64 * 1024 * 1024  # bytes of all answers together that their callers have not read
+# Bytes of all answers together that their callers have not read. A pipelining caller may hold as many again.
+MOST_UNREAD = 32 * 1024 * 1024

@@ -1,0 +1,143 @@
+"""Callers that pipeline, send slowly or read slowly: the API keeps its memory and serves the others."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_HEADERS
+from tests.end_to_end.callers import client_of
+from tests.harness.examples import A_REQUEST
+from tests.harness.processes import Process, api_process, started
+from tests.harness.raw_connection import connect_to, head_with
+
+_LARGEST_MEGABYTES = 200.0
+_ATTACK_SECONDS = 20.0
+_LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
+_BUNDLE = b"GET /schema/swagger-ui-bundle.js HTTP/1.1\r\nHost: api\r\n\r\n"
+_TINY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000
+
+Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send as many requests as the server takes, and read all answers."""
+    while True:
+        writer.write(_LIVEZ * 5000)
+        while writer.transport.get_write_buffer_size():
+            await reader.read(100_000)
+
+
+async def pipeline_unread(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send as many requests as the server takes, and read no answer."""
+    while True:
+        writer.write(_LIVEZ * 5000)
+        await writer.drain()
+
+
+async def read_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Ask for large answers, and read 100 bytes a second."""
+    writer.write(_BUNDLE * 5)
+    while True:
+        await reader.read(10)
+        await asyncio.sleep(0.1)
+
+
+def stall(data: bytes) -> Send:
+    """Return a caller that sends the beginning of a request, and no more."""
+
+    async def send(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await asyncio.sleep(_ATTACK_SECONDS)
+
+    return send
+
+
+@asynccontextmanager
+async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[None]:
+    """Keep as many connections of each kind open, reconnecting those that the server closes."""
+
+    async def keep_open(send: Send) -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1000)
+                try:
+                    await send(reader, writer)
+                finally:
+                    writer.transport.abort()
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.create_task(keep_open(send)) for count, send in callers for _ in range(count)]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def others_are_served(api: Process, token: str) -> None:
+    """Check the probe and a create, each over a new connection."""
+    async with client_of(api, token) as client:
+        assert (await client.get("/livez")).status_code == 200
+    async with client_of(api, token) as client:
+        assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
+
+
+def open_files(api: Process) -> int:
+    """Return how many files the process has open, connections among them."""
+    return len(list(Path(f"/proc/{api.running.pid}/fd").iterdir()))
+
+
+@pytest.mark.long
+async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(
+    service_settings, issuer, tmp_path
+):
+    api = api_process(service_settings, tmp_path)
+    token = issuer.token()
+    body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
+    headers = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * MOST_HEADERS
+    slow = [(80, read_slowly), (40, stall(body)), (40, stall(headers)), (40, stall(_TINY_HEADERS))]
+    seconds, megabytes = [], []
+    async with started(api), attacked(api, (50, pipeline), (50, pipeline_unread), *slow):
+        until = time.monotonic() + _ATTACK_SECONDS
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await others_are_served(api, token)
+            seconds.append(time.monotonic() - began)
+            megabytes.append(api.rss_megabytes())
+            await asyncio.sleep(0.2)
+
+    print(f"at most {max(megabytes):.0f} MB, {max(seconds):.1f} s")  # noqa: T201 - shown on failure
+    assert max(megabytes) < _LARGEST_MEGABYTES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2], _BUNDLE * 5], ids=["idle", "head", "unread"])
+async def test_others_are_served_while_one_caller_holds_all_connections(
+    service_settings, issuer, tmp_path, sent
+):
+    api = api_process(service_settings, tmp_path)
+    async with started(api):
+        await others_are_served(api, issuer.token())
+        async with attacked(api, (MOST_CONNECTIONS + 100, stall(sent))):
+            until = time.monotonic() + _ATTACK_SECONDS / 2
+            while time.monotonic() < until:
+                await others_are_served(api, issuer.token())
+            assert open_files(api) < MOST_CONNECTIONS + 50
+
+
+@pytest.mark.long
+async def test_idle_connection_is_kept_for_the_time_that_is_set(service_settings, issuer, tmp_path):
+    api = api_process(service_settings, tmp_path, KEEP_ALIVE_SECONDS="7")
+    async with started(api), client_of(api, issuer.token()) as client:
+        connection = await connect_to(client)
+        for idle_seconds in (0, 6):
+            await asyncio.sleep(idle_seconds)
+            connection.send(_LIVEZ)
+            assert (await connection.answer()).status == 200
+        began = time.monotonic()
+        assert await connection.ends()
+
+    assert 5 < time.monotonic() - began < 15
