@@ -20,8 +20,9 @@ _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 _REFRESH_SECONDS = 300.0  # between fetches, so a withdrawn key is soon forgotten
 _FETCH_SECONDS = 5.0  # the most for one
-_COOLDOWN_SECONDS = 10.0  # after one that failed; anybody can cause another with a made-up key id
-_CALLER_WAIT_SECONDS = 1.0  # as long as for Postgres by default
+_INTERVAL_SECONDS = 1.0  # from one to the next: anybody can cause another with a made-up key id
+_COOLDOWN_SECONDS = 10.0  # after one that failed
+_CALLER_WAIT_SECONDS = 1.5  # for the interval, and a fetch
 _LARGEST_DOCUMENT = 1024 * 1024
 
 _log = structlog.get_logger()
@@ -59,11 +60,17 @@ class SigningKeys:
     async def find(self, key_id: str) -> SigningKey | None:
         """Return the key with this id, or None if the issuer publishes none. Raises SigningKeysUnavailable.
 
-        An unknown id may belong to a new key, so it causes a fetch, unless there was one just now.
+        An unknown id may belong to a new key, so it waits for a fetch that begins after this call, unless one
+        has just failed.
         """
-        is_cool = time.monotonic() - self._last_attempt >= _COOLDOWN_SECONDS
-        if key_id not in self._by_id and (self._fetching or is_cool):
-            await asyncio.wait([self._fetch()], timeout=_CALLER_WAIT_SECONDS)
+        asked = time.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CALLER_WAIT_SECONDS):
+                while key_id not in self._by_id and self._last_attempt < asked:
+                    has_failed = self._failure and asked - self._last_attempt < _COOLDOWN_SECONDS
+                    if has_failed and not self._fetching:
+                        break
+                    await asyncio.wait([self._fetch()])
         if key_id not in self._by_id and (self._fetching or self._failure):
             # Not None, which is a 401: it makes callers discard a token that may be valid.
             raise SigningKeysUnavailable from self._failure
@@ -89,12 +96,13 @@ class SigningKeys:
     def _fetch(self) -> asyncio.Task[None]:
         """Return the running fetch, or start one: concurrent callers share it."""
         if self._fetching is None:
-            self._last_attempt = time.monotonic()
             self._fetching = asyncio.create_task(self._replace())
         return self._fetching
 
     async def _replace(self) -> None:
         try:
+            await asyncio.sleep(self._last_attempt + _INTERVAL_SECONDS - time.monotonic())
+            self._last_attempt = time.monotonic()
             async with asyncio.timeout(_FETCH_SECONDS):
                 document = await self._download()
             self._by_id = _read_jwk_set(document)

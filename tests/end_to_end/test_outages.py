@@ -197,7 +197,7 @@ async def key_server(authority, own_issuer):
 @pytest.fixture
 def dependent_api(service_settings, key_server, monkeypatch):
     """Settings of an API that fetches the issuer's keys from that server five times a second."""
-    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
+    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.2)
     return replace(service_settings, auth_jwks_url=key_server.url)
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from service.authentication import api_keys, authenticator
+from service.authentication import api_keys, authenticator, signing_keys
 from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
 from service.identifiers import new_request_id, uuid_of
@@ -137,8 +137,9 @@ async def test_key_verifies_only_its_own_algorithm(shared_client, issuer):
     ],
 )
 async def test_rsa_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
-    service_settings, own_issuer, published, accepted
+    service_settings, own_issuer, published, accepted, monkeypatch
 ):
+    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     private = rsa.generate_private_key(65_537, 2048)
     public = {**RSAAlgorithm.to_jwk(private.public_key(), as_dict=True), "kid": "rsa"}
     other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
@@ -227,6 +228,7 @@ async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_d
     service_settings, own_issuer, monkeypatch
 ):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
+    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
     async with open_pool(service_settings) as pool:

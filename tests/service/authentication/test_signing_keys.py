@@ -19,7 +19,8 @@ from tests.harness.waiting import eventually
 @pytest.fixture
 def impatient(monkeypatch):
     """Fetch whenever there is a reason."""
-    monkeypatch.setattr(signing_keys, "_COOLDOWN_SECONDS", 0.0)
+    for pause in ("_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
+        monkeypatch.setattr(signing_keys, pause, 0.0)
     return monkeypatch
 
 
@@ -49,15 +50,18 @@ async def test_certificate_of_an_unknown_authority_is_not_trusted(server, monkey
         await SigningKeys(server.url).find("local")
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_new_key_is_fetched_on_first_use(server, own_issuer):
     keys = SigningKeys(server.url)
     await keys.find("local")
     own_issuer.publish("next")
     server.answer = status(200, own_issuer.jwks.read_bytes())
 
-    assert await is_found(keys, "next")
+    found = await asyncio.gather(
+        is_found(keys, "next"), *(is_found(keys, f"made-up-{n}") for n in range(100))
+    )
+    assert found == [True] + 100 * [False]
     assert not await is_found(keys, "local")
+    assert server.requests == 3, "one for each second with unknown keys"
 
 
 async def test_concurrent_callers_share_one_fetch(server):
@@ -70,20 +74,33 @@ async def test_concurrent_callers_share_one_fetch(server):
     assert server.requests == 1
 
 
-async def test_unknown_keys_cause_no_fetch_during_the_cooldown(server):
+async def test_unknown_keys_cause_no_fetch_soon_after_one_that_failed(server):
+    server.answer = status(500)
     keys = SigningKeys(server.url)
-    await keys.find("local")
 
     for number in range(100):
-        assert await keys.find(f"unheard-of-{number}") is None
+        with pytest.raises(SigningKeysUnavailable):
+            await keys.find(f"unheard-of-{number}")
 
     assert server.requests == 1
+
+
+async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(server, own_issuer):
+    keys = SigningKeys(server.url)
+    server.answer = after(0.2, server.answer)
+    fetching = asyncio.create_task(keys.refresh())
+    await eventually(lambda: server.requests == 1)
+    own_issuer.publish("next")
+    server.answer = status(200, own_issuer.jwks.read_bytes())
+
+    assert await is_found(keys, "next")
+    await fetching
 
 
 async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
     server, own_issuer, authority, monkeypatch
 ):
-    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS"):
+    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.05)
     https = HttpsIssuer(authority)
     https.answer = server.answer
@@ -147,8 +164,9 @@ async def is_used(own_issuer: Issuer, odd: dict[str, Any]) -> bool:
     (good,) = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
     own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [odd | {"kid": "odd"}, odd, good]}))
     keys = SigningKeys(own_issuer.jwks.as_uri())
+    is_found = await keys.find("odd") is not None
     assert await keys.find("local") is not None
-    return await keys.find("odd") is not None
+    return is_found
 
 
 @pytest.mark.parametrize(
