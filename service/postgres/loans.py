@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 
 from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
-from service.postgres.pool import Connection, Pool, close
+from service.postgres.pool import Connection, Pool
 from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
@@ -22,7 +22,7 @@ SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client 
 class Loan(AbstractAsyncContextManager["Connection"]):
     """Lends a connection for at most *seconds*, including the wait for it, which may take half of them.
 
-    Ending an interrupted statement may take up to *seconds* more.
+    An interrupted statement is then ended in the background, by force after as long again.
 
     Raises PostgresUnavailable when Postgres or the pool does not answer in that time. A class, because a
     generator would take twice the time.
@@ -48,13 +48,12 @@ class Loan(AbstractAsyncContextManager["Connection"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            await self._end_deadline(error)  # Before closing, which the deadline must not interrupt.
+            await self._end_deadline(error)
         finally:
-            try:
-                if error is not None and not is_harmless(error):
-                    await close(self._lent, seconds=self._seconds)
-            finally:
+            if error is None or is_harmless(error):
                 self._pool.give_back(self._lent)
+            else:
+                self._pool.retire(self._lent, seconds=self._seconds)
 
     async def _end_deadline(self, error: BaseException | None) -> None:
         """Cancel the deadline. Raises PostgresUnavailable if it has expired, or if *error* is an outage."""

@@ -45,6 +45,7 @@ class Pool:
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time since when; last in, first out
         self._reconnect_after = -math.inf
         self.is_login_rejected = False  # by the latest attempt to connect
@@ -117,9 +118,20 @@ class Pool:
                 return
         self._idle.append((connection, time.monotonic()))
 
+    def retire(self, connection: Connection, *, seconds: float) -> None:
+        """Close a connection in the background. It keeps its place meanwhile: its statement may still run."""
+        retiring = asyncio.create_task(self._retire(connection, seconds))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, connection: Connection, seconds: float) -> None:
+        await _close(connection, seconds=seconds)
+        self.give_back(connection)
+
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        await asyncio.gather(*(close(each, seconds=seconds) for each in self._opened))
+        closing = [_close(each, seconds=seconds) for each in self._opened]
+        await asyncio.gather(*closing, *self._retiring)
 
     async def _wait_for_turn(self, until: float) -> "Connection | None":
         """Return the next connection that is given back, or None when one may be opened."""
@@ -189,7 +201,7 @@ class Pool:
         return time.monotonic() < self._reconnect_after
 
 
-async def close(connection: Connection, *, seconds: float) -> None:
+async def _close(connection: Connection, *, seconds: float) -> None:
     """Cancel the running statement and close the connection, by force after *seconds*."""
     with suppress(Exception):
         async with asyncio.timeout(seconds):
