@@ -122,7 +122,8 @@ class Consumer(Generic[Content]):
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
-            await in_hand.finish(seconds=self._settings.finish_seconds)
+            # A message can no longer be settled on a channel that is lost.
+            await in_hand.finish(seconds=0 if in_hand.leaving.is_set() else self._settings.finish_seconds)
 
     async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
         """Handle and settle one message, and count the outcome. The acknowledgement is written soon after."""

@@ -58,7 +58,9 @@ class LaneMarks:
 
     def note(self, work: Work) -> None:
         """Record a look at all lanes."""
-        if self._awaited is None:
+        if work.last_id + 1 < max(self.low_water):  # The sequence was set back, by hand or by a failover.
+            self.forget()
+        elif self._awaited is None:
             self._awaited = work.next_xid
         elif work.xmin >= self._awaited:
             first_ids = [work.last_id + 1 if first is None else first for first in work.first_ids]

@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
-from worker.batches import Failures
+from worker.batches import Failures, RowLocked
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -28,6 +28,7 @@ class Work:
         self.started: list[int] = []
         self.done: list[int] = []
         self.error: Exception | None = None
+        self.locked: set[int] = set()
         self.dependency_error: Exception | None = None
         self.going_on = asyncio.Event()
         self.going_on.set()
@@ -38,13 +39,13 @@ class Work:
         return message.to(int)
 
     async def handle(self, numbers: Sequence[int]) -> Failures:
-        """Wait for `going_on`, then record numbers or raise `error`."""
+        """Wait for `going_on`, then record numbers that are not `locked`, or raise `error`."""
         self.started += numbers
         await self.going_on.wait()
         if self.error is not None:
             raise self.error
-        self.done += numbers
-        return [None] * len(numbers)
+        self.done += [number for number in numbers if number not in self.locked]
+        return [RowLocked() if number in self.locked else None for number in numbers]
 
     async def check(self) -> None:
         """Raise `dependency_error`, if it is set."""

@@ -84,6 +84,20 @@ async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
+async def test_message_that_waits_for_a_locked_row_does_not_delay_the_next_connection(
+    consumer_with, work, channel, broker_link
+):
+    work.locked = {1}
+    await publish(channel, NOTIFICATIONS, b"1")
+
+    async with running(consumer_with(amqp_url=broker_link.url).run):
+        await eventually(lambda: work.started)
+        await broker_link.cut()
+        await publish(channel, NOTIFICATIONS, b"2")
+        await eventually(lambda: work.done, seconds=3.0)
+        work.locked = set()
+
+
 async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel):
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))

@@ -1,5 +1,7 @@
 """The low-water marks pass deleted events, and never an event that may still appear."""
 
+import msgspec
+
 from service.outbox.lanes import LANES
 from worker.relay.work import LaneMarks, Work
 
@@ -38,6 +40,13 @@ def test_mark_waits_for_a_transaction_that_was_open_after_the_gap_was_seen():
 
 def test_mark_does_not_pass_an_event_that_appeared_late():
     assert low_water(quiet(7, 100), quiet(7, 101), quiet(5, 102)) == 5
+
+
+def test_marks_are_forgotten_when_ids_are_given_out_again():
+    passed = [quiet(None, moment) for moment in range(100, 103)]
+    set_back = msgspec.structs.replace(quiet(None, 103), last_id=5)
+
+    assert low_water(*passed, set_back) == 0
 
 
 def test_mark_of_an_empty_lane_stops_behind_the_last_id_given_out():
