@@ -45,7 +45,7 @@ class Pool:
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[Connection, asyncio.Task[None]] = {}
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time since when; last in, first out
         self._reconnect_after = -math.inf
         self.is_login_rejected = False  # by the latest attempt to connect
@@ -120,18 +120,18 @@ class Pool:
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
         """Close a connection in the background. It keeps its place meanwhile: its statement may still run."""
-        retiring = asyncio.create_task(self._retire(connection, seconds))
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+        self._retiring[connection] = asyncio.create_task(self._retire(connection, seconds))
 
     async def _retire(self, connection: Connection, seconds: float) -> None:
         await _close(connection, seconds=seconds)
+        del self._retiring[connection]
         self.give_back(connection)
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        closing = [_close(each, seconds=seconds) for each in self._opened]
-        await asyncio.gather(*closing, *self._retiring)
+        # Closing one twice at the same time would hang.
+        closing = [_close(each, seconds=seconds) for each in self._opened - self._retiring.keys()]
+        await asyncio.gather(*closing, *self._retiring.values())
 
     async def _wait_for_turn(self, until: float) -> "Connection | None":
         """Return the next connection that is given back, or None when one may be opened."""
