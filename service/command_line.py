@@ -7,12 +7,14 @@ Errors for the operator, click.ClickException and those that `run` expects, are 
 import asyncio
 import functools
 import getpass
+import json
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from datetime import MAXYEAR, UTC, datetime
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -97,8 +99,8 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
 
 def show(answer: Answer, *, as_json: bool) -> None:
     """Print an answer to stdout."""
-    encoded = msgspec.json.format(msgspec.json.encode(answer.data), indent=2) if as_json else b""
-    click.echo(encoded.decode() or answer.text)
+    # json escapes what is not ASCII: control and bidirectional characters could manipulate the terminal.
+    click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
 
 
 # Types of arguments, for click's `type=`.
@@ -122,13 +124,15 @@ def uuid(text: str) -> UUID:
 
 
 def time(text: str) -> datetime:
-    """Read a time in ISO 8601. Without an offset it is UTC."""
+    """Read a time in ISO 8601, UTC without an offset, or a span before now, such as 90m, 2h or 3d."""
+    if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
+        return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
         read = datetime.min  # noqa: DTZ901 - refused below
     if not 1970 < read.year < MAXYEAR:  # no request can be as old, and commands calculate with times
-        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z")
+        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
@@ -172,15 +176,23 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 async def postgres(
     *, checks_schema: bool = True, statement_seconds: float | None = _STATEMENT_SECONDS
 ) -> AsyncIterator[Connection]:
-    """Lend a direct connection to Postgres. Raises InvalidSetting, PostgresUnavailable and SchemaOutdated."""
+    """Lend a direct connection to Postgres, which may be a standby as long as the command only reads.
+
+    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated, and ClickException if a lock is held for long.
+    """
     try:
         connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
         try:
-            if checks_schema:
-                await schema.check(connection)
+            if checks_schema and await schema.read_version(connection) < schema.VERSION:
+                raise SchemaOutdated
             yield connection
         finally:
             await connection.close(timeout=_CONNECT_SECONDS)
+    except asyncpg.ReadOnlySQLTransactionError:
+        raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
+    except asyncpg.LockNotAvailableError:
+        held = "Another transaction holds a lock on the same rows: pg_stat_activity shows it. Then try again."
+        raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
         reason = f"Postgres at DATABASE_URL is unreachable ({type(error).__name__})."
         raise PostgresUnavailable(reason) from None

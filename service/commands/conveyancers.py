@@ -103,7 +103,7 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 @answering
 async def create(conveyancer_id: str) -> Answer:
     """Create an API key and print it. It cannot be shown again."""
-    async with postgres() as connection:
+    async with postgres() as connection, loans.bounded_transaction(connection):
         key = await api_keys.create(connection, conveyancer_id)
     return Answer({"key": key}, key)
 
@@ -121,7 +121,7 @@ async def list_keys() -> Answer:
 @answering
 async def revoke(prefix: str) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
-    async with postgres() as connection:
+    async with postgres() as connection, loans.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
             raise click.ClickException(
                 "No valid API key has this prefix: see `python -m service api-key list`."

@@ -5,7 +5,6 @@ import secrets
 from datetime import datetime
 from uuid import UUID
 
-import asyncpg
 import click
 import msgspec
 
@@ -162,13 +161,10 @@ class Erasure(msgspec.Struct, frozen=True):
 @on_record
 async def erase(uuid: UUID, by: Operator) -> Answer:
     """Delete a request, and the personal data in its e-mails and events, for good."""
-    try:
-        async with postgres() as connection:
-            async with loans.bounded_transaction(connection):
-                is_new = await _erase(connection, uuid, by)
-            await lanes.notify(connection)
-    except asyncpg.LockNotAvailableError:
-        raise click.ClickException("A relay holds the events of this request: try again.") from None
+    async with postgres() as connection:
+        async with loans.bounded_transaction(connection):
+            is_new = await _erase(connection, uuid, by)
+        await lanes.notify(connection)
     done = "erased" if is_new else "had been erased"
     return Answer(Erasure(uuid_of(uuid), was_erased_before=not is_new), f"{uuid_of(uuid)} {done}")
 

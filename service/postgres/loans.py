@@ -17,6 +17,7 @@ from service.telemetry import metrics
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
 SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
+LOCK_SECONDS = 5.0  # for which an operator's command waits: others may wait for the locks that it holds
 
 
 class Loan(AbstractAsyncContextManager["Connection"]):
@@ -101,8 +102,10 @@ async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
     """Open a transaction over a connection of the caller's own, which is not from a pool.
 
     Postgres ends it, too, after SILENCE_SECONDS of silence. Its commit waits for a standby: see REPLICATE.
+    It waits LOCK_SECONDS for each lock, then raises asyncpg.LockNotAvailableError.
     """
     async with own.transaction():
         await own.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENCE_SECONDS:g}s'")
+        await own.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
         yield
         await own.execute(f"SELECT {REPLICATE}")

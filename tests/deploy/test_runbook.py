@@ -22,6 +22,7 @@ EXAMPLES = {
     "UUID": "req_0000000000000000000000",
     "TIME": "2026-01-31T09:30:00Z",
     "QUEUE": "notifications",
+    "ADDRESS": "ada@example.com",
 }
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -53,6 +53,24 @@ def test_answer_is_text_or_json(capsys):
     assert json.loads(capsys.readouterr().out) == {"values": []}
 
 
+def test_json_cannot_manipulate_the_terminal(capsys):
+    async def go() -> Answer:
+        """Answer."""
+        return Answer({"said": "\x1b\x9b\u202eé"}, "")
+
+    assert run(go, "--json") == 0
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert json.loads(printed) == {"said": "\x1b\x9b\u202eé"}
+
+
+@pytest.mark.parametrize(
+    ("ago", "span"), [("90m", timedelta(minutes=90)), ("2h", timedelta(hours=2)), ("3d", timedelta(days=3))]
+)
+def test_time_may_be_a_span_before_now(ago, span):
+    assert abs(datetime.now(UTC) - span - command_line.time(ago)) < timedelta(minutes=1)
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -101,6 +119,10 @@ def test_argument_is_read(kind, word, value, capsys):
         (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
         (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
         *((command_line.time, day, "is not a time like") for day in ("0001-01-01", "9999-12-31T23:59Z")),
+        *(
+            (command_line.time, span, "is not a time like")
+            for span in ("2w", "1.5h", "9" * 9 + "d", "\u0662h")
+        ),
         *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b", "\u3164")),
         *(
             (command_line.line, text, "characters")

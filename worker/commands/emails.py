@@ -29,13 +29,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     request_id: UUID | None = None
     conveyancer_id: str | None = None
     smtp_code: int | None = None  # of the mail server's last reply
+    reply: str | None = None  # is part of that
     since: datetime | None = None
     until: datetime | None = None
 
     def check_is_narrow(self) -> None:
         """Raise UsageError if this chooses all."""
         if self == Choice(until=self.until):
-            raise click.UsageError("say which e-mails: --uuid, --conveyancer, --code or --from")
+            raise click.UsageError("say which e-mails: --uuid, --conveyancer, --code, --reply or --from")
 
 
 class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those that were last answered so."
     )
+    @click.option("--reply", type=command_line.line, help="Only those whose last reply contains this: 5.7.1")
     @click.option(
         "--from",
         "since",
@@ -82,25 +84,27 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("list")
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
+@click.option("--unresolved", is_flag=True, help="Only failed ones with no other one since.")
 @click.option(
     "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most e-mails to show."
 )
 @answering
 @_choosing
-async def list_emails(*, state: State | None, limit: int, choice: Choice) -> Answer:
+async def list_emails(*, state: State | None, unresolved: bool, limit: int, choice: Choice) -> Answer:
     """Show e-mails, the newest first, with the mail server's last replies."""
     async with command_line.postgres() as connection:
-        found = await read(connection, choice, state=state, limit=limit)
+        found = await read(connection, choice, state=state, unresolved=unresolved, limit=limit)
     return Answer.listing(found)
 
 
 @click.command
 @click.option("--sent", is_flag=True, help="One that was sent, too; only together with --uuid.")
+@click.option("--limit", type=command_line.COUNT, help="The most e-mails, the oldest first (default: all).")
 @click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
 @answering
 @on_record
 @_choosing
-async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
+async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     """Send failed e-mails again, as new ones. Those of requests with another e-mail since are left alone.
 
     Those that operators cancelled are sent again only with --uuid.
@@ -114,15 +118,17 @@ async def resend(*, sent: bool, dry_run: bool, by: Operator, choice: Choice) -> 
 
     async with command_line.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
+        found = found[:limit]
         return await _change(connection, found, add_again, action="emails resend", by=by, dry_run=dry_run)
 
 
 @click.command
+@click.option("--resent", is_flag=True, help="Only those that are not the first of their request.")
 @click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
 @answering
 @on_record
 @_choosing
-async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
+async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
     """End pending e-mails unsent, and those that have not begun. One that is being sent may still arrive."""
     choice.check_is_narrow()
 
@@ -131,6 +137,8 @@ async def cancel(*, dry_run: bool, by: Operator, choice: Choice) -> Answer:
 
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
+        if resent:
+            found = [each for each in found if each[0] != email_changes.first_event_id(each[1])]
         return await _change(connection, found, cancel_all, action="emails cancel", by=by, dry_run=dry_run)
 
 
@@ -169,7 +177,12 @@ async def _change(
 
 
 async def read(
-    connection: Connection, choice: Choice, *, state: State | None = None, limit: int
+    connection: Connection,
+    choice: Choice,
+    *,
+    state: State | None = None,
+    unresolved: bool = False,
+    limit: int,
 ) -> list[LedgerEmail]:
     """Return the newest of the chosen e-mails, newest first."""
     rows = await connection.fetch(
@@ -178,12 +191,14 @@ async def read(
                CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
           FROM email
          WHERE {_CHOSEN}
-           AND ($6::text IS NULL OR state = $6)
+           AND ($7::text IS NULL OR state = $7)
+           AND NOT ($8 AND (state <> 'failed' OR NOT {_LAST}))
          ORDER BY created_at DESC, event_id DESC
-         LIMIT $7
+         LIMIT $9
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
         state,
+        unresolved,
         limit,
     )
     return [_without_addresses(LedgerEmail(**row)) for row in rows]
@@ -205,16 +220,9 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
         SELECT event_id, request_id
           FROM email
          WHERE {_CHOSEN}
-           AND state = ANY($6)
+           AND state = ANY($7)
            AND ($1::uuid IS NOT NULL OR reason IS DISTINCT FROM 'cancelled')
-           AND EXISTS (SELECT
-                         FROM calculation_request AS request
-                        WHERE request.id = email.request_id)
-           AND NOT EXISTS (SELECT
-                             FROM email AS later
-                            WHERE later.request_id = email.request_id
-                              AND (length(later.event_id), later.event_id)
-                                  > (length(email.event_id), email.event_id))
+           AND {_LAST}
          ORDER BY event_id
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
@@ -240,8 +248,9 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
          WHERE ($1::uuid IS NULL OR id = $1)
            AND ($2::text IS NULL OR conveyancer_id = $2)
            AND $3::integer IS NULL
-           AND ($4::timestamptz IS NULL OR created_at >= $4)
-           AND ($5::timestamptz IS NULL OR created_at < $5)
+           AND $4::text IS NULL
+           AND ($5::timestamptz IS NULL OR created_at >= $5)
+           AND ($6::timestamptz IS NULL OR created_at < $6)
            AND NOT EXISTS (SELECT
                              FROM email
                             WHERE email.request_id = request.id)
@@ -257,5 +266,15 @@ _CHOSEN = """($1::uuid IS NULL OR request_id = $1)
                                                      FROM calculation_request
                                                     WHERE conveyancer_id = $2))
            AND ($3::integer IS NULL OR smtp_code = $3 OR server_reply LIKE $3::text || ' %')
-           AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
-           AND ($5::timestamptz IS NULL OR coalesce(settled_at, created_at) < $5)"""
+           AND ($4::text IS NULL OR strpos(server_reply, $4) > 0)
+           AND ($5::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $5)
+           AND ($6::timestamptz IS NULL OR coalesce(settled_at, created_at) < $6)"""
+# No other e-mail of the request has followed, and the request has not been erased.
+_LAST = """(EXISTS (SELECT
+                          FROM calculation_request AS request
+                         WHERE request.id = email.request_id)
+                AND NOT EXISTS (SELECT
+                                  FROM email AS later
+                                 WHERE later.request_id = email.request_id
+                                   AND (length(later.event_id), later.event_id)
+                                       > (length(email.event_id), email.event_id)))"""

@@ -15,9 +15,11 @@ from deploy.local.machine.ports import free_port
 from service.calculation_requests.model import RequestNotFound
 from service.settings import InvalidSetting
 from tests.harness.command_line import run
+from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
+from tests.worker.commands.steps import intend
 from tests.worker.conftest import settings_with, store
 
 UNKNOWN = "req_0000000000000000000000"
@@ -109,6 +111,35 @@ async def test_output_is_a_table_or_json(database_url, stored_request):
     [event] = json.loads(scripts.output)["events"]
     assert event["event_id"] == f"{stored_request.uuid}.request.created.1"
     assert (people.status, people.errors, scripts.status, scripts.errors) == (0, "", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "reads"),
+    [
+        *(("worker", words, True) for words in ("outbox list", "emails list", "reconcile")),
+        *(
+            ("service", words, True)
+            for words in ("conveyancer list", "api-key list", "request find --case-ref x")
+        ),
+        *(("worker", f"emails {verb} --from 2026-01-01", False) for verb in ("resend", "cancel")),
+        ("worker", "outbox replay --from 2026-01-01", False),
+        *(("service", f"api-key {verb} {CONVEYANCER}", False) for verb in ("create", "revoke")),
+        *(("service", f"conveyancer {verb} {CONVEYANCER}", False) for verb in ("disable", "add --name Acme")),
+        ("service", f"request erase {UNKNOWN}", False),
+    ],
+)
+async def test_standby_answers_commands_that_read_and_refuses_the_others_in_a_line(
+    database_url, database, stored_request, program, words, reads
+):
+    await intend(database, stored_request)
+    await database.execute("UPDATE email SET state = 'failed', reason = 'refused', settled_at = now()")
+    await store(database)
+    standby = bare_environment(DATABASE_URL=f"{database_url}?default_transaction_read_only=on")
+
+    ended = await run(program, *words.split(), environment=standby)
+
+    assert bool(ended.output) is reads
+    assert ended.errors == ("" if reads else "Postgres at DATABASE_URL takes no writes: is it a standby?\n")
 
 
 @pytest.fixture

@@ -157,6 +157,26 @@ async def test_time_and_code_choose_the_emails(
     assert len(await actions(database)) == number
 
 
+async def test_resend_is_aimed_by_the_reply_tried_on_a_few_and_stopped(
+    worker_settings, database, postman, mail_server
+):
+    for reply in ("550 5.1.1 no such user", "550 5.7.1 blocked"):
+        mail_server.rcpt_reply = reply
+        for _ in range(3):
+            await intend(database, await store(database))
+        await attempt_emails(database, postman)
+    regular = await store(database)
+    await intend(database, regular)
+
+    tried = await changed(worker_settings, "resend", "--reply", "5.7.1", "--limit", "2")
+    left = (await command(worker_settings, "emails", "list", "--unresolved")).text
+    stopped = await changed(worker_settings, "cancel", "--resent", "--from", "2026-01-01")
+
+    assert (tried, stopped) == (2, 2)
+    assert (left.count("5.1.1"), left.count("5.7.1"), left.count("\n")) == (3, 1, 4)
+    assert (await states(database))[key_of(regular)] == "pending"
+
+
 async def test_email_that_was_cancelled_is_sent_again_only_for_a_request_that_is_named(
     worker_settings, database, stored_request
 ):

@@ -14,6 +14,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.operations import operator_actions
 from service.outbox import lanes
 from service.outbox.events import CalculationCreated
+from service.postgres import loans
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
@@ -143,6 +144,20 @@ async def test_late_messages_about_an_erased_request_change_nothing(
     await deliveries.intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before
+
+
+async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(
+    worker_settings, database, stored_request, monkeypatch
+):
+    monkeypatch.setattr(loans, "LOCK_SECONDS", 0.2)
+    async with database.transaction():
+        await database.execute("SELECT FROM calculation_request FOR UPDATE")
+        async with asyncio.timeout(10.0):
+            ended = await run_erase(worker_settings, stored_request.uuid)
+        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
+
+    assert (ended.status, ended.output) == (1, "")
+    assert "holds a lock" in ended.errors
 
 
 async def test_lane_held_by_a_relay_is_waited_for(worker_settings, database, stored_request):
