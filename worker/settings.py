@@ -33,6 +33,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     email_retry_seconds: Seconds = 30.0  # the first pause; the longest is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for that to the content
+    smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
 
     @property
     def work_timeout_seconds(self) -> float:

@@ -22,6 +22,7 @@ _OPTIONAL = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
     "LISTEN_DATABASE_URL": "DATABASE_URL",
     "RETENTION_DAYS": "none",
+    "SMTP_HELO_NAME": "none",
 }
 
 

@@ -41,7 +41,7 @@ class PutOff(msgspec.Struct, frozen=True):
     # server. `given_back`: the mail server was not given it, or took none.
     label: Literal["postponed", "put_off", "given_back"]
     seconds: float = 0.0
-    reply: str | None = None  # the mail server's, or our own words. Without one, no attempt is charged.
+    reply: str | None = None  # the mail server's, or our own words
     smtp_code: int = 0
 
 
@@ -180,14 +180,14 @@ _FIND_PENDING = """
 
 
 async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> None:
-    """Give the claim of a process on an e-mail up. With a reply an attempt is charged.
+    """Give the claim of a process on an e-mail up. Unless it is given back, an attempt is charged.
 
     A row that another transaction has locked is left alone: then the claim expires.
     """
     await connection.execute(
         """
         UPDATE email
-           SET attempts = attempts + ($4::text IS NOT NULL)::integer,
+           SET attempts = attempts + $5::boolean::integer,
                server_reply = coalesce($4, server_reply),
                claimed_by = NULL,
                next_attempt_at = now() + make_interval(secs => $3)
@@ -202,11 +202,19 @@ async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> No
         email.event_id,
         email.seconds,
         email.reply,
+        email.label != "given_back",
     )
 
 
 async def read_gauges(connection: Connection) -> None:
-    """Set the metrics of the pending e-mails. The oldest is the oldest of those counted, the first due."""
+    """Set the metrics of the pending e-mails."""
+    number, oldest_seconds = await count_pending(connection)
+    metrics.emails_pending.set(number)
+    metrics.emails_oldest_age.set(oldest_seconds)
+
+
+async def count_pending(connection: Connection) -> tuple[int, float]:
+    """Return their number, and the age in seconds of the oldest of those counted, the first due."""
     (row,) = await connection.fetch(
         """
         SELECT count(*) AS number,
@@ -219,5 +227,4 @@ async def read_gauges(connection: Connection) -> None:
         """,
         COUNT_LIMIT,
     )
-    metrics.emails_pending.set(row["number"])
-    metrics.emails_oldest_age.set(row["oldest_seconds"])
+    return tuple(row)

@@ -1,6 +1,7 @@
 """Sends the e-mails of the ledger that are due."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,16 +27,14 @@ from worker.batches import Batches, Failures
 from worker.mail import ledger, message
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.smtp import Mailer, MailServerUnavailable, Reply
+from worker.mail.outcomes import LONGEST_RETRY, outcome_of, storable
+from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
-
-_LONGEST_REPLY = 1000
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
 _REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about as long
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
-_LONGEST_RETRY = 60  # times the first one: half an hour by default
 _STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to contents that were sent before
 
 # E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
@@ -68,6 +67,7 @@ class Postman:
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
         self._seconds = settings.work_timeout_seconds
+        self._longest_pause = settings.email_retry_seconds * LONGEST_RETRY
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
         self._claimed_until: dict[str, float] = {}  # of each e-mail in hand; by this machine's clock
@@ -77,7 +77,9 @@ class Postman:
         self._ends = Batches(self._record_batch)
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
+        self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by the same clock
         self._pauses = Pauses("mail_paused")
+        self._claiming_pauses = Pauses("emails_not_claimed")
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -108,8 +110,8 @@ class Postman:
         self._due.clear()
         self._finished.clear()
         outage, self._outage = self._outage, None
-        if outage is not None and outage.code:
-            await self._pauses.log_and_wait(outage, stop, seconds=_REFUSED_SECONDS, smtp_code=outage.code)
+        if outage is not None and outage.reply.code:
+            await self._wait_for_mail_server(outage, stop, seconds=_REFUSED_SECONDS)
             return
         try:
             started = await self.start_due()
@@ -117,10 +119,11 @@ class Postman:
             if not isinstance(error, PostgresUnavailable):
                 background_failures.labels("emails").inc()
                 _log.error("emails_not_claimed", **logs.describe(error))
-            await self._pauses.log_and_wait(error, stop)
+            await self._claiming_pauses.log_and_wait(error, stop)
             return
+        self._claiming_pauses.reset()
         if outage is not None:
-            await self._pauses.log_and_wait(outage, stop, smtp_code=outage.code)
+            await self._wait_for_mail_server(outage, stop)
             return
         self._pauses.reset()
         if not started:
@@ -129,6 +132,15 @@ class Postman:
             if (until_next := self._next_start - time.monotonic()) > 0:
                 seconds = min(seconds, until_next)
             await wait_at_most(seconds, self._due, self._finished, stop)
+
+    async def _wait_for_mail_server(
+        self, outage: MailServerUnavailable, stop: asyncio.Event, *, seconds: float | None = None
+    ) -> None:
+        facts = {"smtp_code": outage.reply.code}
+        with suppress(PostgresUnavailable):
+            async with loans.Loan(self._pool, seconds=self._seconds) as connection:
+                facts["waiting"], _ = await ledger.count_pending(connection)
+        await self._pauses.log_and_wait(outage, stop, seconds=seconds, **facts)
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""
@@ -165,7 +177,9 @@ class Postman:
                 outcome = await self._attempt(email)
                 await self._record(outcome)
                 metrics.emails.labels(outcome.label).inc()
-                _log.info(
+                # An outage gives thousands back; `mail_paused` reports it.
+                log = _log.debug if outcome.label == "given_back" else _log.info
+                log(
                     "email_handled",
                     outcome=outcome.label,
                     reason=outcome.reason if isinstance(outcome, EmailEnd) else None,
@@ -179,7 +193,7 @@ class Postman:
     async def _attempt(self, email: Email) -> EmailEnd | PutOff:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
-            recipient, content = self._compose(email)
+            secret, recipient, content = self._compose(email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
                 async with self._connections:
                     reply = await self._mailer.send(
@@ -192,23 +206,27 @@ class Postman:
             return email.ended("not sent: no e-mail can be composed from these addresses", "not_composable")
         except MailServerUnavailable as outage:
             self._outage = outage
-            return PutOff(email.event_id, "given_back")
+            reply = outage.reply
         except ContentWithheld:
             return PutOff(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_failed", **logs.describe(error))
             # For ever, at long intervals: no mail server refused it, so no event may say that it failed. As a
             # reply does, these words charge an attempt.
-            pause = self._settings.email_retry_seconds * _LONGEST_RETRY
-            return PutOff(email.event_id, "put_off", pause, "not sent: internal error, see the logs")
+            return PutOff(
+                email.event_id, "put_off", self._longest_pause, "not sent: internal error, see the logs"
+            )
+        others_accepted = time.monotonic() < self._accepted_at + self._longest_pause
         if reply.is_acceptance:
+            self._accepted_at = time.monotonic()
             age = datetime.now(UTC) - email.created_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-        return outcome_of(reply, email, self._settings)
+        reply = reply._replace(text=storable(reply.text, secret))
+        return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
-    def _compose(self, email: Email) -> tuple[str, bytes]:
-        """Return recipient and content. Raises EmailNotValidError, or SecretKeyMissing."""
-        _, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
+    def _compose(self, email: Email) -> tuple[str, str, bytes]:
+        """Return secret, recipient and content. Raises EmailNotValidError, or SecretKeyMissing."""
+        secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
         content = message.compose(
             email.request,
             firm=email.firm,
@@ -217,7 +235,7 @@ class Postman:
             date=email.created_at,
             sender=self._sender,
         )
-        return message.in_ascii(email.request.customer_email), content
+        return secret, message.in_ascii(email.request.customer_email), content
 
     def _check_content_may_go(self, event_id: str) -> None:
         """Raise ContentWithheld at a stop, or if another process may have the e-mail after a suspension."""
@@ -265,22 +283,3 @@ class Postman:
                     )
                 for event_id in renewed & self._claimed_until.keys():
                     self._claimed_until[event_id] = claimed_until
-
-
-def outcome_of(reply: Reply, email: Email, settings: WorkerSettings) -> EmailEnd | PutOff:
-    """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
-
-    A refused one is retried with doubling pauses, unless the refusal is final or the e-mail older than
-    EMAIL_GIVE_UP_SECONDS. If the connection was lost when the content had been sent, the server may have
-    accepted it: an attempt is charged.
-    """
-    if reply.is_acceptance:
-        return email.ended(reply.text[:_LONGEST_REPLY])
-    words = f"{reply.code} {reply.text}"[:_LONGEST_REPLY] if reply.code else f"no reply to {reply.to}"
-    if reply.code >= 500:
-        return email.ended(words, "refused", reply.code)
-    age = datetime.now(UTC) - email.created_at
-    if age.total_seconds() >= settings.email_give_up_seconds:
-        return email.ended(words, "gave_up", reply.code)
-    pause = settings.email_retry_seconds * min(2**email.attempts, _LONGEST_RETRY)
-    return PutOff(email.event_id, "postponed", pause, words, reply.code)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import aiosmtplib
 from aiosmtplib import SMTPException, SMTPResponseException
 
+from service.telemetry import logs
 from service.telemetry.tracing import Attributes
 from worker.settings import WorkerSettings
 
@@ -32,24 +33,17 @@ _MOST_LINES = 100  # of one reply
 _LONGEST_LINE = 8 * 1024
 
 
-class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
-
-    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
-    it concerns every e-mail, and must lose none. So is a provider's limit: it lasts for a second or so.
-    """
-
-    def __init__(self, code: int = NO_REPLY) -> None:
-        super().__init__(code)
-        self.code = code
-
-
 class Reply(NamedTuple):
     """A mail server's reply to a command, or to the content of an e-mail."""
 
-    to: str  # MAIL, RCPT, DATA or content
+    to: str  # connection (which includes the login), MAIL, RCPT, DATA or content
     code: int
     text: str = ""
+
+    @property
+    def words(self) -> str:
+        """The reply with its code, or why there is none."""
+        return f"{self.code} {self.text}" if self.code else self.text or f"no reply to {self.to}"
 
     @property
     def is_acceptance(self) -> bool:
@@ -60,6 +54,23 @@ class Reply(NamedTuple):
     def ends_session(self) -> bool:
         """Whether no further command would be carried out."""
         return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether this refusal concerns every e-mail."""
+        return self.to in {"connection", "MAIL"} or (self.to == "content" and self.code in _THROTTLING)
+
+
+class MailServerUnavailable(Exception):
+    """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
+
+    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
+    it concerns every e-mail, and must lose none. So is a provider's limit: it lasts for a second or so.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.code)
+        self.reply = reply
 
 
 class Session:
@@ -82,6 +93,8 @@ class Session:
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
         self._pipelines = connection.supports_extension("pipelining")
         self._between_emails = True
+        # Firewalls forget idle connections silently: an e-mail would wait in vain for a reply.
+        self._expiry = loop.call_later(seconds, self.close)
 
     @property
     def is_usable(self) -> bool:
@@ -96,6 +109,7 @@ class Session:
         *before_content* is called just before the content is sent. It may raise to withhold the content.
         """
         self._between_emails = False
+        self._expiry.cancel()
         commands = (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
         for together in [commands] if self._pipelines else [[command] for command in commands]:
             lines = "".join(f"{command}\r\n" for command in together).encode("ascii")
@@ -107,6 +121,7 @@ class Session:
         stuffed = re.sub(rb"(?m)^\.", b"..", content) + b".\r\n"
         (reply,) = await self._exchange(stuffed, ["content"], seconds=self._seconds * _CONTENT_PATIENCE)
         self._between_emails = not reply.ends_session
+        self._expiry = asyncio.get_running_loop().call_later(self._seconds, self.close)
         return reply
 
     def close(self) -> None:
@@ -146,8 +161,7 @@ class Session:
                 code = int(line[1])
                 if code < 400 and code // 100 != acceptance:
                     raise ValueError("a reply to something else")
-                # Postgres stores no NUL.
-                return Reply(command, code, "\n".join(texts).replace("\0", "\N{REPLACEMENT CHARACTER}"))
+                return Reply(command, code, "\n".join(texts))
         raise ValueError("not in the form of SMTP")
 
 
@@ -162,6 +176,7 @@ class Mailer:
         self._username = unquote(url.username) if url.username else None
         self._password = unquote(url.password) if url.password else None
         self._seconds = settings.smtp_timeout_seconds
+        self._greeting_name = settings.smtp_helo_name
         self._idle: list[Session] = []
 
     def describe(self) -> Attributes:
@@ -197,8 +212,8 @@ class Mailer:
                     session.close()
             if reply.to == "content" or (reply.to != "MAIL" and not reply.ends_session):
                 break
-        if reply.to == "MAIL" or (reply.to == "content" and reply.code in _THROTTLING):
-            raise MailServerUnavailable(reply.code)
+        if reply.is_outage:
+            raise MailServerUnavailable(reply)
         return reply
 
     def close(self) -> None:
@@ -218,12 +233,14 @@ class Mailer:
                 connection.close()
                 raise
         except SMTPResponseException as error:
-            raise MailServerUnavailable(error.code) from error
+            raise MailServerUnavailable(Reply("connection", error.code, error.message)) from error
         except (SMTPException, OSError, ValueError) as error:
-            raise MailServerUnavailable from error
+            reply = Reply("connection", NO_REPLY, f"no connection: {logs.summarize(error)}")
+            raise MailServerUnavailable(reply) from error
 
     async def connect(self) -> aiosmtplib.SMTP:
         """Return a new connection, encrypted and logged in as SMTP_URL says. Raises as aiosmtplib does."""
+        self._greeting_name = self._greeting_name or await asyncio.to_thread(_name_of_this_machine)
         connection = aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,
@@ -233,8 +250,19 @@ class Mailer:
             # Never None, which uses STARTTLS only if offered: an attacker on the way can hide the offer.
             start_tls=self._scheme == "smtp+starttls",
             timeout=self._seconds,
-            local_hostname=socket.gethostname(),
+            local_hostname=self._greeting_name,
         )
         async with asyncio.timeout(self._seconds):
             await connection.connect()
         return connection
+
+
+def _name_of_this_machine() -> str:
+    """Return its domain name, or else its address as RFC 5321, section 4.1.4, asks: pods have bare names."""
+    name = socket.getfqdn()
+    if "." in name:
+        return name
+    try:
+        return f"[{socket.gethostbyname(socket.gethostname())}]"
+    except OSError:
+        return "[127.0.0.1]"

@@ -4,6 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
+from tests.harness import metrics
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
@@ -11,6 +12,7 @@ from tests.worker.mail.conftest import (
     all_are,
     announced,
     attempts,
+    intend_emails,
 )
 
 
@@ -29,34 +31,51 @@ async def test_refused_connection_to_the_mail_server_charges_no_attempt(
 
 
 async def was_claimed_and_released(database: Connection) -> bool:
-    """Whether an e-mail has been given back without charging an attempt."""
+    """Whether an e-mail has been given back without charging an attempt, and the reason been recorded."""
     return bool(
         await database.fetchval(
             "SELECT count(*) FROM email"
             " WHERE claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at"
+            " AND server_reply = 'no connection: SMTPConnectError (ConnectionRefusedError)'"
         )
     )
 
 
-async def test_refused_sender_charges_no_attempt_and_leaves_no_connection_open(
-    worker_settings, rude_server, database, intended
+@pytest.mark.parametrize("refusal", [b"452 4.3.1 Insufficient storage", b"550 Sender refused"])
+async def test_refused_sender_is_shown_charges_no_attempt_and_leaves_no_connection_open(
+    worker_settings, rude_server, pool, database, refusal
 ):
-    usual, rude_server.replies["MAIL"] = rude_server.replies["MAIL"], b"550 Sender refused"
+    await intend_emails(database, pool, 3)
+    usual, rude_server.replies["MAIL"] = rude_server.replies["MAIL"], refusal
+    settings = settings_with(worker_settings, smtp_url=rude_server.url, email_concurrency=2)
 
-    async with (
-        open_postman(settings_with(worker_settings, smtp_url=rude_server.url)) as postman,
-        running(postman.run),
-    ):
-        await eventually(lambda: rude_server.connections >= 6)
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: rude_server.connections >= 12)
         open_connections = rude_server.open_connections
-        charged = await attempts(database)
+        shown = await database.fetch("SELECT DISTINCT attempts, server_reply FROM email")
         rude_server.replies["MAIL"] = usual
         await eventually(lambda: all_are(database, "sent"))
 
-    assert charged == 0
-    assert open_connections <= 2
-    assert len(rude_server.contents) == 1
-    assert intended.uuid.encode() in rude_server.contents[0]
+    assert open_connections <= 4
+    assert shown == [(0, refusal.decode())]
+    assert len(rude_server.contents) == await attempts(database) == 3
+
+
+async def test_refusals_of_many_emails_at_once_are_no_outage_of_postgres(
+    worker_settings, mail_server, pool, database
+):
+    settings = settings_with(worker_settings, email_concurrency=100)
+    mail_server.rcpt_reply = "451 Greylisted"
+    await intend_emails(database, pool, 200)
+
+    with metrics.rises("postgres_unavailable_total", by=0):
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(lambda: each_was_refused(database))
+
+
+async def each_was_refused(database: Connection) -> bool:
+    """Whether an attempt at every e-mail has been charged."""
+    return bool(await database.fetchval("SELECT every(attempts > 0) FROM email"))
 
 
 @pytest.mark.usefixtures("intended")
@@ -74,7 +93,20 @@ async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_
 
     paused = next(log for log in logs if log["event"] == "mail_paused")
     assert (paused["error"], paused["smtp_code"]) == ("MailServerUnavailable (SMTPConnectResponseError)", 554)
+    assert paused["waiting"] == 1
+    assert {log["log_level"] for log in logs if log["event"] == "email_handled"} == {"debug"}
     assert "service.example.com" not in str(logs)
+
+
+async def test_outage_of_postgres_is_not_logged_as_one_of_the_mail_server(worker_settings, postgres_link):
+    await postgres_link.refuse()
+    settings = settings_with(worker_settings, database_url=postgres_link.url)
+
+    with capture_logs() as logs:
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(lambda: postgres_link.refused >= 2)
+
+    assert {log["event"] for log in logs} == {"emails_not_claimed"}
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
-from worker.mail import postman
+from worker.mail import outcomes
 from worker.mail.ledger import Email, PutOff
 from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
@@ -71,10 +72,13 @@ async def send(with_mailer: Mailer) -> EmailEnd | PutOff:
     return outcome_of(reply)
 
 
-def outcome_of(reply: Reply, *, attempts: int = 0, age: timedelta = timedelta()) -> EmailEnd | PutOff:
+def outcome_of(
+    reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
+) -> EmailEnd | PutOff:
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
-    return postman.outcome_of(reply, email, mail_settings("smtp://nowhere.invalid"))
+    settings = mail_settings("smtp://nowhere.invalid")
+    return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)
 
 
 async def test_connection_is_kept_for_the_next_email(rude_server, rude_mailer):
@@ -128,7 +132,7 @@ async def test_mail_server_that_limits_the_rate_refuses_no_email(
 
     rude_server.replies[command] = usual
     assert (await send(rude_mailer)).label == "sent"
-    assert unavailable.value.code == int(answer[:3])
+    assert unavailable.value.reply.code == int(answer[:3])
 
 
 @pytest.mark.parametrize("answer", [None, b"421 Not this one", b"nonsense", UNFINISHED, b"354 Go ahead"])
@@ -181,7 +185,7 @@ async def test_connection_on_which_no_email_is_taken_is_closed(rude_server, rude
     with pytest.raises(MailServerUnavailable) as unavailable:
         await send(rude_mailer)
 
-    assert unavailable.value.code == 554
+    assert unavailable.value.reply.code == 554
     await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
 
 
@@ -268,6 +272,32 @@ async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(rud
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
+async def test_connection_that_was_idle_for_as_long_as_a_reply_may_take_is_replaced(rude_server):
+    mailer = Mailer(mail_settings(rude_server.url, smtp_timeout_seconds=1.0))
+    await send(mailer)
+    await asyncio.sleep(1.1)
+
+    await send(mailer)
+    await send(mailer)
+
+    await eventually(lambda: rude_server.open_connections == 1, seconds=5.0)
+    assert (rude_server.connections, len(rude_server.contents)) == (2, 3)
+    mailer.close()
+
+
+@pytest.mark.parametrize("name", [None, "mail.service.example.com"])
+async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an_address(rude_server, name):
+    written: list[bytes] = []
+    async with TcpProxy(rude_server.url, lambda: written.append) as link:
+        with_mailer = Mailer(mail_settings(link.url, smtp_helo_name=name))
+        await send(with_mailer)
+        with_mailer.close()
+
+    greeted = written[0].decode().split()
+    assert greeted == ["EHLO", name or greeted[1]]
+    assert re.fullmatch(r"\[[0-9.]+\]|[\w-]+(\.[\w-]+)+", greeted[1])  # Postfix accepts no bare name.
+
+
 async def test_mail_server_without_the_required_encryption_is_unavailable(rude_server):
     for scheme in ("smtp+starttls", "smtps"):
         url = rude_server.url.replace("smtp", scheme, 1)
@@ -342,3 +372,24 @@ def test_email_refused_for_now_is_given_up_after_five_days(reply):
     assert [end.label for end in ends] == ["postponed", "failed"]
     assert isinstance(ends[1], EmailEnd)
     assert (ends[1].reason, ends[1].smtp_code) == ("gave_up", reply.code)
+
+
+@pytest.mark.parametrize(
+    ("to", "others_accepted", "label"),
+    [("content", True, "failed"), ("content", False, "given_back"), ("MAIL", True, "given_back")],
+)
+def test_email_whose_content_alone_is_throttled_is_given_up_after_five_days(to, *, others_accepted, label):
+    reply = Reply(to, 454, "Throttling failure")
+
+    end = outcome_of(reply, age=timedelta(days=5, minutes=1), others_accepted=others_accepted)
+
+    assert end.label == label
+
+
+def test_email_whose_content_is_throttled_does_not_pause_the_others_each_second():
+    throttled = [
+        outcome_of(Reply("content", 454), age=timedelta(minutes=minutes)) for minutes in (1, 100, 999)
+    ]
+
+    pauses = [each.seconds for each in throttled if isinstance(each, PutOff)]
+    assert pauses == [pytest.approx(6, abs=1), pytest.approx(600, abs=1), 1800]

@@ -1,0 +1,52 @@
+"""What a mail server's reply means for an e-mail, and which of its words are stored."""
+
+import re
+from datetime import UTC, datetime
+
+from service.operations.announcing import EmailEnd
+from worker.mail.ledger import Email, PutOff
+from worker.mail.smtp import Reply
+from worker.settings import WorkerSettings
+
+LONGEST_RETRY = 60  # times the first one: half an hour by default
+_LONGEST_REPLY = 1000
+_LINE_BREAK = r"(?:=?\s+)?"  # as in a link that is folded, or quoted-printable
+_SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
+
+
+def outcome_of(
+    reply: Reply, email: Email, settings: WorkerSettings, *, others_accepted: bool
+) -> EmailEnd | PutOff:
+    """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
+
+    A refused one is retried with doubling pauses, unless the refusal is final or the e-mail older than
+    EMAIL_GIVE_UP_SECONDS. If the connection was lost when the content had been sent, the server may have
+    accepted it: an attempt is charged.
+
+    In an outage no attempt is charged. But if only this content is throttled, it must not pause the others
+    each second for ever: its pauses grow with its age, and if *others_accepted* lately, it is given up, too.
+    """
+    if reply.is_acceptance:
+        return email.ended(reply.text)
+    age = (datetime.now(UTC) - email.created_at).total_seconds()
+    is_old = age >= settings.email_give_up_seconds
+    longest = settings.email_retry_seconds * LONGEST_RETRY
+    if reply.is_outage and not (reply.to == "content" and is_old and others_accepted):
+        pause = min(age / 10, longest) if reply.to == "content" else 0.0
+        return PutOff(email.event_id, "given_back", pause, reply.words, reply.code)
+    if reply.code >= 500:
+        return email.ended(reply.words, "refused", reply.code)
+    if is_old:
+        return email.ended(reply.words, "gave_up", reply.code)
+    pause = min(settings.email_retry_seconds * 2**email.attempts, longest)
+    return PutOff(email.event_id, "postponed", pause, reply.words, reply.code)
+
+
+def storable(text: str, secret: str) -> str:
+    """Return a mail server's words as they may be stored: without the secret of a link that they quote.
+
+    Postgres stores neither NUL nor lone surrogates.
+    """
+    text = re.sub(_LINE_BREAK.join(map(re.escape, secret)), "[secret]", text)
+    text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]
