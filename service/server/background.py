@@ -25,16 +25,25 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
 
 
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Run *work* until it returns; restart it after a pause whenever it fails."""
+    """Run *work* until it returns; restart it after a pause whenever it fails.
+
+    A CancelledError is a failure, too, unless this task is being cancelled: aiormq raises it by itself.
+    """
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()
     while True:
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - an unforeseen error must not stop the work for good
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as error:  # An unforeseen error must not stop the work for good.
+            is_ending = task is not None and task.cancelling() > 0
+            if is_ending and isinstance(error, asyncio.CancelledError):
+                raise
             failures.inc()
             _log.error("background_work_failed", work=name, **logs.describe(error))
-            if task is not None and task.cancelling():
+            if is_ending:
                 return
         else:
             return

@@ -78,7 +78,10 @@ class ScriptedBroker:
         return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
 
     def raise_alarm(self) -> None:
-        """Like RabbitMQ, block each connection once it publishes, and read nothing more from it."""
+        """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
+
+        So it still confirms an empty message, and gets no body.
+        """
         self.reading.clear()
 
     def clear_alarm(self) -> None:
@@ -122,11 +125,11 @@ class _Conversation:
         while True:
             channel, received = await self._next_frame()
             if isinstance(received, commands.Basic.Publish):
-                await self._wait_out_alarm()
                 self._publish, self._header, self._body = (channel, received), None, b""
             elif isinstance(received, ContentHeader):
                 self._header = received
                 self._complete()
+                await self._wait_out_alarm()
             elif isinstance(received, ContentBody):
                 self._body += received.value
                 self._complete()

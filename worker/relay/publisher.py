@@ -49,11 +49,17 @@ class Publisher:
         return cls(underlay, timeout_seconds=timeout_seconds)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Publish an empty message that no queue gets: the broker reports an alarm only to publishers.
+        """Publish two empty messages that no queue gets: the broker reports an alarm only to publishers.
 
-        It does not go to the exchange of the events, where a queue bound to `#` would get it. During an alarm
-        this waits until *stop*, otherwise up to the timeout. Raises BrokerUnavailable.
+        During an alarm RabbitMQ confirms the first, and then reads no more from the connection. This waits
+        until *stop* then, otherwise up to the timeout for each. Raises BrokerUnavailable.
+
+        They do not go to the exchange of the events, where a queue bound to `#` would get them.
         """
+        for _ in range(2):
+            await self._probe_once(alarm, stop)
+
+    async def _probe_once(self, alarm: Alarm, stop: asyncio.Event) -> None:
         answered = asyncio.Event()
         probing = asyncio.create_task(
             self._channel.basic_publish(b"", exchange=topology.DEAD_LETTERS, routing_key=_UNBOUND_KEY)

@@ -37,6 +37,23 @@ async def test_failed_work_is_logged_counted_and_restarted():
     assert "a secret" not in str(logs)
 
 
+async def test_work_that_a_library_cancels_is_restarted():
+    begun = 0
+
+    async def be_cancelled_once() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise asyncio.CancelledError  # as aiormq does when it closes a channel
+        await asyncio.Event().wait()
+
+    with capture_logs() as logs:
+        async with in_background("test", be_cancelled_once):
+            await eventually(lambda: begun == 2)
+
+    assert [line["error"] for line in logs] == ["CancelledError"]
+
+
 async def test_work_that_fails_while_being_cancelled_is_not_restarted():
     begun = 0
 
