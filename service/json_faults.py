@@ -13,8 +13,6 @@ _TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "
     "array": "an array",
 }
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
-# Within the last six bytes msgspec takes half of a surrogate pair for a text that is cut off.
-_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]..(?=[^\\].{0,4}\Z)", re.DOTALL)
 # What quotes the value, or our pattern for it.
 _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)
 
@@ -30,9 +28,7 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         return "a number is too large"
     if str(error) == "Input data was truncated":
-        lone = _LONE_SURROGATE.search(text)
-        problem = "unexpected end of escaped utf-16 surrogate pair" if lone else "it ends too early"
-        return f"{problem} (byte {lone.end() if lone else len(text)})"
+        return f"it ends too early (byte {len(text)})"
     return str(error).removeprefix("JSON is malformed: ")
 
 

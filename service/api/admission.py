@@ -32,8 +32,7 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
     async def admit(request: AnyRequest) -> None:
         authenticator = _shed_load(request).authenticator
-        user = request.scope["user"] = await authenticator.verify_access_token(_token(request), scope=scope)
-        firm_served.set(user.conveyancer_id)
+        _admit(request, await authenticator.verify_access_token(_token(request), scope=scope))
 
     return admit
 

@@ -137,7 +137,7 @@ _READ_INTERNALLY = f"""
 
 
 LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links come to at most 30 KB more
-_ROWS_AT_A_TIME = 20  # at most as many bytes as a page has
+_ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -164,23 +164,19 @@ async def read_page(
     else:
         arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
     page: list[CalculationRequest] = []
-    size, before = 0, listing.before
-    while True:
-        wanted = min(listing.limit - len(page), _ROWS_AT_A_TIME)
-        rows = await connection.fetch(*arguments, before, wanted + 1)
-        if not rows:
-            await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
-        for row in rows[:wanted]:
+    size, before, count = 0, listing.before, min(listing.limit + 1, _ROWS_AT_A_TIME)
+    while rows := await connection.fetch(*arguments, before, count):
+        for row in rows:
             request = CalculationRequest(*row)
             size += len(msgspec.json.encode(request))
-            if size > LARGEST_PAGE:
+            if len(page) == listing.limit or size > LARGEST_PAGE:
                 return page, page[-1].uuid
             page.append(request)
-        if len(rows) <= wanted:
+        if len(rows) < count:
             return page, None
-        if len(page) == listing.limit:
-            return page, page[-1].uuid
         before = page[-1].id
+    await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
+    return page, None
 
 
 # Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops that

@@ -83,8 +83,6 @@ class Pool:
         finally:
             self._waiting -= 1
             self._waiting_of[firm] -= 1
-            if not self._waiting_of[firm]:
-                del self._waiting_of[firm]
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection. The caller has a deadline of its own, and must give the connection back.

@@ -1,18 +1,18 @@
 """HTTP/1.1 on one connection: uvicorn's protocol, with bounds on what a caller may hold."""
 
 import asyncio
-from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from service.server import limits
-from service.server.buffers import JoinedWrites, UnparsedInput
 from service.server.limits import LARGEST_HEAD, MOST_HEADERS
 
 _AROUND_HEADER = len(b": \r\n")
+_LARGEST_JOINED = 16 * 1024  # bytes: copying more takes longer than a second system call
 
 _NOT_HTTP = HTTPStatus.BAD_REQUEST, "The request is not valid HTTP."
 _HEAD_OVERDUE = HTTPStatus.REQUEST_TIMEOUT, "The request line and headers did not arrive in time."
@@ -21,10 +21,60 @@ _HEAD_TOO_LARGE = (
     f"There are more than {LARGEST_HEAD // 1024} KiB of headers, or more than {MOST_HEADERS}: send less.",
 )
 _UNKNOWN_CODING = HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is served is chunked."
-
-
 # How soon a connection is closed in favour of another: see `HttpProtocol.expendability`.
 _IDLE, _SLOW, _BUSY = range(3)
+
+
+class UnparsedInput(FlowControl):
+    """What was received and is not parsed yet. Reading stays paused while there is any."""
+
+    unparsed = b""
+    parsed_to = 0
+
+    def resume_reading(self) -> None:
+        """Read on, unless something is left to parse."""
+        if not self.unparsed:
+            super().resume_reading()
+
+
+class JoinedWrites:
+    """A transport that sends all that is written in one turn of the event loop in one system call.
+
+    uvicorn writes the head and the body of an answer separately. The second call takes a tenth of the
+    processor time of a create. A large body is not copied: many slow readers may share it.
+    """
+
+    written = 0  # bytes
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send *data* before the event loop waits again."""
+        self.written += len(data)
+        if len(data) > _LARGEST_JOINED:
+            self._send()
+            self._transport.write(data)
+            return
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(data)
+
+    def close(self) -> None:
+        """Close the connection once everything has been sent."""
+        self._send()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever else the transport has
+        return getattr(self._transport, name)
+
+    def _send(self) -> None:
+        if self._held:
+            joined = b"".join(self._held)
+            self._held.clear()
+            self._transport.write(joined)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -44,8 +94,7 @@ class HttpProtocol(HttpToolsProtocol):
     _since = 0.0  # when the caller was to send the next part
     _deadline: float | None = None  # for that part; None while an answer is made
     _received = 0  # bytes since the read in which the latest head began
-    _unread_since = 0.0  # when the caller had last read all of our answers
-    _read_since = 0.0  # when the bytes that it reads were last counted
+    _read_since = 0.0  # when the bytes that the caller reads were last counted
     _read = 0  # bytes of our answers that it had read then
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -58,7 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(self._writes)  # type: ignore[arg-type]
         self.flow = UnparsedInput(self.transport)
         self._expect(limits.HEAD_SECONDS)
-        self._unread_since = self._read_since = self._since
+        self._read_since = self._since
         if len(self.connections) > limits.MOST_CONNECTIONS:
             others = (
                 each for each in self.connections if isinstance(each, HttpProtocol) and each is not self
@@ -69,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
     def expendability(self) -> tuple[int, float]:
         """Return a key that is lower the sooner this connection may be closed in favour of another."""
         if self.unread:
-            return _SLOW, self._unread_since
+            return _SLOW, self._read_since
         if self._deadline is None:
             return _BUSY, 0.0
         return _IDLE if self._reading == "nothing" else _SLOW, self._since
@@ -96,15 +145,18 @@ class HttpProtocol(HttpToolsProtocol):
         A message ends where a head does, or before the next one. So it is parsed head by head: otherwise one
         read of 256 KiB could hold 14,000 requests.
         """
-        received = self.flow
-        data = received.unparsed
-        while received.parsed_to < len(data) and not self.pipeline:
+        data, start = self.flow.unparsed, self.flow.parsed_to
+        while start < len(data):
+            if self.pipeline:
+                self.flow.parsed_to = start
+                self.flow.pause_reading()
+                return
             mark = b"\n" if self._reading == "head" else b"\r\n\r\n"
-            start, found = received.parsed_to, data.find(mark, received.parsed_to)
-            received.parsed_to = found + len(mark) if found >= 0 else len(data)
-            self._received += received.parsed_to - start
+            found = data.find(mark, start)
+            end = found + len(mark) if found >= 0 else len(data)
+            self._received += end - start
             try:
-                self._parse(memoryview(data)[start : received.parsed_to])
+                self._parse(memoryview(data)[start:end])
             except httptools.HttpParserError:
                 self._refuse(*_NOT_HTTP)
                 break
@@ -113,11 +165,8 @@ class HttpProtocol(HttpToolsProtocol):
             ):
                 self._refuse(*_HEAD_TOO_LARGE)
                 break
-        else:
-            if received.parsed_to < len(data):
-                received.pause_reading()
-                return
-        received.unparsed, received.parsed_to = b"", 0
+            start = end
+        self.flow.unparsed = b""
 
     def _parse(self, data: memoryview) -> None:
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
@@ -212,11 +261,8 @@ class HttpProtocol(HttpToolsProtocol):
         for a body that it reads.
         """
         read = self._writes.written - self.unread
-        if not self.unread:
-            self._unread_since = self._read_since = now
-            self._read = read
-        elif now - self._read_since >= limits.BODY_SECONDS:
-            if read - self._read < limits.LEAST_READ:
+        if not self.unread or now - self._read_since >= limits.BODY_SECONDS:
+            if self.unread and read - self._read < limits.LEAST_READ:
                 self.cut_off()  # close() would wait until the caller has read everything.
                 return
             self._read, self._read_since = read, now
@@ -247,20 +293,3 @@ class HttpProtocol(HttpToolsProtocol):
         length = f"Content-Length: {len(reason)}\r\nConnection: close\r\n\r\n"
         self.transport.write(f"{head}{length}{reason}".encode())
         self.transport.close()
-
-
-def all_in(connections: Iterable[object]) -> set[HttpProtocol]:
-    """Return *connections* with their type, which uvicorn does not know."""
-    return {each for each in connections if isinstance(each, HttpProtocol)}
-
-
-def end_overdue(connections: Iterable[HttpProtocol], now: float) -> None:
-    """Cut off callers that are too slow, and the slowest readers while too much is unread by all together."""
-    for connection in connections:
-        connection.end_if_overdue(now)
-    readers = sorted((each for each in connections if each.unread), key=HttpProtocol.expendability)
-    unread = sum(each.unread for each in readers)
-    while unread > limits.MOST_UNREAD:
-        slowest = readers.pop(0)
-        unread -= slowest.unread
-        slowest.cut_off()

@@ -8,13 +8,14 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
 
+from service.server import limits
 from service.server.asgi import ASGIApp
-from service.server.http_protocol import HttpProtocol, end_overdue
+from service.server.http_protocol import HttpProtocol
 from service.settings import InvalidSetting
 
 _SWEEP_SECONDS = 1.0  # between two looks for overdue callers
@@ -92,9 +93,20 @@ class _Server(uvicorn.Server):
             await self.on_tick(0)  # updates the Date header
             now = asyncio.get_running_loop().time()
             # All connections at once: a timer for each request would cost every request.
-            end_overdue(
-                [each for each in self.server_state.connections if isinstance(each, HttpProtocol)], now
-            )
+            end_overdue(self.server_state.connections, now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
                     await self._stop.wait()
+
+
+def end_overdue(connections: Iterable[object], now: float) -> None:
+    """Cut off callers that are too slow, and the slowest readers while too much is unread by all together."""
+    ours = [each for each in connections if isinstance(each, HttpProtocol)]
+    for connection in ours:
+        connection.end_if_overdue(now)
+    unread = sum(each.unread for each in ours)
+    for reader in sorted((each for each in ours if each.unread), key=HttpProtocol.expendability):
+        if unread <= limits.MOST_UNREAD:
+            return
+        unread -= reader.unread
+        reader.cut_off()

@@ -230,7 +230,6 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         (b'{"zqmark" 1}', "expected ':' (byte 10)"),
         (b'{"a": 1} zqmark', "trailing characters (byte 10)"),
         (b'{"a": "zqmark', "it ends too early (byte 13)"),
-        (b'{"zqmark": "\\ud800"}', "unexpected end of escaped utf-16 surrogate pair (byte 18)"),
         (b'{"a": "zqmark\xff"}', "it is not UTF-8 (byte 13)"),
         (b'["zqmark\\q"]', "invalid escape character in string (byte 10)"),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),

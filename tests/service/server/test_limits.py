@@ -8,8 +8,8 @@ from uvicorn.server import ServerState
 
 from service.server import limits
 from service.server.asgi import Receive, Scope, Send
-from service.server.buffers import JoinedWrites
-from service.server.http_protocol import HttpProtocol, end_overdue
+from service.server.http_protocol import HttpProtocol, JoinedWrites
+from service.server.http_server import end_overdue
 
 A_REQUEST = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
 
