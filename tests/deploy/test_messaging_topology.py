@@ -1,10 +1,13 @@
 """The messaging topology in the manifests is the one that the worker declares."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
-from aio_pika import ExchangeType
+from aio_pika import ExchangeType, Message
 from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import ChannelPreconditionFailed
 
 from tests.deploy.manifests import Manifest, of_kind
 from tests.harness.queues import declare_topology
@@ -79,6 +82,27 @@ def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may):
     assert all(re.search(permission, name) for name in ours)
     assert not re.search(permission, "crm-updates")
     assert bool(re.search(permission, "amq.default")) is (may == "write")
+
+
+def test_every_broker_of_ours_refuses_messages_that_would_fill_a_workers_memory():
+    (cluster,) = specifications("RabbitmqCluster")
+    (dev,) = [
+        each for each in of_kind("dev", "StatefulSet").values() if each["metadata"]["name"] == "rabbitmq"
+    ]
+    [container] = dev["spec"]["template"]["spec"]["containers"]
+    arguments = "-rabbit max_message_size 131072"
+
+    assert "max_message_size = 131072\n" in cluster["rabbitmq"]["additionalConfig"]
+    assert {"name": "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "value": arguments} in container["env"]
+    assert arguments in Path("deploy/compose.yaml").read_text()
+
+
+@pytest.mark.skipif("AMQP_URL" in os.environ, reason="only brokers of ours have the limit")
+async def test_broker_of_the_tests_refuses_a_message_that_would_fill_a_workers_memory(channel):
+    await channel.default_exchange.publish(Message(bytes(131_072)), topology.NOTIFICATIONS.name)
+
+    with pytest.raises(ChannelPreconditionFailed, match="larger than configured max size"):
+        await channel.default_exchange.publish(Message(bytes(131_073)), topology.NOTIFICATIONS.name)
 
 
 def test_quorum_queues_have_a_broker_with_a_majority():

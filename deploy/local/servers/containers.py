@@ -74,7 +74,11 @@ def rabbitmq_image() -> Image:
         data="/var/lib/rabbitmq",
         check=check_rabbitmq,
         url=lambda port, _: f"amqp://guest:guest@127.0.0.1:{port}/",
-        environment=lambda _: {"RABBITMQ_DEFAULT_USER": "guest", "RABBITMQ_DEFAULT_PASS": "guest"},
+        environment=lambda _: {
+            "RABBITMQ_DEFAULT_USER": "guest",
+            "RABBITMQ_DEFAULT_PASS": "guest",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-rabbit max_message_size 131072",
+        },
         # A node finds its data by its name, which contains the host's.
         hostname="calculation-requests",
     )

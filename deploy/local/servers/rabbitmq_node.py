@@ -115,7 +115,7 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
     """Return the environment of a node that shares nothing with other nodes on this machine."""
     (folder / "home").mkdir(mode=0o700, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(
-        f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 50MB\n"
+        f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
     )
     (folder / "rabbitmq-env.conf").write_text("")
     (folder / "enabled_plugins").write_text("[].\n")
