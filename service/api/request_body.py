@@ -231,7 +231,7 @@ def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]: 
 def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     """Return 300000.0 as 300000: in JSON Schema, and so in the OpenAPI document, both are integers.
 
-    Not applied inside meta_data, whose numbers are returned as they were sent.
+    Not applied inside meta_data, where 3.0 stays 3.0.
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
