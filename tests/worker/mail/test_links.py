@@ -2,6 +2,8 @@
 
 import html
 import re
+import time
+import timeit
 import unicodedata
 
 import hypothesis
@@ -20,6 +22,7 @@ from tests.worker.mail.composing import (
     compose_all_of,
     received,
 )
+from worker.mail.link_detection import has_link
 
 LINKS = [
     "https://evil.example/pay",
@@ -38,6 +41,9 @@ LINKS = [
     "ada@elsewhere.example",
     "Lovelace <ada@elsewhere.example>",
     "mailto:ada@elsewhere",
+    "http:2130706433/pay",
+    "Call TEL:+442079460000",
+    "sms:07700900000",
     "192.0.2.1",
     "\\\\evil\\share",
     "bücher.de",
@@ -57,6 +63,8 @@ LINKS = [
     "=?utf-8?q?=3Cevil=40elsewhere?= evil.com",
 ]
 
+LONGEST_TEST_SECONDS = 0.01
+
 NO_LINKS = [
     "Hopper & Partners",
     "Smith, Jones & Co. (London) Ltd.",
@@ -72,6 +80,24 @@ NO_LINKS = [
     "می\N{ZERO WIDTH NON-JOINER}خواهم",
     "@home",
     "...",
+    "Hotel:5",
+    "Ref: 1/2/3, A/B/2024.03.12:4",
+]
+
+SLOW_TO_TEST = [
+    "\u3164.",
+    ".\u3164",
+    "\u3164@.",
+    "1.",
+    "1.2.3.",
+    "a@",
+    "/",
+    "\ufdfa",
+    "\u00ad.",
+    "_.",
+    "a-",
+    "(a.",
+    "a,",
 ]
 
 
@@ -92,6 +118,16 @@ def test_text_without_a_link_is_shown(text):
 
     assert f"Dear {text} {text},\n" in body(message, "plain")
     assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
+
+
+@pytest.mark.parametrize("end", ["", "."])
+@pytest.mark.parametrize("piece", SLOW_TO_TEST)
+def test_no_text_takes_long_to_test(piece, end):
+    name = (piece * 511)[:511] + end  # two fields of 255 characters
+
+    shortest = min(timeit.repeat(lambda: has_link(name), timer=time.process_time, number=1, repeat=3))
+
+    assert shortest < LONGEST_TEST_SECONDS
 
 
 def test_email_without_any_text_of_the_caller_still_contains_the_link():
