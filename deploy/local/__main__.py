@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument("command", choices=("run", "demo", "clean"))
     name = parser.parse_args().command
+    os.umask(0o077)  # Passwords, keys and e-mails are below .local.
     # Libraries would log what their exceptions say anyway.
     logging.getLogger().addHandler(logging.NullHandler())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -20,7 +21,7 @@ from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
-from deploy.local.servers.server import check_rabbitmq
+from deploy.local.servers.server import NoAnswer, check_rabbitmq
 from tests.harness.servers import KillableBroker
 
 
@@ -159,6 +160,19 @@ def test_without_rabbitmq_and_apt_the_error_says_what_to_do(place, monkeypatch):
         LocalStackError, match=r"^No RabbitMQ: set AMQP_URL, start Docker, or install .*apt\.$"
     ):
         unpacked_programs(place, place.folder / "packages")
+
+
+def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
+    broker = broker_start.result()
+    if broker.process is None:
+        pytest.skip("not started by this checkout")
+    server = urlsplit(broker.url)
+
+    with pytest.raises(NoAnswer):
+        check_rabbitmq(f"amqp://guest:guest@127.0.0.1:{server.port}/")
+    folder = broker.process.program.folder
+    assert folder.stat().st_mode & 0o077 == 0
+    assert server.password == (folder / "password").read_text().strip()
 
 
 @pytest.mark.long

@@ -88,18 +88,27 @@ def working_folder(
     if place.keep:
         folder = place.folder / name
         with claimed(_lock_of(folder), seconds=_ENDING_SECONDS):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             end(folder)
             yield folder
         return
     _remove_abandoned(place.folder, name, end)
     folder = place.folder / f"{name}-{secrets.token_hex(4)}"
     with claimed(_lock_of(folder)):
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         try:
             yield folder
         finally:
             _remove(folder)
+
+
+def password_of(folder: Path) -> str:
+    """Return the password of the server in this folder, made when it is first asked for."""
+    file = folder / "password"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(f"{secrets.token_hex(16)}\n")
+    return file.read_text().strip()
 
 
 def _remove_abandoned(parent: Path, name: str, end: Callable[[Path], None]) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -19,7 +18,7 @@ from testcontainers.core.docker_client import DockerClient, get_docker_host
 from testcontainers.core.exceptions import ContainerStartException
 
 from deploy.local.errors import Interrupted
-from deploy.local.machine.folders import CHECKOUT, Place, working_folder
+from deploy.local.machine.folders import CHECKOUT, Place, password_of, working_folder
 from deploy.local.machine.ports import remembered_port
 from deploy.local.machine.waiting import is_interrupted, wait_until
 from deploy.local.servers.server import NotHere, Server, answers, check_postgres, check_rabbitmq
@@ -73,10 +72,10 @@ def rabbitmq_image() -> Image:
         port=5672,
         data="/var/lib/rabbitmq",
         check=check_rabbitmq,
-        url=lambda port, _: f"amqp://guest:guest@127.0.0.1:{port}/",
-        environment=lambda _: {
+        url=lambda port, password: f"amqp://guest:{password}@127.0.0.1:{port}/",
+        environment=lambda password: {
             "RABBITMQ_DEFAULT_USER": "guest",
-            "RABBITMQ_DEFAULT_PASS": "guest",
+            "RABBITMQ_DEFAULT_PASS": password,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-rabbit max_message_size 131072",
         },
         # A node finds its data by its name, which contains the host's.
@@ -94,7 +93,7 @@ def container(image: Image, place: Place) -> Iterator[Server]:
             port = remembered_port(folder / "port")
             prepared = _prepare(engine, image, folder, port, place)
             try:
-                url = image.url(port, _password(folder))
+                url = image.url(port, password_of(folder))
                 _start(prepared, image, url)
                 place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
                 yield Server(url, lambda: _trouble(prepared, image), lambda: _last_lines(prepared, 40))
@@ -169,7 +168,7 @@ def _prepare(engine: Any, image: Image, folder: Path, port: int, place: Place) -
         labels=labels,
         hostname=image.hostname,
     )
-    prepared.with_envs(**image.environment(_password(folder)))
+    prepared.with_envs(**image.environment(password_of(folder)))
     if image.command:
         prepared.with_command(image.command)
     # docker-py accepts a pair of address and port, which testcontainers' types do not allow.
@@ -234,14 +233,6 @@ def _not_here(image: Image, reason: str) -> NotHere:
 def _last_lines(started: DockerContainer, count: int) -> str:
     output, errors = started.get_logs()
     return "\n".join((output + errors).decode(errors="replace").strip().splitlines()[-count:])
-
-
-def _password(folder: Path) -> str:
-    file = folder / "password"
-    if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(f"{secrets.token_hex(16)}\n")
-    return file.read_text().strip()
 
 
 def _container_name(folder: Path) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place, working_folder
+from deploy.local.machine.folders import Place, password_of, working_folder
 from deploy.local.machine.ports import remembered_port
 from deploy.local.machine.processes import Program, run_command, running, wait_for
 from deploy.local.servers.server import Server, answers, check_postgres
@@ -32,7 +32,7 @@ def postgres_process(place: Place) -> Iterator[Server]:
         (data / "postmaster.pid").unlink(missing_ok=True)
         port = remembered_port(folder / "port")
         with running(_program(folder, data, port, programs, place)) as process:
-            url = f"postgresql://postgres:{_password(folder)}@127.0.0.1:{port}/postgres"
+            url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
             wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
             yield Server(url, process.trouble, process.last_lines, process)
@@ -56,16 +56,14 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
     """Make the data folder, unless it exists."""
     if (data / "PG_VERSION").exists():
         return
-    password = folder / "password"
-    password.touch(mode=0o600)
-    password.write_text(f"{secrets.token_hex(16)}\n")
+    password_of(folder)
     # Renamed when complete: an interrupted run leaves nothing that looks like data.
     unfinished = folder / f"data-{secrets.token_hex(4)}"
     unfinished.mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(unfinished, _NOBODY, _NOBODY)
     options = (
-        *("-D", unfinished, "-U", "postgres", "--pwfile", password, "--auth=scram-sha-256"),
+        *("-D", unfinished, "-U", "postgres", "--pwfile", folder / "password", "--auth=scram-sha-256"),
         *("--encoding=UTF8", "--no-locale", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
         # The password is random: thousands of rounds of hashing would only slow down connecting.
         *("-c", "scram_iterations=1", "--no-instructions", *(() if place.keep else ("--no-sync",))),
@@ -117,7 +115,3 @@ def _environment() -> Mapping[str, str]:
     """Return this process's environment without the variables that configure Postgres."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**inherited, "LC_ALL": "C"}
-
-
-def _password(folder: Path) -> str:
-    return (folder / "password").read_text().strip()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
-from deploy.local.machine.folders import Place, working_folder
+from deploy.local.machine.folders import Place, password_of, working_folder
 from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.server import Server
@@ -38,7 +38,7 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
     Without *programs*, those installed are used, else those of Debian's package, downloaded if need be.
     """
     programs = programs or _installed_programs() or unpacked_programs(place)
-    with working_folder(place, "rabbitmq-node") as folder:
+    with working_folder(place, "rabbitmq") as folder:
         port = remembered_port(folder / "port")
         epmd_port = free_port()
         environment = {**_environment(folder, port=port, epmd_port=epmd_port), **programs.environment}
@@ -48,7 +48,8 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
             with running(_node(programs.server, folder, environment, place)) as node:
                 wait_for(node, lambda: _speaks_amqp(port), seconds=_START_SECONDS)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
-                yield Server(f"amqp://guest:guest@127.0.0.1:{port}/", node.trouble, node.last_lines, node)
+                url = f"amqp://guest:{password_of(folder)}@127.0.0.1:{port}/"
+                yield Server(url, node.trouble, node.last_lines, node)
 
 
 def _installed_programs() -> Programs | None:
@@ -115,7 +116,9 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
     """Return the environment of a node that shares nothing with other nodes on this machine."""
     (folder / "home").mkdir(mode=0o700, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(
-        f"listeners.tcp.1 = 127.0.0.1:{port}\ndisk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
+        f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+        f"default_pass = {password_of(folder)}\n"  # of the user guest
+        "disk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
     )
     (folder / "rabbitmq-env.conf").write_text("")
     (folder / "enabled_plugins").write_text("[].\n")
