@@ -13,10 +13,10 @@ from service.operations.announcing import Announcement
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans, schema
+from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, RowLocked
-from worker.consumers.consumer import NO_UUID, Consumer
+from worker.consumers.consumer import NO_UUID, Consumer, commits
 from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -52,7 +52,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         handle=handle,
         # Also of an erased request: the team that calculated it may have to erase its calculation, too.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
-        dependency=schema.readiness(pool, seconds=seconds),
+        dependency=commits(pool, seconds=seconds),
     )
 
 

@@ -11,7 +11,9 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
+from service.postgres import loans, schema
 from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, tracing
@@ -173,6 +175,17 @@ class Consumer(Generic[Content]):
             "messaging.destination.name": self._destination,
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
+
+
+def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
+    """Return a check that Postgres commits. While it waits for a standby, it still answers reads."""
+
+    async def check() -> None:
+        async with loans.transaction(pool, seconds=seconds) as connection:
+            await schema.check(connection)
+            await connection.execute(f"SELECT {loans.REPLICATE}")
+
+    return check
 
 
 class InHand:

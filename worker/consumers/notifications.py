@@ -8,10 +8,10 @@ from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
-from service.postgres import loans, schema
+from service.postgres import loans
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
-from worker.consumers.consumer import NO_UUID, Consumer
+from worker.consumers.consumer import NO_UUID, Consumer, commits
 from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
 from worker.mail.ledger import Intent
@@ -39,7 +39,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
         decode=decode,
         handle=handle,
         refusals=(RequestNotFound,),
-        dependency=schema.readiness(pool, seconds=seconds),
+        dependency=commits(pool, seconds=seconds),
     )
 
 
