@@ -80,7 +80,7 @@ class Postman:
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by the same clock
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
-        self._is_stopping = False
+        self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due until *stop*, through every outage of the mail server and of Postgres.
@@ -88,11 +88,11 @@ class Postman:
         At the end no further content is sent. E-mails whose content was sent get nearly all the time of the
         shutdown: a reply that is not awaited would send them again. After that, their claims expire.
         """
+        self._stop = stop
         async with in_background("email_claims", self._renew_claims):
             try:
                 while not stop.is_set():
                     await self._start_or_wait(stop)
-                self._is_stopping = True
                 if self._tasks:
                     await asyncio.wait(self._tasks, timeout=self._settings.shutdown_seconds * _STOPPING_SHARE)
             finally:
@@ -242,7 +242,7 @@ class Postman:
         if time.monotonic() >= self._claimed_until[event_id]:
             _log.warning("email_claim_lost")
             raise ContentWithheld
-        if self._is_stopping:
+        if self._stop.is_set():
             raise ContentWithheld
 
     async def _record(self, outcome: EmailEnd | PutOff) -> None:
