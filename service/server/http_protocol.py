@@ -142,8 +142,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_received(self) -> None:
         """Parse until a request waits for the one before it. Refuse what is not HTTP, and too large a head.
 
-        A message ends where a head does, or before the next one. So it is parsed head by head: otherwise one
-        read of 256 KiB could hold 14,000 requests.
+        A message ends where a head does, or before the next one. So at most one head is parsed at a time:
+        otherwise one read of 256 KiB could hold 14,000 requests.
         """
         data, start = self.flow.unparsed, self.flow.parsed_to
         while start < len(data):
@@ -153,7 +153,8 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             mark = b"\n" if self._reading == "head" else b"\r\n\r\n"
             found = data.find(mark, start)
-            end = found + len(mark) if found >= 0 else len(data)
+            is_last = found < 0 or data.find(mark, found + len(mark)) < 0
+            end = len(data) if is_last else found + len(mark)
             self._received += end - start
             try:
                 self._parse(memoryview(data)[start:end])
@@ -212,17 +213,16 @@ class HttpProtocol(HttpToolsProtocol):
         """Start the application, unless the head is too large or ambiguous, and expect the body."""
         if self._reading == "body":
             return
-        size, hosts, refusal = len(self.url), 0, None
-        for name, value in self.headers:
-            size += len(name) + len(value) + _AROUND_HEADER
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                refusal = _UNKNOWN_CODING
+        size = len(self.url) + sum([len(name) + len(value) + _AROUND_HEADER for name, value in self.headers])
+        hosts = len([name for name, _ in self.headers if name == b"host"])
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        refusal = None
         if size > LARGEST_HEAD or len(self.headers) > MOST_HEADERS:
             refusal = _HEAD_TOO_LARGE
         elif hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
             refusal = _NOT_HTTP  # RFC 9112, section 3.2
+        elif codings and codings != [b"chunked"]:
+            refusal = _UNKNOWN_CODING
         if refusal:
             self._refuse(*refusal)
             raise httptools.HttpParserError  # stops the parser
