@@ -43,6 +43,7 @@ class Batches(Generic[Item]):
         # values and all. Their callers bound them.
         self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
+        self._is_down = False  # Each item retries by itself: hundreds of log lines a second would say so.
 
     async def done(self, item: Item) -> None:
         """Return once *item* is done, however long Postgres is down or a row is locked.
@@ -81,11 +82,16 @@ class Batches(Generic[Item]):
 
     async def _attempt(self, items: Sequence[Item]) -> Failures:
         try:
-            return await self._work(items)
+            failures = await self._work(items)
         except PostgresUnavailable as outage:
-            _log.warning("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
+            if not self._is_down:
+                _log.warning("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
+            self._is_down = True
             return [outage] * len(items)
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault
             if len(items) == 1:
                 return [error]
+        else:
+            self._is_down = False
+            return failures
         return [failure for item in items for failure in await self._attempt([item])]

@@ -1,6 +1,7 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
 from aio_pika import Message
+from aiormq.exceptions import PublishError
 from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
@@ -10,6 +11,7 @@ from tests.harness.raw_messages import NotText
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import Refused, dead_letter, has_no_messages
+from worker.consumers import dead_lettering
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS
 
@@ -94,6 +96,17 @@ async def test_message_whose_dead_letter_the_broker_refuses_goes_back_to_its_que
 
     assert (dead.body, dead.headers["x-reason"]) == (b"bad", "Malformed")
     assert work.started == [1]
+
+
+async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(worker_settings, channel):
+    dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
+    await dead_letters.unbind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
+    copies = [Message(str(number).encode(), message_id="same") for number in range(3)]
+
+    failures = await dead_lettering.publish(worker_settings, NOTIFICATIONS, copies)
+
+    assert all(isinstance(failure, PublishError) for failure in failures)
+    assert len(failures) == len(copies)
 
 
 async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_without_it(
