@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import asyncpg
@@ -19,6 +20,7 @@ from service.postgres.pool import open_pool
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
+from worker.relay import loop
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
@@ -79,7 +81,8 @@ class RelayModel(RuleBasedStateMachine):
         self.pool = await self.resources.enter_async_context(open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
         await self.observer.execute("TRUNCATE outbox, outbox_held")
-        self.relay = Relay(self.settings, self.pool, asyncio.Event(), batch_size=WINDOW, retry_seconds=0.0001)
+        self.resources.enter_context(patch.multiple(loop, _BATCH_SIZE=WINDOW, _RETRY_SECONDS=0.0001))
+        self.relay = Relay(self.settings, self.pool, asyncio.Event())
         while len(self.requests) < REQUESTS:
             request_id = new_request_id()
             if lanes.lane_of(request_id) == 0:

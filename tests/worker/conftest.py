@@ -24,7 +24,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
-from worker.relay import outbox
+from worker.relay import loop, outbox
 from worker.relay.loop import Relay
 from worker.relay.outbox import OutboxRow
 from worker.relay.publisher import Publisher
@@ -85,7 +85,7 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
 
 @pytest.fixture
 def pace() -> dict[str, Any]:
-    """The pace of the relay, which `with_pace` changes."""
+    """The constants of the relay that `with_pace` changes."""
     return {}
 
 
@@ -95,9 +95,13 @@ def with_pace(**pace: float) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def relay(worker_settings: WorkerSettings, pool: Pool, pace: dict[str, Any]) -> Relay:
+def relay(
+    worker_settings: WorkerSettings, pool: Pool, pace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Relay:
     """A relay that nobody wakes."""
-    return Relay(worker_settings, pool, asyncio.Event(), **pace)
+    for name, value in pace.items():
+        monkeypatch.setattr(loop, name, value)
+    return Relay(worker_settings, pool, asyncio.Event())
 
 
 @pytest.fixture

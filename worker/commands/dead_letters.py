@@ -68,7 +68,7 @@ class Redriven(msgspec.Struct, frozen=True):
     queue: str
     moved: int
     left: int
-    undecodable: int = 0  # of those left
+    undecodable: int  # of those left
 
 
 _message_ids = click.option(

@@ -33,11 +33,11 @@ class BrokerUnavailable(Exception):
 
 @asynccontextmanager
 async def open_role(
-    settings: WorkerSettings, *, name: str, needs: Collection[str], declare_seconds: float = _DECLARE_SECONDS
+    settings: WorkerSettings, *, name: str, needs: Collection[str]
 ) -> AsyncIterator[AbstractChannel]:
     """Connect, and lend a channel with publisher confirms. On any error a caller leaves, and opens another.
 
-    The topology is declared first, then every *declare_seconds*. Raises BrokerUnavailable, also when an
+    The topology is declared first, then every _DECLARE_SECONDS. Raises BrokerUnavailable, also when an
     exchange or queue in *needs* exists with other properties. That stops only the roles that need it, and
     /readyz reports the difference. Other differences are logged.
     """
@@ -51,7 +51,7 @@ async def open_role(
             for needed in needs:
                 if needed in differences:
                     raise BrokerUnavailable(differences[needed])
-            keeping = asyncio.create_task(_keep_declared(connection, declare_seconds))
+            keeping = asyncio.create_task(_keep_declared(connection))
             try:
                 yield channel
             finally:
@@ -110,14 +110,14 @@ async def _declare(connection: AbstractConnection) -> dict[str, str]:
     return differences
 
 
-async def _keep_declared(connection: AbstractConnection, seconds: float) -> None:
-    """Declare the topology every *seconds* while the connection is open.
+async def _keep_declared(connection: AbstractConnection) -> None:
+    """Declare the topology every _DECLARE_SECONDS while the connection is open.
 
     This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
     another team takes. There is no timeout, because during an alarm the broker answers only at its end.
     """
     while not connection.is_closed:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(_DECLARE_SECONDS)
         try:
             await _declare(connection)
         except Exception as error:  # noqa: BLE001 - the role works without it; the next attempt may succeed

@@ -17,18 +17,10 @@ _CHECK_SECONDS = 30.0  # how long a half-open connection goes unnoticed
 class Listener:
     """A direct connection that LISTENs. It is checked, because a half-open connection raises no error."""
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        woken: asyncio.Event,
-        marks: LaneMarks,
-        *,
-        check_seconds: float = _CHECK_SECONDS,
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, woken: asyncio.Event, marks: LaneMarks) -> None:
         self._settings = settings
         self._woken = woken
         self._marks = marks
-        self._check_seconds = check_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen until *stop*. Reconnect whenever the connection fails."""
@@ -55,6 +47,6 @@ class Listener:
             while not stop.is_set():
                 await connection.execute("SELECT 1")
                 pauses.reset()
-                await wait_at_most(self._check_seconds, lost, stop)
+                await wait_at_most(_CHECK_SECONDS, lost, stop)
         finally:
             connection.terminate()

@@ -61,24 +61,14 @@ class Relay:
     transaction: there is no leader, and nothing to clean up after a crash.
     """
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        pool: Pool,
-        woken: asyncio.Event,
-        *,
-        batch_size: int = _BATCH_SIZE,
-        retry_seconds: float = _RETRY_SECONDS,
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event) -> None:
         self.marks = LaneMarks()
         self._settings = settings
         self._pool = pool
         self._woken = woken
-        self._batch_size = batch_size
-        self._retry_seconds = retry_seconds
         self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
-        self._retries = Retries(pause_seconds=retry_seconds)
+        self._retries = Retries(pause_seconds=_RETRY_SECONDS)
         self._statement_seconds = settings.work_timeout_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
@@ -191,7 +181,7 @@ class Relay:
             connection,
             locked,
             low_water=[low_water[lane] for lane in locked],
-            limit=math.ceil(self._batch_size / len(locked)),
+            limit=math.ceil(_BATCH_SIZE / len(locked)),
         )
         due_lanes = sorted({*locked} & {*due_lanes})
         if not due_lanes:
@@ -216,7 +206,7 @@ class Relay:
         failed = [row for row in (*fresh, *due) if row.id in outcome.failed]
         await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
         await outbox.delete(connection, "outbox_held", redelivered)
-        await outbox.postpone(connection, failed, outcome.failed, base_seconds=self._retry_seconds)
+        await outbox.postpone(connection, failed, outcome.failed, base_seconds=_RETRY_SECONDS)
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         for row in failed:

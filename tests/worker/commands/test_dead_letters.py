@@ -145,7 +145,7 @@ async def test_redriven_messages_keep_their_order(worker_settings, channel):
 
     answer = await command(worker_settings, "dead-letters", "redrive", QUEUE)
 
-    assert answer.data == Redriven(QUEUE, 120, 0)
+    assert answer.data == Redriven(QUEUE, 120, 0, 0)
     assert await ids_in(channel, QUEUE, 120) == ids
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
 
@@ -324,7 +324,7 @@ async def test_redriven_messages_are_on_record_under_the_requests_that_they_name
 
     answer = await command(worker_settings, *words)
 
-    assert answer.data == Redriven(QUEUE, 6, 0)
+    assert answer.data == Redriven(QUEUE, 6, 0, 0)
     for request in buried:
         [action] = await operator_actions.read(database, request.id)
         assert (action.action, action.subject) == ("dead-letters redrive", created_id(request))

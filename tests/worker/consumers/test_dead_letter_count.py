@@ -7,7 +7,7 @@ from aio_pika.abc import AbstractChannel
 
 from tests.harness.metrics import value
 from tests.harness.waiting import eventually
-from worker.rabbitmq import topology
+from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import open_role
 from worker.rabbitmq.topology import NOTIFICATIONS
 
@@ -22,8 +22,9 @@ async def add_dead_letters(channel: AbstractChannel, number: int) -> None:
         await exchange.publish(Message(b"dead"), NOTIFICATIONS.dead_letters, mandatory=True)
 
 
-async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel):
-    async with open_role(worker_settings, name=NOTIFICATIONS.name, needs=[], declare_seconds=0.02):
+async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel, monkeypatch):
+    monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.02)
+    async with open_role(worker_settings, name=NOTIFICATIONS.name, needs=[]):
         await add_dead_letters(channel, 3)
         await eventually(lambda: counted() == 3)
         await (await channel.get_queue(NOTIFICATIONS.dead_letters)).purge()

@@ -12,7 +12,7 @@ from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
 from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
-from worker.rabbitmq import topology
+from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
@@ -98,7 +98,8 @@ async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(c
     assert "fanout" in says
 
 
-async def test_lost_binding_is_restored(channel, worker_settings):
+async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
+    monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.05)
     exchange = await channel.get_exchange(topology.REQUESTS)
     ours = await channel.get_queue(NOTIFICATIONS.name)
     theirs = await channel.declare_queue(exclusive=True)
@@ -108,6 +109,6 @@ async def test_lost_binding_is_restored(channel, worker_settings):
         await exchange.publish(Message(b"{}"), NOTIFICATIONS.routing_key)
         return await count(channel, NOTIFICATIONS.name) > 0
 
-    async with open_role(worker_settings, name="test", needs=[], declare_seconds=0.05):
+    async with open_role(worker_settings, name="test", needs=[]):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)

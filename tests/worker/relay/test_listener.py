@@ -9,6 +9,7 @@ from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
+from worker.relay import listener
 from worker.relay.listener import Listener
 from worker.relay.work import LaneMarks
 
@@ -34,7 +35,7 @@ async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_from_it
     """Postgres may have crashed, which may undo its last commits."""
     woken, marks = asyncio.Event(), LaneMarks()
 
-    async with running(Listener(worker_settings, woken, marks, check_seconds=600.0).run):
+    async with running(Listener(worker_settings, woken, marks).run):
         await eventually(lambda: is_woken(database, woken))
         marks.low_water = [7] * lanes.LANES
         (killed,) = await database.fetchval(LISTENERS)
@@ -51,11 +52,14 @@ async def other_listeners(database: Connection, killed: int) -> list[int]:
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
-async def test_connection_that_has_gone_silent_is_replaced(worker_settings, postgres_link, database):
+async def test_connection_that_has_gone_silent_is_replaced(
+    worker_settings, postgres_link, database, monkeypatch
+):
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
     settings = settings_with(worker_settings, database_url=postgres_link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
-    async with running(Listener(settings, woken, LaneMarks(), check_seconds=0.1).run):
+    async with running(Listener(settings, woken, LaneMarks()).run):
         await eventually(lambda: is_woken(database, woken))
         (silent,) = await database.fetchval(LISTENERS)
         postgres_link.hold()

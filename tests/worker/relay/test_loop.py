@@ -30,6 +30,7 @@ from tests.worker.conftest import (
 )
 from tests.worker.deliveries import calculate
 from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay import loop
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.relay.outbox import LaneLost
@@ -69,7 +70,7 @@ def in_order(messages: list[AbstractIncomingMessage]) -> dict[str, list[int]]:
     return sequences
 
 
-@with_pace(batch_size=2)
+@with_pace(_BATCH_SIZE=2)
 async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap):
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
@@ -164,11 +165,12 @@ async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others
     assert (moved_meanwhile, moved_afterwards) == (1, 1)
 
 
-async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, database, tap):
+async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, database, tap, monkeypatch):
+    monkeypatch.setattr(loop, "_BATCH_SIZE", 7)
     requests = [await store(database) for _ in range(10)]
     async with AsyncExitStack() as resources:
         pools = [await resources.enter_async_context(open_pool(worker_settings)) for _ in range(2)]
-        relays = [Relay(worker_settings, pool, asyncio.Event(), batch_size=7) for pool in pools]
+        relays = [Relay(worker_settings, pool, asyncio.Event()) for pool in pools]
 
         async with running(*(relay.run for relay in relays)):
             for _ in range(20):

@@ -26,8 +26,8 @@ from worker.relay.outbox import Kind
 
 RelayOnce = Callable[[], Awaitable[int]]
 
-AT_ONCE = with_pace(retry_seconds=0.0001)
-NEVER_AGAIN = with_pace(retry_seconds=3600.0)
+AT_ONCE = with_pace(_RETRY_SECONDS=0.0001)
+NEVER_AGAIN = with_pace(_RETRY_SECONDS=3600.0)
 
 
 class RefusingQueue(msgspec.Struct):
