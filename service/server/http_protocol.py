@@ -38,7 +38,7 @@ class UnparsedInput(FlowControl):
 
 
 class JoinedWrites:
-    """A transport that sends all that is written in one turn of the event loop in one system call.
+    """A transport that sends all small writes of one turn of the event loop together.
 
     uvicorn writes the head and the body of an answer separately. The second call takes a tenth of the
     processor time of a create. A large body is not copied: many slow readers may share it.
@@ -78,24 +78,21 @@ class JoinedWrites:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with five differences.
+    """uvicorn's HTTP/1.1 with five differences. What is no request yet is refused in plain text.
 
     - What a caller may hold is bounded: connections, bytes and time, see `limits`.
     - While a request is answered at most one other waits on the connection; the rest is not parsed.
     - The offer of another protocol is declined, and the body that follows it is read.
     - Bodies are refused whose framing another server could read differently.
     - A small answer is sent in one system call.
-
-    What is no request yet is refused in plain text, without the application.
     """
 
     flow: UnparsedInput
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
     _since = 0.0  # when the caller was to send the next part
     _deadline: float | None = None  # for that part; None while an answer is made
-    _received = 0  # bytes since the read in which the latest head began
-    _read_since = 0.0  # when the bytes that the caller reads were last counted
-    _read = 0  # bytes of our answers that it had read then
+    _received = 0  # bytes since a head or the latest piece of its body began: the parser keeps a whole header
+    _read_since, _read = 0.0, 0  # when the bytes of our answers that the caller has read were last counted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the head of a request. If there are too many connections, close another one.
@@ -161,7 +158,7 @@ class HttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserError:
                 self._refuse(*_NOT_HTTP)
                 break
-            if self._reading == "head" and (
+            if self._reading != "nothing" and (
                 self._received > LARGEST_HEAD or len(self.headers) > MOST_HEADERS
             ):
                 self._refuse(*_HEAD_TOO_LARGE)
@@ -230,6 +227,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._reading = "body"
         self._expect(limits.BODY_SECONDS)
 
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of the body. The framing or trailers after it may be as large as a head."""
+        self._received = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Stop the clock until the answer is sent; it may have been sent before the body was read."""
         if self.parser.should_upgrade():
@@ -289,6 +291,9 @@ class HttpProtocol(HttpToolsProtocol):
                 latest.keep_alive = False
                 self.flow.pause_reading()
                 return
+        elif self._reading == "body":
+            self.transport.close()  # Its request has been answered.
+            return
         head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
         length = f"Content-Length: {len(reason)}\r\nConnection: close\r\n\r\n"
         self.transport.write(f"{head}{length}{reason}".encode())

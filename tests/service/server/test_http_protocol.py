@@ -81,6 +81,15 @@ async def test_unknown_transfer_coding_is_refused(connect):
     assert await connection.is_closed()
 
 
+async def test_trailer_without_an_end_is_cut_off(connect):
+    connection = await connect()
+    connection.send(head_with("invalid", "Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\nX: ")
+    assert (await connection.answer()).status == 401
+
+    connection.send(b"a" * (LARGEST_HEAD + 1))
+    assert await connection.ends()
+
+
 @pytest.mark.parametrize(("value", "count"), [("x" * 1000, LARGEST_HEAD // 1000), ("y", MOST_HEADERS)])
 async def test_large_head_is_refused_in_one_piece_and_in_many(connect, value, count):
     lines = ["GET /livez HTTP/1.1", "Host: api", *[f"X-Long: {value}"] * count, "", ""]
