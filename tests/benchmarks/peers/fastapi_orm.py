@@ -228,8 +228,8 @@ def load_questionnaire() -> Questionnaire:
                 ref=question["ref"],
                 question=question["question"],
                 info=question["info"],
-                responseType=question["response_type"],
-                responseOptions=written["options"].get(question.get("options")),
+                responseType=question["responseType"],
+                responseOptions=written["options"].get(question.get("responseOptions")),
                 conditions=question.get("conditions"),
             )
             for question in written["questions"]
