@@ -1,6 +1,7 @@
 """The settings of each process, read from environment variables only."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -114,4 +115,6 @@ def _reason(message: str) -> str:
         return "not one of the allowed values"
     if "matching regex" in message:
         return "not in the required form; percent-encode `/`, `?` and `#` in a password"
-    return message
+    for kind, words in (("int", "a whole number"), ("float", "a number"), ("str", "a text")):
+        message = re.sub(rf"`{kind}( \| null)?`", words, message)
+    return message.removesuffix(", got a text")

@@ -105,6 +105,10 @@ async def create(conveyancer_id: str) -> Answer:
     """Create an API key and print it. It cannot be shown again."""
     async with postgres() as connection, loans.bounded_transaction(connection):
         key = await api_keys.create(connection, conveyancer_id)
+        firms = await conveyancers.list_all(connection)
+    if any(firm.disabled_at for firm in firms if firm.id == conveyancer_id):
+        warning = f"conveyancer {conveyancer_id} is disabled, and so is this key"
+        click.echo(warning, err=True)
     return Answer({"key": key}, key)
 
 

@@ -14,7 +14,9 @@ schema = click.Group("schema", help="The schema of the database.")
 async def apply() -> Answer:
     """Lay the schema into an empty database, or apply the versions that it lacks. It may be in use."""
     async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
+        before = await database_schema.read_version(connection)
         found = await database_schema.apply(connection)
+    done = "is there already" if found == before else "applied"
     needed = database_schema.VERSION
     newer = f"; this release needs {needed}" if found > needed else ""
-    return Answer({"version": found}, f"schema version {found} applied{newer}")
+    return Answer({"version": found}, f"schema version {found} {done}{newer}")

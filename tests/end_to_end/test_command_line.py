@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from deploy.local.machine.ports import free_port
+from service.postgres.schema import VERSION
 from tests.end_to_end.callers import another_request
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
@@ -111,6 +112,21 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, 
     assert opened.status_code == 200
     assert len(opened.json()["data"]["questionnaire"]) == 27
     assert closed.status_code == 401
+
+
+async def test_key_of_a_disabled_firm_comes_with_a_warning(environment):
+    await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
+
+    created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
+
+    assert (created.status, created.output.startswith("cr_")) == (0, True)
+    assert created.errors == f"conveyancer {CONVEYANCER} is disabled, and so is this key\n"
+
+
+async def test_schema_that_is_there_already_is_said_to_be(environment):
+    ended = await run("service", "schema", "apply", environment=environment)
+
+    assert ended.output == f"schema version {VERSION} is there already\n"
 
 
 async def test_token_is_accepted(service_settings, issuer, tmp_path):

@@ -57,6 +57,21 @@ def test_invalid_variable_is_named_and_its_value_not_shown(name, value):
     assert value not in str(failure.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("PORT", "eighty", "Expected a whole number"),
+        ("PORT", "70000", "Expected a whole number <= 65535"),
+        ("AUTH_LEEWAY_SECONDS", "soon", "Expected a number"),
+    ],
+)
+def test_reason_is_in_plain_words(name, value, reason):
+    with pytest.raises(InvalidSetting) as failure:
+        load(ServiceSettings, {**ENVIRONMENT, name: value})
+
+    assert str(failure.value) == f"{name}: {reason}"
+
+
 def test_examination_names_every_invalid_variable_in_the_words_of_loading():
     bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
 

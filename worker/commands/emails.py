@@ -71,7 +71,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
         "since",
         type=command_line.time,
         metavar="TIME",
-        help="Ended, or if pending written, at or after this: ISO 8601, UTC without an offset.",
+        help="Ended, or if pending written, at or after this: ISO 8601, or a span before now: 2h.",
     )
     @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Exclusive (default: now).")
     @functools.wraps(function)

@@ -63,7 +63,9 @@ class Tally(msgspec.Struct):
 
 
 @click.command("replay")
-@click.option("--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601; else in UTC.")
+@click.option(
+    "--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601, or a span before now: 2h."
+)
 @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Exclusive (default: now).")
 @click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="Repeatable; else all.")
 @click.option("--uuid", "request_id", type=command_line.uuid, help="Only events of this request: req_…")
