@@ -150,6 +150,31 @@ async def test_redriven_messages_keep_their_order(worker_settings, channel):
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
 
 
+async def test_two_redrives_at_once_move_each_message_once_and_count_what_is_left(worker_settings, channel):
+    await bury_many(channel, 60)
+
+    words = ("dead-letters", "redrive", QUEUE)
+    both = (command(worker_settings, *words) for _ in range(2))
+    done = await asyncio.gather(*both, return_exceptions=True)
+
+    for each in done:
+        if isinstance(each, BaseException):
+            assert "did not arrive. Run it again." in str(each)
+        else:
+            assert isinstance(each.data, Redriven)
+            assert each.data.left >= 0
+    assert await count(channel, QUEUE) == 60
+
+
+async def test_message_far_behind_is_found_by_its_id(worker_settings, channel):
+    await bury_many(channel, 1200)
+
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "message-1150")
+
+    assert isinstance(answer.data, Redriven)
+    assert (answer.data.moved, answer.data.left) == (1, 1199)
+
+
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(worker_settings, channel):
     ids = await bury_many(channel, 50)
     chosen = [ids[45], ids[3]]
