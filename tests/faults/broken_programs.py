@@ -11,7 +11,7 @@ from service.calculation_requests import reading
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
-from worker.mail import ledger
+from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
 from worker.relay import loop, outbox
 from worker.relay.outbox import OutboxRow
@@ -96,6 +96,30 @@ def forget_claims() -> None:
     ledger.claim = claim
 
 
+def leave_at_once() -> None:
+    """Wait for no reply of the mail server after SIGTERM."""
+    postman._STOPPING_SHARE = 0.0  # noqa: SLF001
+
+
+def store_replies() -> None:
+    """Store a mail server's words as they come."""
+
+    def as_it_is(text: str, secret: str) -> str:  # noqa: ARG001 - the breakage
+        return text
+
+    postman.storable = as_it_is  # type: ignore[attr-defined]
+
+
+def keep_sessions() -> None:
+    """Leave every connection to the mail server open."""
+
+    def leave_open(self: smtp.Session) -> None:
+        forgotten.append(self)  # otherwise the garbage collector closes it
+
+    forgotten: list[smtp.Session] = []
+    smtp.Session.close = leave_open  # type: ignore[method-assign]
+
+
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
 
@@ -111,6 +135,9 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "publishes-twice": publish_twice,
     "loses-returned": lose_returned,
     "forgets-claims": forget_claims,
+    "leaves-at-once": leave_at_once,
+    "stores-replies": store_replies,
+    "keeps-sessions": keep_sessions,
     "forgets-keys": forget_keys,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}

@@ -51,12 +51,15 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
         ("publishes-twice", ["mail server down"], "BREACH: repeats only in a fault's unconfirmed window"),
         ("loses-returned", ["messages returned"], "BREACH: nothing lost"),
         ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
+        ("leaves-at-once", ["mail server slow during a SIGTERM"], "BREACH: e-mails sent once"),
+        ("stores-replies", ["mail server quotes the link"], "BREACH: no secret stored"),
+        ("keeps-sessions", ["sender refused"], "BREACH: mail connections bounded"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )
 async def test_a_broken_program_is_found(broken, faults, breach):
     status, output = await run_harness(
-        *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
+        *_SHORT, "--seconds", "12", "--drain", "40", "--broken", broken, "--faults", *faults, seconds=200
     )
 
     assert status == 1, output

@@ -100,6 +100,8 @@ CHANGES = {
         {"acceptances": [msgspec.structs.replace(acceptance(100.1), recipient="mallory@example.com")]},
         "e-mails reach their recipient",
     ),
+    "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, "no secret stored"),
+    "connections left open": ({"mail_connections": 33}, "mail connections bounded"),
     "full outbox": ({"outbox_left": 1}, "outbox drained"),
     "poison gone": ({"held": set()}, "outbox drained"),
     "follower gone": ({"held": {"req_2 poison"}}, "outbox drained"),

@@ -1,10 +1,14 @@
-"""Faults of the mail server: it refuses, is down, stalls, dies after accepting, hangs up."""
+"""Faults of the mail server: it refuses, is down, stalls, is slow, quotes links, dies, hangs up."""
 
 import asyncio
 from typing import Any
 
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
+from tests.harness.waiting import until
+
+_SLOW_SECONDS = 15.0  # less than a process that was sent SIGTERM has for a reply
+_HELD_SECONDS = 5.0
 
 
 async def _while_set(world: World, attribute: str, value: Any, seconds: float) -> None:
@@ -21,6 +25,32 @@ async def _while_set(world: World, attribute: str, value: Any, seconds: float) -
 async def refuse_mail(world: World) -> None:
     """Every e-mail gets a 4xx."""
     await _while_set(world, "refusal", b"451 4.3.0 try again later", world.some_seconds())
+
+
+@fault("sender refused", "mail", "notifications", repeats=False)
+async def refuse_sender(world: World) -> None:
+    """Every MAIL gets a 4xx, for long enough to see whether the connections are closed."""
+    await _while_set(world, "sender_refusal", b"452 4.3.1 insufficient storage", 2.0 + world.some_seconds())
+    world.record.mail_connections = max(world.record.mail_connections, world.mail.open_connections)
+
+
+@fault("mail server quotes the link", "mail", repeats=False)
+async def quote_link(world: World) -> None:
+    """Every reply to a content contains the customer's link."""
+    await _while_set(world, "quotes", True, 1.0 + world.some_seconds())  # noqa: FBT003 - an attribute
+
+
+@fault("mail server slow during a SIGTERM", "mail", "notifications", repeats=False)
+async def stop_amid_slow_acceptance(world: World) -> None:
+    """SIGTERM to a sender that waits for replies to contents, which the mail server has accepted."""
+    sender = world.chance.choice(world.of_role("notifications"))
+    before = world.mail.delayed
+    world.mail.delay_acceptances(sender.name, _SLOW_SECONDS)
+    try:
+        await until(lambda: world.mail.delayed > before, seconds=_HELD_SECONDS)
+        await sender.restart()
+    finally:
+        world.mail.delay_acceptances(sender.name, 0.0)
 
 
 @fault("mail server dies after acceptance", "mail", repeats=False)

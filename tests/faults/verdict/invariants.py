@@ -8,6 +8,12 @@ from functools import partial
 
 import msgspec
 
+from tests.faults.verdict.mail_invariants import (
+    emails_reach_their_recipient,
+    mail_connections_bounded,
+    no_secret_stored,
+    uuid_in,
+)
 from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
@@ -53,7 +59,7 @@ def nothing_lost(record: Record) -> Iterable[str]:
         arrived[arrival.key].add(arrival.type)
     for key in arrived.keys() - stored.keys():
         yield f"{key} is not stored and has events: {sorted(arrived[key])}"
-    mailed = {_uuid_in(acceptance.message_id) for acceptance in record.acceptances}
+    mailed = {uuid_in(acceptance.message_id) for acceptance in record.acceptances}
     for key, request in stored.items():
         expected = {CREATED, CALCULATED, EMAIL_FAILED if request.is_refused else EMAIL_SENT}
         if arrived[key] != expected:
@@ -201,21 +207,6 @@ def _was_killed(record: Record, process: str, after: float, before: float) -> bo
     return any(kill.process == process and after <= kill.at <= before for kill in record.kills)
 
 
-def emails_reach_their_recipient(record: Record) -> Iterable[str]:
-    """Each e-mail goes to the customer of the request in its Message-ID, always under one id."""
-    recipients = {request.uuid: request.recipient for request in record.stored}
-    for acceptance in record.acceptances:
-        expected = recipients.get(_uuid_in(acceptance.message_id))
-        if acceptance.recipient != expected:
-            yield f"{acceptance.message_id} went to {acceptance.recipient}, not to {expected}"
-    ids = defaultdict(set)
-    for acceptance in record.acceptances:
-        ids[acceptance.recipient].add(acceptance.message_id)
-    for recipient, used in ids.items():
-        if len(used) > 1:
-            yield f"{recipient} got e-mails with different ids: {sorted(used)}"
-
-
 def outbox_drained(record: Record) -> Iterable[str]:
     """The outbox is empty. Of the held events only poison rows and their followers are left."""
     if record.outbox_left:
@@ -275,6 +266,8 @@ CHECKS: Mapping[str, Check] = {
     "one key is one request": one_request_per_key,
     "e-mails sent once": emails_sent_once,
     "e-mails reach their recipient": emails_reach_their_recipient,
+    "no secret stored": no_secret_stored,
+    "mail connections bounded": mail_connections_bounded,
     "outbox drained": outbox_drained,
     "dead letters are poison": dead_letters_are_poison,
     "recovery in time": recovery_in_time,
@@ -289,10 +282,6 @@ def _first(arrivals: Sequence[Arrival]) -> dict[str, Arrival]:
     for arrival in arrivals:
         first.setdefault(arrival.event_id, arrival)
     return first
-
-
-def _uuid_in(message_id: str) -> str:
-    return message_id.partition(".")[0]
 
 
 def repeats_by_fault(record: Record) -> Counter[str]:

@@ -13,8 +13,10 @@ from tests.harness.mail_server import ScriptedMailServer, Session
 REFUSED_RECIPIENT = b"refused-"  # addresses with this prefix are refused permanently
 
 _OK = b"250 OK"
+_ACCEPTED = b"250 OK accepted"
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*<([^>]*)>", re.MULTILINE | re.IGNORECASE)
 _ADDRESS = re.compile(rb"<([^>]*)>")
+_LINK = re.compile(rb"https://\S+[?]secret=([\w-]{43})")
 
 
 class MailServer(ScriptedMailServer):
@@ -24,6 +26,11 @@ class MailServer(ScriptedMailServer):
         super().__init__(processes)
         self.acceptances: list[Acceptance] = []
         self.refusal: bytes | None = None  # a 4xx for every e-mail
+        self.sender_refusal: bytes | None = None  # a 4xx to every MAIL
+        self.quotes = False  # the link, in every reply to a content
+        self.quoted: set[str] = set()  # the secrets in these links
+        self.delayed = 0  # replies to contents that were delayed so far
+        self._delays: dict[str, float] = {}  # in seconds, of the replies to the contents of these processes
         self.death_rate = 0.0  # the share of acceptances whose reply is lost
         self.hangs_up_after: str | None = None  # the command whose reply is the last: RCPT or DATA
         self.held_sessions = 0
@@ -43,6 +50,10 @@ class MailServer(ScriptedMailServer):
     def resume(self) -> None:
         """End `stall`."""
         self._answering.set()
+
+    def delay_acceptances(self, process: str, seconds: float) -> None:
+        """Reply to the contents of this process only so long after accepting them."""
+        self._delays[process] = seconds
 
     def hold(self, process: str) -> None:
         """Reply to no RCPT of this process until `release`: its e-mails wait before their content."""
@@ -72,6 +83,8 @@ class MailServer(ScriptedMailServer):
 
     async def _reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
         match command:
+            case "MAIL" if self.sender_refusal:
+                return self.sender_refusal
             case "RCPT":
                 reply = self._take_recipient(session, sent)
                 if reply == _OK:
@@ -79,7 +92,10 @@ class MailServer(ScriptedMailServer):
                 return reply
             case "content":
                 await self._answering.wait()
-                return self._take_content(session, sent)
+                reply_to_content = self._take_content(session, sent)
+                if reply_to_content == _ACCEPTED:
+                    await self._delay(session.sender)
+                return self._with_link(reply_to_content, sent)
             case _:
                 return await super().reply_to(session, command, sent)
 
@@ -90,6 +106,18 @@ class MailServer(ScriptedMailServer):
                 await self._released.wait()
             finally:
                 self.held_sessions -= 1
+
+    async def _delay(self, process: str) -> None:
+        seconds = self._delays.get(process, 0.0)
+        self.delayed += seconds > 0
+        await asyncio.sleep(seconds)
+
+    def _with_link(self, reply: bytes | None, content: bytes) -> bytes | None:
+        link = _LINK.search(content)
+        if reply is None or link is None or not self.quotes:
+            return reply
+        self.quoted.add(link[1].decode())
+        return reply + b": " + link[0]
 
     def _take_recipient(self, session: Session, line: bytes) -> bytes:
         address = _ADDRESS.search(line)
@@ -118,4 +146,4 @@ class MailServer(ScriptedMailServer):
             session.abort()
             return None
         self._unread[session] = acceptance
-        return b"250 OK accepted"
+        return _ACCEPTED
