@@ -279,7 +279,7 @@ async def test_database_that_refuses_connections_is_an_outage_of_postgres(
                     name,
                 )
                 await publish(channel, CALCULATION_RESULTS, bare(stored_request))
-                await eventually(lambda: str(logs).count("batch_waits_for_postgres") >= 3)
+                await eventually(lambda: "batch_waits_for_postgres" in str(logs))
                 await server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
                 await eventually(lambda: calculation_of(database, stored_request))
     finally:
