@@ -190,6 +190,13 @@ async def postgres(
             await connection.close(timeout=_CONNECT_SECONDS)
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
+    except (
+        asyncpg.InsufficientPrivilegeError,
+        asyncpg.InvalidSchemaNameError,
+        asyncpg.DuplicateTableError,
+    ) as error:
+        refusal = f"Postgres refused it: {error}. Is the user of DATABASE_URL the owner of the schema?"
+        raise click.ClickException(refusal) from None
     except asyncpg.LockNotAvailableError:
         held = "Another transaction holds a lock on the same rows: pg_stat_activity shows it. Then try again."
         raise click.ClickException(held) from None

@@ -82,9 +82,10 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 async def read_version(connection: Connection) -> int:
     """Return the version of the database schema, 0 if there is none of this service."""
     try:
-        return await connection.fetchval("SELECT max(version) FROM schema_version") or 0
+        version = await connection.fetchval("SELECT max(version) FROM schema_version")
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return 0
+    return version if isinstance(version, int) else 0
 
 
 async def check(connection: Connection) -> None:

@@ -8,7 +8,8 @@ import re
 import socket
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service.postgres.schema import VERSION
@@ -153,6 +154,17 @@ async def test_process_ends_like_the_command_in_this_process(command):
     _assert_one_clear_line(ended, "DATABASE_URL")
 
 
+async def test_missing_right_of_the_database_user_is_named(environment, database):
+    await database.execute("CREATE ROLE no_rights LOGIN PASSWORD 'made-up'")
+    url = str(URL(environment["DATABASE_URL"]).with_user("no_rights").with_password("made-up"))
+    try:
+        ended = await run("service", "conveyancer", "list", environment=environment | {"DATABASE_URL": url})
+    finally:
+        await database.execute("DROP ROLE no_rights")
+
+    _assert_one_clear_line(ended, "permission denied", "DATABASE_URL")
+
+
 async def test_unknown_key_cannot_be_revoked(environment):
     ended = await run("service", "api-key", "revoke", "0" * 12, environment=environment)
 
@@ -190,17 +202,23 @@ async def test_host_that_does_not_exist_is_named(service_settings):
     _assert_one_clear_line(ended, "none.invalid", "no such host")
 
 
-async def test_token_needs_an_issuer_an_audience_and_a_key(service_settings, tmp_path):
+async def test_token_needs_an_issuer_an_audience_and_a_key(service_settings, issuer, tmp_path):
     bad_key = tmp_path / "bad.pem"
     bad_key.write_text("zqmark")
     environment = environment_of(service_settings)
 
     nowhere = await run("service", "token", "firm", "--key", "none.pem", environment=environment)
     unreadable = await run("service", "token", "firm", "--key", str(bad_key), environment=environment)
+    public_key = tmp_path / "public.pem"
+    public_key.write_bytes(
+        issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    public = await run("service", "token", "firm", "--key", str(public_key), environment=environment)
     unissued = await run("service", "token", "firm", "--key", "none.pem", environment=bare_environment())
 
     _assert_one_clear_line(nowhere, "none.pem")
     _assert_one_clear_line(unreadable, str(bad_key), hidden="zqmark")
+    _assert_one_clear_line(public, str(public_key))
     _assert_one_clear_line(unissued, "AUTH_ISSUER")
 
 

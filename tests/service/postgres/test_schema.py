@@ -165,8 +165,9 @@ async def test_current_and_newer_schemas_are_neither_locked_nor_changed(version,
         "CREATE TABLE customer (id integer)",
         "CREATE TABLE schema_version (version integer)",
         "CREATE TABLE schema_version (number integer)",
+        "CREATE TABLE schema_version (version text); INSERT INTO schema_version VALUES ('2')",
     ],
-    ids=["no versions", "none applied", "versions of another kind"],
+    ids=["no versions", "none applied", "versions of another kind", "versions that are no numbers"],
 )
 async def test_schema_of_others_is_refused_in_one_line(theirs, database, database_url):
     await empty(database)

@@ -69,7 +69,7 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     ):
         before = await client.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
-        await asyncio.gather(*(_read_with_made_up_secret(client) for _ in range(2)))
+        await asyncio.gather(*(_read_with_made_up_secret(client) for _ in range(8)))
         with_a_session = await client.get("/readyz")
         metrics = (await client.get("/metrics")).text
         await link.cut()
