@@ -107,18 +107,7 @@ class Storage:
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
-            with self._relay.around_commit() as may_notify, span:
-                arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
-                try:
-                    is_new = await self._group_commit.execute(request.id, arguments, until=until)
-                except asyncpg.ProgramLimitExceededError:
-                    if not may_notify:
-                        raise
-                    continue  # without a NOTIFY: the server's queue for it is full, as in `lanes.notify`
-            if is_new:
-                if not may_notify:
-                    self._relay.wake()
+            if await self._insert(request, idempotency, traceparent, until):
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
@@ -133,6 +122,28 @@ class Storage:
                 raise IdempotencyKeyInFlight
             await asyncio.sleep(min(pause, left))
             pause *= 2
+
+    async def _insert(
+        self,
+        request: CalculationRequest,
+        idempotency: Idempotency | None,
+        traceparent: str | None,
+        until: float,
+    ) -> bool:
+        """Run INSERT, and wake the relay if it stored the request. Returns whether it did."""
+        while True:
+            span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
+            with self._relay.around_commit() as may_notify, span:
+                arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
+                try:
+                    is_new = await self._group_commit.execute(request.id, arguments, until=until)
+                except asyncpg.ProgramLimitExceededError:
+                    if not may_notify:
+                        raise
+                    continue  # without a NOTIFY: the server's queue for it is full, as in `lanes.notify`
+            if is_new and not may_notify:
+                self._relay.wake()
+            return is_new
 
 
 _SPAN = {
