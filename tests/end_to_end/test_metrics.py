@@ -45,6 +45,7 @@ def _assert_request_is_counted(of_api: dict[Series, float], of_worker: dict[Seri
 def _assert_only_what_is_shared_is_in_both(of_api: set[str], of_worker: set[str]) -> None:
     assert of_api & of_worker == {
         "build_info",
+        "postgres_login_rejected",
         "postgres_pool_connections",
         "postgres_pool_max_connections",
         "postgres_pool_wait_seconds",
