@@ -41,7 +41,7 @@ class Pool:
         self._size = size
         self._queue_size = _QUEUE_PER_CONNECTION * size
         self._waiting = 0
-        self._waiting_of: Counter[str | None] = Counter()  # by firm
+        self._waiting_of: Counter[str | None] = Counter()  # by firm, those without a caller left out
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
@@ -83,6 +83,8 @@ class Pool:
         finally:
             self._waiting -= 1
             self._waiting_of[firm] -= 1
+            if not self._waiting_of[firm]:
+                del self._waiting_of[firm]
 
     async def take(self, *, queue_seconds: float) -> Connection:
         """Lend a connection. The caller has a deadline of its own, and must give the connection back.
