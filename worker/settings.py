@@ -41,6 +41,11 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
         return 5 * self.database_timeout_seconds
 
     @property
+    def longest_email_pause_seconds(self) -> float:
+        """Between two attempts at an e-mail: half an hour by default."""
+        return 60 * self.email_retry_seconds
+
+    @property
     def finish_seconds(self) -> float:
         """For the messages in hand when their role stops; the rest is for closing connections."""
         return self.shutdown_seconds / 2

@@ -8,7 +8,6 @@ from worker.mail.ledger import Email, PutOff
 from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
-LONGEST_RETRY = 60  # times the first one: half an hour by default
 _LONGEST_REPLY = 1000
 _LINE_BREAK = r"(?:=?\s+)?"  # as in a link that is folded, or quoted-printable
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
@@ -30,7 +29,7 @@ def outcome_of(
         return email.ended(reply.text)
     age = (datetime.now(UTC) - email.created_at).total_seconds()
     is_old = age >= settings.email_give_up_seconds
-    longest = settings.email_retry_seconds * LONGEST_RETRY
+    longest = settings.longest_email_pause_seconds
     if reply.is_outage and not (reply.to == "content" and is_old and others_accepted):
         pause = min(age / 10, longest) if reply.to == "content" else 0.0
         return PutOff(email.event_id, "given_back", pause, reply.words, reply.code)

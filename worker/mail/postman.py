@@ -27,7 +27,7 @@ from worker.batches import Batches, Failures
 from worker.mail import ledger, message
 from worker.mail.ledger import Email, PutOff
 from worker.mail.message import Sender
-from worker.mail.outcomes import LONGEST_RETRY, outcome_of, storable
+from worker.mail.outcomes import outcome_of, storable
 from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -67,7 +67,7 @@ class Postman:
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
         self._seconds = settings.work_timeout_seconds
-        self._longest_pause = settings.email_retry_seconds * LONGEST_RETRY
+        self._longest_pause = settings.longest_email_pause_seconds
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
         self._claimed_until: dict[str, float] = {}  # of each e-mail in hand; by this machine's clock
