@@ -82,10 +82,9 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
     @functools.wraps(function)
     def callback(*, as_json: bool, **arguments: Any) -> int:  # noqa: ANN401 - click's
-        logging.disable()  # The libraries log what they also raise.
-        structlog.configure(
-            logger_factory=structlog.ReturnLoggerFactory()
-        )  # Nor do our own logs stand in JSON.
+        # Only the answer is printed. The libraries log what they also raise.
+        logging.disable()
+        structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
         try:
             answer = asyncio.run(function(**arguments))
         except KeyboardInterrupt:

@@ -68,9 +68,8 @@ class GroupCommit:
                 present = [each for each in group if not each.answer.done()]
                 await self._serve(connection, present, until=until)
         except PostgresUnavailable:
-            if (
-                not member.answer.done()
-            ):  # Otherwise the outcome is known, and only the end of the loan failed.
+            # Once the outcome is known, only the end of the loan has failed.
+            if not member.answer.done():
                 raise
         finally:
             if self._gathering is group:
