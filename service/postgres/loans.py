@@ -66,18 +66,23 @@ class Loan(AbstractAsyncContextManager["Connection"]):
             raise PostgresUnavailable.counted() from error
 
 
+def allow_silence(seconds: float) -> str:
+    """Return the SQL after which Postgres ends this transaction once its client is silent for *seconds*."""
+    return f"SET LOCAL idle_in_transaction_session_timeout = '{seconds * 1000:.0f}ms'"
+
+
 @asynccontextmanager
 async def transaction(
-    pool: Pool, *, seconds: float, silence_seconds: float = SILENCE_SECONDS, waits_for_disk: bool = True
+    pool: Pool, *, seconds: float, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
     """Lend a connection with an open transaction, on the terms of a Loan.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
     If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres
-    ends a transaction that has been silent for *silence_seconds*.
+    ends a transaction that has been silent for SILENCE_SECONDS.
     """
-    begin = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{silence_seconds * 1000:.0f}ms'"
+    begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
     async with Loan(pool, seconds=seconds) as lent:
@@ -105,7 +110,7 @@ async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
     It waits LOCK_SECONDS for each lock, then raises asyncpg.LockNotAvailableError.
     """
     async with own.transaction():
-        await own.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SILENCE_SECONDS:g}s'")
+        await own.execute(allow_silence(SILENCE_SECONDS))
         await own.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
         yield
         await own.execute(f"SELECT {REPLICATE}")

@@ -109,6 +109,7 @@ CHANGES = {
     "no dead letters": ({"dead_letters": []}, "dead letters are poison"),
     "another dead letter": ({"dead_letters": [POISON, "notifications req_1"]}, "dead letters are poison"),
     "slow recovery": ({"recoveries": [Recovery(("RabbitMQ killed",), 5.1)]}, "recovery in time"),
+    "lanes kept": ({"recoveries": [Recovery(("Postgres clients vanished",), 5.1)]}, "recovery in time"),
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, "no unhandled exceptions"),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, "no unhandled exceptions"),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, "plan fulfilled"),

@@ -74,7 +74,8 @@ class Relay:
 
     async def check(self) -> None:
         """Raise NotReady while RabbitMQ is unavailable or blocks publishers."""
-        await self._alarm.check()
+        if self._alarm.is_raised:
+            raise NotReady("RabbitMQ blocks publishers")
         if self._obstacle:
             raise NotReady(self._obstacle)
 
@@ -143,11 +144,10 @@ class Relay:
         After a crash between confirm and commit the same events are published again: delivery is at least
         once, in order within a request.
         """
-        publishing = self._settings.broker_timeout_seconds
+        longest = self._settings.broker_timeout_seconds
         async with loans.transaction(
             self._pool,
-            seconds=publishing + 2 * self._statement_seconds,
-            silence_seconds=publishing + _SPARE_SECONDS,
+            seconds=longest + 2 * self._statement_seconds,
             # If Postgres crashes and forgets a commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
@@ -155,7 +155,14 @@ class Relay:
             if not fresh and not due:
                 return 0
             window = [*_first_of_each_request(fresh), *due]
-            outcome = await publisher.publish(window)
+            publishing = asyncio.create_task(publisher.publish(window))
+            try:
+                await asyncio.wait([publishing], timeout=loans.SILENCE_SECONDS / 2)
+                if not publishing.done():
+                    await connection.execute(loans.allow_silence(longest + _SPARE_SECONDS))
+                outcome = await publishing
+            finally:
+                publishing.cancel()
             delivered = [row for row in fresh if row.id in outcome.confirmed]
             await outbox.delete(connection, "outbox", delivered)
             moved = len(delivered)
@@ -190,11 +197,7 @@ class Relay:
         return fresh, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
 
     async def _settle_held(
-        self,
-        connection: Connection,
-        fresh: Sequence[OutboxRow],
-        due: Sequence[OutboxRow],
-        outcome: Outcome,
+        self, connection: Connection, fresh: Sequence[OutboxRow], due: Sequence[OutboxRow], outcome: Outcome
     ) -> int:
         """Hold new events that failed or must wait, and charge an attempt to all that failed.
 
