@@ -31,10 +31,7 @@ def create_app(settings: ServiceSettings) -> ASGIApp:
 
 
 def create_api(settings: ServiceSettings) -> Litestar:
-    """Return the routes, without the layer around them.
-
-    Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read.
-    """
+    """Return the routes alone. Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read."""
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[

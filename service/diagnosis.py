@@ -6,7 +6,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import asyncpg
 import click
@@ -25,7 +25,9 @@ CHECK_SECONDS = 10.0  # for each, side by side
 APP_SECONDS = 5.0
 WATCH_SECONDS = 5.0
 
-_REASONS: Mapping[type[Exception], str] = {
+# What is wrong, by the class of the error, which the words may format.
+Reasons: TypeAlias = Mapping[type[BaseException], str]
+_REASONS: Reasons = {
     ssl.SSLError: "the TLS handshake failed",
     FileNotFoundError: "no such file",
     ConnectionRefusedError: "connection refused",
@@ -57,7 +59,7 @@ class Check(msgspec.Struct, frozen=True):
     needs: Collection[str]
     run: Callable[[], AsyncIterator[Finding]]
     do: str
-    reason: Callable[[BaseException], str | None] = lambda _: None
+    reasons: Reasons = {}
 
 
 async def answer(examine: Callable[[], Awaitable[list[Finding]]], *, watch: bool) -> Answer:
@@ -108,19 +110,21 @@ async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
             async for finding in check.run():
                 found.append(finding)  # noqa: PERF401 - what was found before an error is kept
     except Exception as error:  # noqa: BLE001 - whatever a server answers, the other findings are shown
-        found.append(Finding("wrong", check.name, check.reason(error) or reason(error), check.do))
+        found.append(Finding("wrong", check.name, reason(error, check.reasons), check.do))
     return found
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, reasons: Reasons = _REASONS) -> str:
     """Return why a server is unavailable. Addresses are left out: they may contain passwords."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate is not accepted: {cause.verify_message}"
-        for kind, words in _REASONS.items():
+        if "STARTTLS" in str(cause):
+            return "it does not offer STARTTLS"
+        for kind, words in {**reasons, **_REASONS}.items():
             if isinstance(cause, kind):
-                return words
+                return words.format(cause)
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
 

@@ -24,20 +24,12 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     if isinstance(error, UnicodeDecodeError):
-        return f"it is not UTF-8 (byte {_first_not_utf8(text)})"
+        return "it is not UTF-8"
     if isinstance(error, msgspec.ValidationError):
         return "a number is too large"
     if str(error) == "Input data was truncated":
         return f"it ends too early (byte {len(text)})"
     return str(error).removeprefix("JSON is malformed: ")
-
-
-def _first_not_utf8(text: bytes) -> int:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    return len(text)
 
 
 @lru_cache(maxsize=256)  # It took half of the time of a refusal.

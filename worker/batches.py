@@ -43,7 +43,6 @@ class Batches(Generic[Item]):
         # values and all. Their callers bound them.
         self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
-        self._is_down = False  # Each item retries by itself: hundreds of log lines a second would say so.
 
     async def done(self, item: Item) -> None:
         """Return once *item* is done, however long Postgres is down or a row is locked.
@@ -82,16 +81,12 @@ class Batches(Generic[Item]):
 
     async def _attempt(self, items: Sequence[Item]) -> Failures:
         try:
-            failures = await self._work(items)
+            return await self._work(items)
         except PostgresUnavailable as outage:
-            if not self._is_down:
-                _log.warning("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
-            self._is_down = True
+            # Each item retries by itself: as a warning, an outage would be hundreds of lines a second.
+            _log.debug("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
             return [outage] * len(items)
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault
             if len(items) == 1:
                 return [error]
-        else:
-            self._is_down = False
-            return failures
         return [failure for item in items for failure in await self._attempt([item])]

@@ -61,10 +61,7 @@ reconciled_at = Gauge(
     "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-FROM_POSTGRES = (
-    *(outbox_pending, outbox_failing, outbox_oldest_age),
-    *(emails_pending, emails_oldest_age),
-)
+FROM_POSTGRES = (*(outbox_pending, outbox_failing, outbox_oldest_age), *(emails_pending, emails_oldest_age))
 
 # NaN until a role reads them: a process without the role never does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):

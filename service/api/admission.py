@@ -48,11 +48,7 @@ def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
-    """Admit a reader, or a caller with a secret: the `before_request` of one request.
-
-    A token that is neither a JWT nor an API key counts as a secret: a spoilt one is answered like a wrong
-    one.
-    """
+    """Admit a reader, or a caller whose token may be the secret of the request."""
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):

@@ -1,8 +1,4 @@
-"""Every error that a caller can get: its status, code, message and headers.
-
-What only HTTP knows is raised as an ApiError where the fact is known. The errors of the rooms below, and of
-Litestar, are translated here.
-"""
+"""Every error that a caller can get: its status, code, message and headers."""
 
 from asyncio import CancelledError
 from collections.abc import Mapping
@@ -103,9 +99,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "The access token names a conveyancer that is not registered, or is disabled: ask the operators.",
     ),
     RequestNotFound: ApiError(
-        HTTPStatus.NOT_FOUND,
-        "not_found",
-        "There is no request with this uuid that this token may read.",
+        HTTPStatus.NOT_FOUND, "not_found", "There is no request with this uuid that this token may read."
     ),
     RequestErased: ApiError(
         HTTPStatus.GONE,

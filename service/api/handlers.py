@@ -14,11 +14,8 @@ from service.api.admission import SecretHolder
 from service.api.list_query import CalculationRequestPage
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
-from service.calculation_requests import event_history, reading, storing
-from service.calculation_requests.model import (
-    CalculationRequest,
-    RequestNotFound,
-)
+from service.calculation_requests import conveyancers, event_history, reading, storing
+from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
@@ -35,11 +32,11 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
     state = request.scope["state"]
     key = idempotency_key.parse_key(header_values(request.scope, b"idempotency-key"))
     body = request_body.parse(await json_body.read(request))
-    idempotency = body.idempotency(key)
     until = time.monotonic() + resources.settings.database_timeout_seconds
-    waiver_applies = body.asks_for_waiver and await resources.storage.decide_waiver(
-        idempotency, conveyancer_id=conveyancer_id, has_valid_reason=body.reason_error is None, until=until
-    )
+    waiver_applies = False
+    if body.asks_for_waiver:
+        async with resources.connection() as connection:
+            waiver_applies = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
     new = storing.new_request(
         body.validated(waiver_applies=waiver_applies),
         conveyancer_id=conveyancer_id,
@@ -47,7 +44,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
     )
     try:
         stored, is_repeat = await resources.storage.store(
-            new, idempotency=idempotency, traceparent=state["traceparent"], until=until
+            new, body.idempotency(key), traceparent=state["traceparent"], until=until
         )
     except (PostgresUnavailable, asyncio.CancelledError):
         state["uuid"] = new.uuid  # It may be stored all the same.

@@ -9,10 +9,7 @@ from litestar import Request
 from litestar.datastructures import State
 
 from service.authentication.authenticator import Authenticator
-from service.calculation_requests.model import (
-    CalculationRequest,
-    RetrievedCalculationRequest,
-)
+from service.calculation_requests.model import CalculationRequest, RetrievedCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.postgres import loans

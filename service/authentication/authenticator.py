@@ -78,10 +78,7 @@ class Authenticator:
         )
 
     async def verify_access_token(self, token: str, *, scope: str) -> Caller:
-        """Return the caller whose access token has *scope*.
-
-        Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable.
-        """
+        """Return the caller. Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable."""
         caller = await self._verify(token)
         if isinstance(caller, InternalReader) or scope not in caller.scopes:
             raise InsufficientScope(scope, is_internal=isinstance(caller, InternalReader))

@@ -60,12 +60,7 @@ async def list_all(connection: Connection) -> list[Conveyancer]:
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
     """Whether this conveyancer charges a calculation fee. Raises UnknownConveyancer."""
     charges = await connection.fetchval(
-        """
-        SELECT charges_calculation_fee
-          FROM active_conveyancer
-         WHERE id = $1
-        """,
-        conveyancer_id,
+        "SELECT charges_calculation_fee FROM active_conveyancer WHERE id = $1", conveyancer_id
     )
     if charges is None:
         raise UnknownConveyancer

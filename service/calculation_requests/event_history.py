@@ -29,11 +29,7 @@ class RecordedEvent(msgspec.Struct, frozen=True):
 
 
 class EventHistory(msgspec.Struct, frozen=True):
-    """A request, and the events that were written about it, in order.
-
-    Everything an event says is in the rows of the request and of its e-mails, its time and sequence included.
-    Only the trace is not.
-    """
+    """A request, and the events that were written about it, in order."""
 
     request: AnnouncedRequest
     calculated_at: datetime | None
@@ -50,10 +46,7 @@ class EventHistory(msgspec.Struct, frozen=True):
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
-    """Return the history of a request of this conveyancer.
-
-    Raises RequestErased, RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
-    """
+    """Return the history of a request of this conveyancer. Raises as `reading.find` does."""
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
         await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises why there is none.
@@ -62,10 +55,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
-    """Return the history of a request of any conveyancer, for an internal reader.
-
-    Raises RequestErased and RequestNotFound.
-    """
+    """Return the history of a request of any conveyancer. Raises RequestErased and RequestNotFound."""
     for history in await read(connection, [request_id]):
         return history
     await reading.check_erased(connection, request_id)

@@ -104,10 +104,7 @@ class CalculationRequest(AnnouncedRequest, frozen=True):
     secret_key_id: str
 
     def secret_and_url(self, keys: SecretKeyRing, app_url: str) -> tuple[str, str]:
-        """Return the secret that opens this request, and the customer's link: never to be logged or queued.
-
-        Raises SecretKeyMissing.
-        """
+        """Return the secret and the link, never to be logged or queued. Raises SecretKeyMissing."""
         secret = keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
         return secret, f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={secret}"
 

@@ -57,10 +57,7 @@ _FIND_BY_IDEMPOTENCY_KEY = f"""
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
-    """Return a request of this conveyancer.
-
-    Raises RequestErased, RequestNotFound, also when it is another conveyancer's, and UnknownConveyancer.
-    """
+    """Return a request of this conveyancer. Raises RequestErased, RequestNotFound, UnknownConveyancer."""
     row = await connection.fetchrow(_FIND, request_id, conveyancer_id)
     if row is None:
         raise UnknownConveyancer
@@ -116,10 +113,7 @@ _FIND_BY_SECRET = f"""
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
-    """Return a request of any conveyancer, for an internal reader.
-
-    Raises RequestErased and RequestNotFound.
-    """
+    """Return a request of any conveyancer. Raises RequestErased and RequestNotFound."""
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
         await check_erased(connection, request_id)

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import asyncpg
 import msgspec
 
-from service.calculation_requests import conveyancers, reading
+from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
-    IdempotencyKeyReused,
     now,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -63,30 +62,6 @@ class Storage:
         self._relay = relay
         self._seconds = seconds
         self._group_commit = GroupCommit(pool, INSERT, seconds=seconds)
-
-    async def decide_waiver(
-        self, idempotency: Idempotency | None, *, conveyancer_id: str, has_valid_reason: bool, until: float
-    ) -> bool:
-        """Return whether a waiver that was asked for applies, and so needs a valid reason.
-
-        It is ignored if the conveyancer charges no calculation fee. The conveyancer may have begun to charge
-        since the first create with this key, whose repeat must succeed. So an invalid reason is ignored, too,
-        if a request with the same key and body is stored.
-
-        Raises PostgresUnavailable, UnknownConveyancer and RequestErased, all before the body is refused.
-        """
-        async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
-            if not await conveyancers.charges_calculation_fee(connection, conveyancer_id):
-                return False
-            if has_valid_reason or idempotency is None:
-                return True
-            try:
-                earlier = await reading.find_by_idempotency_key(
-                    connection, idempotency, conveyancer_id=conveyancer_id
-                )
-            except IdempotencyKeyReused:
-                return True
-            return earlier is None
 
     async def store(
         self,

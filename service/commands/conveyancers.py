@@ -77,22 +77,20 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
     done = "disabled" if disabled else "enabled"
     async with postgres() as connection, loans.bounded_transaction(connection):
-        was_disabled = await connection.fetchval(
-            "SELECT disabled_at IS NOT NULL FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE", conveyancer_id
-        )
-        if was_disabled is None:
+        is_known = await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled)
+        if not is_known:
             raise UnknownConveyancer
-        if was_disabled != disabled:
-            await connection.execute(
-                "UPDATE conveyancer SET disabled_at = CASE WHEN $2 THEN now() END WHERE id = $1",
-                conveyancer_id,
-                disabled,
-            )
-            action = "conveyancer disable" if disabled else "conveyancer enable"
-            await operator_actions.record(
-                connection, action, [(None, None)], by, conveyancer_id=conveyancer_id
-            )
+        action = "conveyancer disable" if disabled else "conveyancer enable"
+        await operator_actions.record(connection, action, [(None, None)], by, conveyancer_id=conveyancer_id)
     return Answer({"id": conveyancer_id, "disabled": disabled}, f"conveyancer {conveyancer_id} {done}")
+
+
+_SET_DISABLED = """
+    UPDATE conveyancer
+       SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END
+     WHERE id = $1
+    RETURNING true
+"""
 
 
 api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
@@ -105,10 +103,6 @@ async def create(conveyancer_id: str) -> Answer:
     """Create an API key and print it. It cannot be shown again."""
     async with postgres() as connection, loans.bounded_transaction(connection):
         key = await api_keys.create(connection, conveyancer_id)
-        firms = await conveyancers.list_all(connection)
-    if any(firm.disabled_at for firm in firms if firm.id == conveyancer_id):
-        warning = f"conveyancer {conveyancer_id} is disabled, and so is this key"
-        click.echo(warning, err=True)
     return Answer({"key": key}, key)
 
 

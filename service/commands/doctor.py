@@ -11,8 +11,10 @@ from service import diagnosis
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering
-from service.diagnosis import Check, Finding
+from service.diagnosis import Check, Finding, Reasons
 from service.settings import ServiceSettings, examine
+
+_REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code}"}
 
 
 @click.command()
@@ -34,7 +36,7 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     checks = (
         diagnosis.postgres_check(settings),
         diagnosis.app_check(settings),
-        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), do, _status),
+        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), do, _REASONS),
     )
     return await diagnosis.diagnose(problems, parsers, checks)
 
@@ -42,8 +44,3 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
     await SigningKeys(settings.auth_jwks_url).refresh()
     yield Finding("ok", "signing keys", "fetched, and at least one is usable")
-
-
-def _status(error: BaseException) -> str | None:
-    cause = error.__cause__
-    return f"HTTP status {cause.response.status_code}" if isinstance(cause, httpx.HTTPStatusError) else None

@@ -17,7 +17,6 @@ from service.operations import announcing, email_changes, erasing, operator_acti
 from service.operations.operator_actions import Operator
 from service.outbox import lanes
 from service.postgres import loans
-from service.postgres.pool import Connection
 from service.settings import Settings, load
 
 _MOST_FOUND = 50
@@ -99,53 +98,38 @@ async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
 async def _answer(
     request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
 ) -> Answer:
-    keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
-    async with postgres() as connection, loans.bounded_transaction(connection):
-        changed = await change(
-            connection, request_id, address, key_id=keys.current_id, sends_email=sends_email
-        )
-        if changed.changed:
-            await operator_actions.record(connection, action, [(request_id, changed.email)], by)
-    if not changed.changed:
-        return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
-    email = f"e-mail {changed.email} is due" if changed.email else "no e-mail is sent"
-    return Answer(changed, f"{changed.uuid} has a new secret; {email}")
+    """Give a request a new secret, and its customer another address unless that is None.
 
-
-async def change(
-    connection: Connection, request_id: UUID, address: str | None, *, key_id: str, sends_email: bool
-) -> Changed:
-    """Give a request a new secret, and its customer's address, in the caller's transaction.
-
-    Without an address it is as before. Pending e-mails are cancelled, because they may have been claimed with
-    the old address and the dead link.
-
-    Raises RequestErased and RequestNotFound.
+    Pending e-mails are cancelled, because they may have been claimed with the old address and the dead link.
     """
-    if not await announcing.lock(connection, [request_id]):
-        await reading.check_erased(connection, request_id)
-        raise RequestNotFound
-    is_new = await connection.fetchval(
-        """
-        UPDATE calculation_request
-           SET customer_email = coalesce($2, customer_email),
-               secret_salt = $3,
-               secret_key_id = $4,
-               updated_at = $5
-         WHERE id = $1
-           AND customer_email IS DISTINCT FROM $2
-        RETURNING true
-        """,
-        request_id,
-        address,
-        secrets.token_bytes(16),
-        key_id,
-        now(),
-    )
+    keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
+    email = None
+    async with postgres() as connection, loans.bounded_transaction(connection):
+        if not await announcing.lock(connection, [request_id]):
+            await reading.check_erased(connection, request_id)
+            raise RequestNotFound
+        salt = secrets.token_bytes(16)
+        is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id, now())
+        if is_new:
+            email = await email_changes.replace(connection, request_id, sends=sends_email)
+            await operator_actions.record(connection, action, [(request_id, email)], by)
+    changed = Changed(uuid_of(request_id), changed=bool(is_new), email=email)
     if not is_new:
-        return Changed(uuid_of(request_id), changed=False)
-    email = await email_changes.replace(connection, request_id, sends=sends_email)
-    return Changed(uuid_of(request_id), changed=True, email=email)
+        return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
+    follows = f"e-mail {email} is due" if email else "no e-mail is sent"
+    return Answer(changed, f"{changed.uuid} has a new secret; {follows}")
+
+
+_CHANGE = """
+    UPDATE calculation_request
+       SET customer_email = coalesce($2, customer_email),
+           secret_salt = $3,
+           secret_key_id = $4,
+           updated_at = $5
+     WHERE id = $1
+       AND customer_email IS DISTINCT FROM $2
+    RETURNING true
+"""
 
 
 class Erasure(msgspec.Struct, frozen=True):
@@ -163,18 +147,12 @@ async def erase(uuid: UUID, by: Operator) -> Answer:
     """Delete a request, and the personal data in its e-mails and events, for good."""
     async with postgres() as connection:
         async with loans.bounded_transaction(connection):
-            is_new = await _erase(connection, uuid, by)
+            await lanes.lock(connection, lanes.lane_of(uuid))
+            is_new = bool(await erasing.erase(connection, [uuid]))
+            if is_new:
+                await operator_actions.record(connection, "request erase", [(uuid, None)], by)
+            elif not await reading.find_erased(connection, [uuid]):
+                raise RequestNotFound
         await lanes.notify(connection)
     done = "erased" if is_new else "had been erased"
     return Answer(Erasure(uuid_of(uuid), was_erased_before=not is_new), f"{uuid_of(uuid)} {done}")
-
-
-async def _erase(connection: Connection, request_id: UUID, by: Operator) -> bool:
-    """Erase a request, and record it. Returns False if it had been erased. Raises RequestNotFound."""
-    await lanes.lock(connection, lanes.lane_of(request_id))
-    if await erasing.erase(connection, [request_id]):
-        await operator_actions.record(connection, "request erase", [(request_id, None)], by)
-        return True
-    if not await reading.find_erased(connection, [request_id]):
-        raise RequestNotFound
-    return False

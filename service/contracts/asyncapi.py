@@ -202,11 +202,7 @@ def _sent_headers(event_type: str) -> dict[str, Any]:
         "sequence": {"type": "integer", "minimum": 1},
     }
     traceparent = {"type": "string", "description": "W3C Trace Context."}
-    return {
-        "type": "object",
-        "properties": {**always, "traceparent": traceparent},
-        "required": list(always),
-    }
+    return {"type": "object", "properties": {**always, "traceparent": traceparent}, "required": list(always)}
 
 
 def schema_name(event: type[RequestEvent | CalculationCreated]) -> str:

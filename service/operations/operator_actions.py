@@ -51,21 +51,12 @@ async def record(
 
 
 async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
-    """Return the changes of a request, and those of its conveyancer since it was stored, oldest first."""
+    """Return the changes of a request, oldest first."""
     rows = await connection.fetch(
         """
         SELECT action, subject, operator, note, at
           FROM operator_action
          WHERE request_id = $1
-            OR conveyancer_id IN (SELECT conveyancer_id
-                                    FROM calculation_request
-                                   WHERE id = $1
-                                     AND created_at <= operator_action.at
-                                  UNION ALL
-                                  SELECT conveyancer_id
-                                    FROM erased_request
-                                   WHERE id = $1
-                                     AND created_at <= operator_action.at)
          ORDER BY id
         """,
         request_id,

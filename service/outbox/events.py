@@ -34,8 +34,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.Meta(description="The conveyancer's own identifier; null once the request was erased."),
     ]
     sequence: Annotated[
-        int,
-        msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events."),
+        int, msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
     ]
 
 
@@ -132,19 +131,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def event_id(uuid: str, event_type: str, sequence: int) -> str:
-    """Return the id of an event: readable, and derived, so a replay makes the same one.
-
-    Consumers deduplicate by it.
-    """
+    """Return the id of an event. A replay makes the same one, and consumers deduplicate by it."""
     return f"{uuid}.{event_type}.{sequence}"
 
 
 def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) -> CloudEvent[RequestEvent]:
-    """Return an event as it is sent.
-
-    All of it comes from rows, its time and sequence included, so `outbox replay` makes the same bytes again.
-    The exception is the trace, which no row keeps.
-    """
+    """Return an event as it is sent. All but the trace comes from rows, so a replay makes the same bytes."""
     return CloudEvent(
         specversion=SPECVERSION,
         id=event_id(data.uuid, data.type, data.sequence),

@@ -34,12 +34,9 @@ async def lock(connection: Connection, lane: int) -> None:
     """Wait for the lock of a lane, and hold it until the transaction ends, which is a `bounded_transaction`.
 
     A relay holds it for a pass, which relies on the rows it has read. Raises asyncpg.LockNotAvailableError
-    when a relay holds it for longer than it ever should.
+    when a relay has to wait for RabbitMQ.
     """
-    await connection.execute("SET LOCAL lock_timeout = '30s'")
     await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCKS, lane)
-    # Relays wait for the lane as long as this transaction waits for rows.
-    await connection.execute(f"SET LOCAL lock_timeout = '{loans.LOCK_SECONDS:g}s'")
 
 
 async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:

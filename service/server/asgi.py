@@ -17,18 +17,12 @@ Header: TypeAlias = tuple[bytes, bytes]  # the name in lower case, and the value
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return the values of the headers with this name, in lower case.
-
-    Litestar's `Request.headers` decodes all of them.
-    """
+    """Return the values of a header; *name* is in lower case. Litestar would decode all headers."""
     return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response as it is sent, and an ASGI application.
-
-    Litestar takes it without a `Response` of its own, which takes 16 µs.
-    """
+    """A response and ASGI application. Litestar sends it without a `Response`, which takes 16 µs."""
 
     status: HTTPStatus
     headers: Sequence[Header]

@@ -78,13 +78,10 @@ class JoinedWrites:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with five differences. What is no request yet is refused in plain text.
+    """uvicorn's HTTP/1.1 with bounds on what a caller may hold, see `limits`.
 
-    - What a caller may hold is bounded: connections, bytes and time, see `limits`.
-    - While a request is answered at most one other waits on the connection; the rest is not parsed.
-    - The offer of another protocol is declined, and the body that follows it is read.
-    - Bodies are refused whose framing another server could read differently.
-    - A small answer is sent in one system call.
+    While a request is answered at most one other waits on the connection, and the rest is not parsed. What is
+    no request yet is refused in plain text, and so are bodies that another server could frame differently.
     """
 
     flow: UnparsedInput

@@ -1,7 +1,4 @@
-"""Serves an ASGI application on a socket until asked to stop: the API, and the worker's probes.
-
-One process, one event loop: running more of them is left to Kubernetes.
-"""
+"""Serves an ASGI application on a socket until asked to stop: the API, and the worker's probes."""
 
 import asyncio
 import gc

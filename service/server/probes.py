@@ -33,13 +33,9 @@ class NotReady(Exception):
 def lasting(check: Check, pool: Pool) -> Check:
     """Return a check of Postgres that, once passed, runs again only while the pool has no open connection.
 
-    So a process with connections stays ready, even if its login is rejected now. An unreachable Postgres no
-    longer fails the check then: it is unreachable for every API at once, and if none were ready, callers
-    would get the ingress's answer instead of our 503. A rejected login or an outdated schema may concern this
-    process alone, so it still fails the check; after a rejected login, so does an unreachable Postgres, until
-    the check passes again.
-
-    Workers do not use this: no callers depend on them, so their readiness says whether they can work now.
+    An unreachable Postgres does not fail it then: it is unreachable for every API at once, and if none were
+    ready, callers would get the ingress's answer instead of our 503. A rejected login or an outdated schema
+    may concern this process alone, so it does. Workers do not use this, because no callers depend on them.
     """
     has_passed = False
 

@@ -17,8 +17,7 @@ request_seconds = Histogram(
 requests_in_progress = Gauge("http_requests_in_progress", "HTTP requests in progress.")
 
 jwks_age = Gauge(
-    "jwks_age_seconds",
-    "Seconds since the issuer's signing keys were fetched; +Inf before the first time.",
+    "jwks_age_seconds", "Seconds since the issuer's signing keys were fetched; +Inf before the first time."
 )
 jwks_age.set(math.inf)
 

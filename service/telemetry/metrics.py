@@ -1,8 +1,4 @@
-"""The Prometheus metrics of both processes. The values of every label are a bounded set.
-
-They are module-level objects in the client library's registry, as is usual with it: passing them to every
-part would say nothing that their names do not.
-"""
+"""The Prometheus metrics of both processes. The values of every label are a bounded set."""
 
 import math
 import platform
@@ -29,8 +25,7 @@ pool_wait_seconds = Histogram(
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
 )
 postgres_unavailable = Counter(
-    "postgres_unavailable_total",
-    "Times that Postgres or the pool did not answer in time.",
+    "postgres_unavailable_total", "Times that Postgres or the pool did not answer in time."
 )
 postgres_login_rejected = Gauge(
     "postgres_login_rejected", "1 if Postgres rejected the login at the latest attempt to connect."
@@ -41,7 +36,5 @@ secret_keys_missing = Counter(
 )
 
 background_failures = Counter(
-    "background_failures_total",
-    "Unforeseen failures of background work, which is then restarted.",
-    ["work"],
+    "background_failures_total", "Unforeseen failures of background work, which is then restarted.", ["work"]
 )

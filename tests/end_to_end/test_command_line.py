@@ -115,15 +115,6 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, 
     assert closed.status_code == 401
 
 
-async def test_key_of_a_disabled_firm_comes_with_a_warning(environment):
-    await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
-
-    created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
-
-    assert (created.status, created.output.startswith("cr_")) == (0, True)
-    assert created.errors == f"conveyancer {CONVEYANCER} is disabled, and so is this key\n"
-
-
 async def test_schema_that_is_there_already_is_said_to_be(environment):
     ended = await run("service", "schema", "apply", environment=environment)
 

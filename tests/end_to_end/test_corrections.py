@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from service.commands import requests
 from service.identifiers import parse_uuid
 from service.operations import announcing, email_changes, operator_actions
 from service.outbox.events import RequestCreated
@@ -17,11 +16,11 @@ from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, running
-from tests.harness.processes import Ended
+from tests.harness.processes import Ended, run_process
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.test_emails import assert_sound, states
-from tests.worker.conftest import KEYS, open_postman, settings_with
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.deliveries import intend_email
 from worker.mail import ledger
 from worker.mail.ledger import Intent
@@ -194,24 +193,17 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await assert_sound(database)
 
 
-async def test_operators_who_correct_at_once_leave_one_email_pending(database, other_connection, created):
-    request_id = id_of(created)
+async def test_operators_who_correct_at_once_leave_one_email_pending(environment, database, created):
+    words = ("service", "request", "correct", created["uuid"], "--json", "--customer-email")
+    addresses = ("eve@example.com", "adam@example.com")
 
-    async def correct(connection: Connection, address: str) -> str | None:
-        async with connection.transaction():
-            changed = await requests.change(
-                connection, request_id, address, key_id=KEYS.current_id, sends_email=True
-            )
-        return changed.email
-
-    keys = await asyncio.gather(
-        correct(database, "eve@example.com"), correct(other_connection, "adam@example.com")
-    )
+    ended = await asyncio.gather(*(run_process(*words, each, environment=environment) for each in addresses))
 
     first = first_key(created)
-    assert sorted(map(str, keys)) == [f"{first}.2", f"{first}.3"]
+    keys = [json.loads(each.output)["email"] for each in ended]
+    assert sorted(keys) == [f"{first}.2", f"{first}.3"]
     assert await states(database) == {first: "failed", f"{first}.2": "failed", f"{first}.3": "pending"}
-    last = "eve@example.com" if keys[0] == f"{first}.3" else "adam@example.com"
+    last = addresses[keys.index(f"{first}.3")]
     assert await database.fetchval("SELECT customer_email FROM calculation_request") == last
     await assert_sound(database)
 

@@ -62,9 +62,10 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
     rows = await database.fetch("SELECT conveyancer_id, action, operator FROM operator_action ORDER BY id")
     assert [tuple(row)[:2] for row in rows] == [
         (CONVEYANCER, "conveyancer disable"),
+        (CONVEYANCER, "conveyancer disable"),
         (CONVEYANCER, "conveyancer enable"),
     ]
-    assert [row["operator"] for row in rows] == ["Ada", "Grace"]
+    assert [row["operator"] for row in rows] == ["Ada", "Ada", "Grace"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from structlog.testing import capture_logs
 
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
@@ -114,17 +113,6 @@ async def test_items_wait_together_for_the_end_of_an_outage(batches, work):
     work.is_down = False
 
     await asyncio.gather(*doing)
-
-
-async def test_outage_is_logged_once_however_many_items_wait_for_its_end(batches, work):
-    work.is_down = True
-    with capture_logs() as logs:
-        doing = [asyncio.create_task(batches.done(number)) for number in range(100, 200)]
-        await eventually(lambda: len(work.batches) > 50)
-        work.is_down = False
-        await asyncio.gather(*doing)
-
-    assert [line["event"] for line in logs] == ["batch_waits_for_postgres"]
 
 
 async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(batches, work):

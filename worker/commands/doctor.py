@@ -17,13 +17,13 @@ from aiormq.exceptions import (
     InvalidFrameError,
     ProbableAuthenticationError,
 )
-from aiosmtplib import SMTPAuthenticationError, SMTPException, SMTPResponseException, SMTPSenderRefused
+from aiosmtplib import SMTPAuthenticationError, SMTPResponseException, SMTPSenderRefused
 from yarl import URL
 
 from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, printable
-from service.diagnosis import Check, Finding
+from service.diagnosis import Check, Finding, Reasons
 from service.identifiers import first_id_at
 from service.postgres.pool import Connection
 from service.settings import examine
@@ -41,6 +41,17 @@ _MISSING = "missing"
 _ALARM_SECONDS = 0.2  # RabbitMQ blocks a connection only after it has published
 _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
+
+_OF_RABBITMQ: Reasons = {
+    AuthenticationError: "user or password refused",
+    ProbableAuthenticationError: "user or password refused",
+    InvalidFrameError: "it closes the connection: does the virtual host exist, and may this user access it?",
+}
+_OF_SMTP: Reasons = {
+    SMTPAuthenticationError: "user or password refused ({0.code})",
+    SMTPSenderRefused: "MAIL_FROM refused ({0.code})",
+    SMTPResponseException: "it answers {0.code}",
+}
 
 
 @click.command()
@@ -65,10 +76,8 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     checks = (
         diagnosis.postgres_check(settings, _events, _emails, _requests),
         diagnosis.app_check(settings),
-        Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _broker_reason),
-        Check(
-            "mail server", ["SMTP_URL", "MAIL_FROM"], mail, "are SMTP_URL and MAIL_FROM right?", _mail_reason
-        ),
+        Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
+        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, "are SMTP_URL and MAIL_FROM right?", _OF_SMTP),
     )
     return await diagnosis.diagnose(problems, parsers, checks)
 
@@ -166,15 +175,6 @@ async def _alarm(connection: AbstractConnection) -> Finding:
     return Finding("ok", "rabbitmq's alarm", "none")
 
 
-def _broker_reason(error: BaseException) -> str | None:
-    match error.__cause__ or error:
-        case AuthenticationError() | ProbableAuthenticationError():
-            return "user or password refused"
-        case InvalidFrameError():
-            return "it closes the connection: does the virtual host exist, and may this user access it?"
-    return None
-
-
 async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
     """Begin an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
     connection = await Mailer(settings).connect()
@@ -190,16 +190,3 @@ async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / _SECONDS_OF_A_DAY
     says = f"accepts MAIL_FROM, encrypted; its certificate expires in {days:.0f} days"
     yield Finding("ok" if days >= _DAYS_TO_RENEW else "warning", "mail server", says)
-
-
-def _mail_reason(error: BaseException) -> str | None:
-    match error:
-        case SMTPAuthenticationError():
-            return f"user or password refused ({error.code})"
-        case SMTPSenderRefused():
-            return f"MAIL_FROM refused ({error.code})"
-        case SMTPResponseException():
-            return f"it answers {error.code}"
-        case SMTPException() if "STARTTLS" in str(error):
-            return "it does not offer STARTTLS"
-    return None

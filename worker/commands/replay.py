@@ -93,9 +93,7 @@ async def replay_events(
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
     selection = Selection(
-        since=since,
-        until=until or datetime.now(UTC),
-        types=frozenset(types or EVENT_TYPES),
+        since=since, until=until or datetime.now(UTC), types=frozenset(types or EVENT_TYPES)
     )
     async with command_line.postgres() as connection:
         planned, request_ids = Tally(), []

@@ -20,11 +20,7 @@ from worker.settings import WorkerSettings
 
 
 def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[Intent]:
-    """Return the consumer that records which e-mails to send, and then sets *due*.
-
-    Sending is left to the postman: retries are scheduled in Postgres, so a mail server that is down for hours
-    does not back up the queue. So the length of the queue says little about the e-mails still to be sent.
-    """
+    """Return the consumer that records which e-mails to send, and then sets *due* for the postman."""
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[Intent]) -> Failures:

@@ -207,14 +207,7 @@ async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> No
 
 
 async def read_gauges(connection: Connection) -> None:
-    """Set the metrics of the pending e-mails."""
-    number, oldest_seconds = await count_pending(connection)
-    metrics.emails_pending.set(number)
-    metrics.emails_oldest_age.set(oldest_seconds)
-
-
-async def count_pending(connection: Connection) -> tuple[int, float]:
-    """Return their number, and the age in seconds of the oldest of those counted, the first due."""
+    """Set the metrics of the pending e-mails. The oldest is that of those counted, the first due."""
     (row,) = await connection.fetch(
         """
         SELECT count(*) AS number,
@@ -227,4 +220,5 @@ async def count_pending(connection: Connection) -> tuple[int, float]:
         """,
         COUNT_LIMIT,
     )
-    return tuple(row)
+    metrics.emails_pending.set(row["number"])
+    metrics.emails_oldest_age.set(row["oldest_seconds"])

@@ -111,7 +111,8 @@ class Postman:
         self._finished.clear()
         outage, self._outage = self._outage, None
         if outage is not None and outage.reply.code:
-            await self._wait_for_mail_server(outage, stop, seconds=_REFUSED_SECONDS)
+            code = outage.reply.code
+            await self._pauses.log_and_wait(outage, stop, seconds=_REFUSED_SECONDS, smtp_code=code)
             return
         try:
             started = await self.start_due()
@@ -123,7 +124,7 @@ class Postman:
             return
         self._claiming_pauses.reset()
         if outage is not None:
-            await self._wait_for_mail_server(outage, stop)
+            await self._pauses.log_and_wait(outage, stop)
             return
         self._pauses.reset()
         if not started:
@@ -132,15 +133,6 @@ class Postman:
             if (until_next := self._next_start - time.monotonic()) > 0:
                 seconds = min(seconds, until_next)
             await wait_at_most(seconds, self._due, self._finished, stop)
-
-    async def _wait_for_mail_server(
-        self, outage: MailServerUnavailable, stop: asyncio.Event, *, seconds: float | None = None
-    ) -> None:
-        facts = {"smtp_code": outage.reply.code}
-        with suppress(PostgresUnavailable):
-            async with loans.Loan(self._pool, seconds=self._seconds) as connection:
-                facts["waiting"], _ = await ledger.count_pending(connection)
-        await self._pauses.log_and_wait(outage, stop, seconds=seconds, **facts)
 
     async def start_due(self) -> int:
         """Claim as many due e-mails as there is room for, and start sending them. Returns their number."""

@@ -181,25 +181,17 @@ class Mailer:
 
     def describe(self) -> Attributes:
         """Return the span attributes of the mail server."""
-        return {
-            "network.protocol.name": "smtp",
-            "server.address": self._host,
-            "server.port": self._port,
-        }
+        return {"network.protocol.name": "smtp", "server.address": self._host, "server.port": self._port}
 
     async def send(
         self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
     ) -> Reply:
         """Return the reply with which the mail server accepted or refused an e-mail, as `Session.send` does.
 
-        What a refusal means:
+        After a refusal of MAIL, and after 421 or no reply to RCPT or DATA, the e-mail is sent once more, over
+        a new connection: the server may be going down, or limit what it takes over one.
 
-        - of the connection or login: MailServerUnavailable.
-        - to MAIL: the same, if a new connection brings no other reply. The sender is that of every e-mail.
-        - 421 or none to RCPT or DATA: the server may be going down, or limit what it takes over a connection.
-          The e-mail is sent once more, over a new one. If that ends there, too, the e-mail is at fault.
-        - 432 or 454 to the content: MailServerUnavailable, because the server limits how many it takes.
-        - any other is returned. `outcome_of` decides whether it is final.
+        Raises MailServerUnavailable for a refusal that concerns every e-mail.
         """
         for is_repeat in (False, True):
             session = self._idle.pop() if self._idle and not is_repeat else await self._open()

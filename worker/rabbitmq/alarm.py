@@ -8,8 +8,6 @@ import asyncio
 import structlog
 from aio_pika.abc import AbstractChannel
 
-from service.server.probes import NotReady
-
 _LOOK_SECONDS = 0.1  # for a connection to be ready, and between looks
 
 _log = structlog.get_logger()
@@ -23,11 +21,6 @@ class Alarm:
 
     def __init__(self) -> None:
         self.is_raised = False
-
-    async def check(self) -> None:
-        """Raise NotReady while the connection is blocked."""
-        if self.is_raised:
-            raise NotReady("RabbitMQ blocks publishers")
 
     async def watch(self, channel: AbstractChannel) -> None:
         """Follow the alarm on the connection of *channel* until cancelled."""

@@ -68,10 +68,7 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
 
 @asynccontextmanager
 async def open_connection(url: str | URL, *, name: str, seconds: float) -> AsyncIterator[AbstractConnection]:
-    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable.
-
-    RabbitMQ shows the connection under its name.
-    """
+    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
         try:
             connection = await aio_pika.connect(

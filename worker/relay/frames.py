@@ -73,9 +73,7 @@ def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: i
 @lru_cache(maxsize=64)
 def _publish(event_type: str, channel: int) -> bytes:
     method = spec.Basic.Publish(
-        exchange=topology.REQUESTS,
-        routing_key=event_type,
-        mandatory=event_type in events.MUST_BE_ROUTED,
+        exchange=topology.REQUESTS, routing_key=event_type, mandatory=event_type in events.MUST_BE_ROUTED
     )
     return pamqp.frame.marshal(method, channel)
 

@@ -98,16 +98,14 @@ class Publisher:
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
         """Encode all rows, write them at once, and add their *confirms*.
 
-        This does for a whole window what aiormq's basic_publish does for one message. basic_publish takes a
-        task, a lock and a timeout for each message, which halved the rate of the relay. The attributes of
-        aiormq's channel are undocumented: hence the bound on its version in pyproject.toml.
+        This does for a window what aiormq's basic_publish does for one message, with a task, a lock and a
+        timeout for each, which halved the rate of the relay. The attributes of aiormq's channel are
+        undocumented: hence the bound on its version in pyproject.toml.
 
-        The invariant is that of basic_publish. The broker numbers the messages of a channel 1, 2, 3, … as
-        they arrive, and confirms them by number; aiormq looks up a number's future in `confirmations`. So
-        each message takes the next `delivery_tag` and registers its future under it, and an event that cannot
-        be encoded takes none. The channel's lock is held until all messages are in the write queue, in the
-        order of their numbers. If this fails, numbers were taken for messages that may never be sent: the
-        channel must be closed.
+        The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number;
+        aiormq looks up a number's future in `confirmations`. So each message takes the next `delivery_tag`
+        and registers its future under it. The channel's lock is held until all are in the write queue. If
+        this fails, numbers were taken for messages that may never be sent: the channel must be closed.
         """
         channel, loop = self._channel, asyncio.get_running_loop()
         payload = []
@@ -117,10 +115,7 @@ class Publisher:
                 event_id = row.event_id
                 try:
                     written = frames.encode_event(
-                        row,
-                        event_id,
-                        channel=channel.number,
-                        longest_body=channel.max_content_size,
+                        row, event_id, channel=channel.number, longest_body=channel.max_content_size
                     )
                 except frames.UNENCODABLE as error:
                     confirm.set_exception(error)

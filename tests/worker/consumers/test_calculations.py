@@ -165,7 +165,7 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
     ("body", "reason"),
     [
         (b"", "not readable JSON: it is empty"),
-        (b'{"\xff": 1}', "not readable JSON: it is not UTF-8 (byte 2)"),
+        (b'{"\xff": 1}', "not readable JSON: it is not UTF-8"),
         (b"[" * 5_000, "not readable JSON: it nests too deeply"),
         (cloud_event({}), "data: Object missing required field request_uuid"),
         (b'{"zqmark": zqmark}', "not readable JSON: invalid character (byte 11)"),
