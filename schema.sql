@@ -178,15 +178,15 @@ END $$;
 CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
--- Every event that has not left for RabbitMQ, and why. pending: in outbox; failing: refused, to be retried; waiting:
--- behind a failing event of its own request.
+-- Every event that has not left for RabbitMQ, and why. pending: in outbox; retrying: refused, to be retried; waiting:
+-- behind a retrying event of its own request.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at
   FROM outbox
 UNION ALL
 SELECT lane, id, request_id, type, sequence, created_at,
-       CASE WHEN attempts > 0 THEN 'failing' ELSE 'waiting' END AS state,
+       CASE WHEN attempts > 0 THEN 'retrying' ELSE 'waiting' END AS state,
        attempts, last_error, next_attempt_at
   FROM outbox_held;
 

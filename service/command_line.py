@@ -23,10 +23,10 @@ import click
 import msgspec
 import structlog
 
-from service import lines
+from service import text_rules
 from service.calculation_requests.model import RequestNotFound
+from service.every_firm.operator_actions import Operator
 from service.identifiers import parse_uuid
-from service.operations.operator_actions import Operator
 from service.outbox.events import EVENT_TYPES
 from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
@@ -107,10 +107,10 @@ def show(answer: Answer, *, as_json: bool) -> None:
 
 def line(text: str) -> str:
     """Read a line of text, such as a name."""
-    if fault := lines.check_filled_line(text):
+    if fault := text_rules.check_filled_line(text):
         raise click.BadParameter(fault.message)
-    if len(text) > lines.CHARACTERS:
-        raise click.BadParameter(f"more than {lines.CHARACTERS} characters")
+    if len(text) > text_rules.CHARACTERS:
+        raise click.BadParameter(f"more than {text_rules.CHARACTERS} characters")
     return text
 
 

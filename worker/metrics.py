@@ -11,8 +11,8 @@ _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 3
 outbox_pending = Gauge(
     "outbox_pending_events", "Events not refused so far; at most 625 are counted in each lane, 10,000 in all."
 )
-outbox_failing = Gauge(
-    "outbox_failing_events",
+outbox_retrying = Gauge(
+    "outbox_retrying_events",
     "Events that were refused, to be retried; at most 10,000 held events are counted.",
 )
 outbox_oldest_age = Gauge(
@@ -61,7 +61,7 @@ reconciled_at = Gauge(
     "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-FROM_POSTGRES = (*(outbox_pending, outbox_failing, outbox_oldest_age), *(emails_pending, emails_oldest_age))
+FROM_POSTGRES = (*(outbox_pending, outbox_retrying, outbox_oldest_age), *(emails_pending, emails_oldest_age))
 
 # NaN until a role reads them: a process without the role never does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):
@@ -70,5 +70,5 @@ for _gauge in (*FROM_POSTGRES, reconciled_at):
 # Create the series now: Prometheus sees no increase in a series that starts at 1.
 for _type in (*EVENT_TYPES, "other"):
     events_published.labels(_type)
-for _outcome in ("sent", "postponed", "failed", "given_back", "put_off"):
+for _outcome in ("sent", "postponed", "failed", "given_back", "internal_error"):
     emails.labels(_outcome)

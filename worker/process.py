@@ -9,7 +9,7 @@ import structlog
 
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans, schema
+from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
@@ -89,7 +89,7 @@ async def run(
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
     """Store the fingerprints of new keys, for `doctor`. Links made with another key than before are dead."""
     ring = SecretKeyRing.parse(settings.request_secret_keys)
-    async with loans.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
+    async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
         for key_id in await remember_keys(connection, ring):
             _log.critical("secret_key_differs", key_id=key_id)
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from service.identifiers import first_id_at, uuid_of
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
@@ -25,7 +25,7 @@ _LONGEST_LOOK_SECONDS = 30.0
 _log = structlog.get_logger()
 
 
-class Anomaly(msgspec.Struct, frozen=True):
+class Discrepancy(msgspec.Struct, frozen=True):
     """Something that should not exist: how many requests it concerns, and the first of them."""
 
     name: str
@@ -34,12 +34,12 @@ class Anomaly(msgspec.Struct, frozen=True):
     uuids: list[str]
 
 
-async def find_anomalies(connection: Connection, first_id: UUID) -> list[Anomaly]:
-    """Return every anomaly of the requests from this id on, also those with a count of 0.
+async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Discrepancy]:
+    """Return every discrepancy of the requests from this id on, also those with a count of 0.
 
     Needs a transaction with isolation level REPEATABLE READ, so that all tables are of one moment.
     """
-    anomalies = []
+    discrepancies = []
     for name, (meaning, statement) in _CHECKS.items():
         rows = await connection.fetch(
             f"""
@@ -51,13 +51,13 @@ async def find_anomalies(connection: Connection, first_id: UUID) -> list[Anomaly
             first_id,
         )
         count = rows[0]["total"] if rows else 0
-        anomalies.append(Anomaly(name, meaning, count, [uuid_of(row["request_id"]) for row in rows]))
-    return anomalies
+        discrepancies.append(Discrepancy(name, meaning, count, [uuid_of(row["request_id"]) for row in rows]))
+    return discrepancies
 
 
-async def find_recent(connection: Connection) -> list[Anomaly]:
-    """Return every anomaly of the last day's requests, as `find_anomalies` does."""
-    return await find_anomalies(connection, first_id_at(datetime.now(UTC) - _WINDOW))
+async def find_recent(connection: Connection) -> list[Discrepancy]:
+    """Return every discrepancy of the last day's requests, as `find_discrepancies` does."""
+    return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - _WINDOW))
 
 
 async def read_ids_without_email(connection: Connection, first_id: UUID) -> list[UUID]:
@@ -67,7 +67,7 @@ async def read_ids_without_email(connection: Connection, first_id: UUID) -> list
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
-    """Look for anomalies every few minutes until *stop*, which interrupts a look."""
+    """Look for discrepancies every few minutes until *stop*, which interrupts a look."""
     async with in_background("reconciliation", partial(_keep_looking, pool)):
         await stop.wait()
 
@@ -80,16 +80,16 @@ async def _keep_looking(pool: Pool) -> None:
 
 
 async def look(pool: Pool) -> None:
-    """Export the anomalies of the last day's requests. On failure the gauges keep their values."""
+    """Export the discrepancies of the last day's requests. On failure the gauges keep their values."""
     try:
-        async with loans.transaction(pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
+        async with connections.transaction(pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            anomalies = await find_recent(connection)
+            discrepancies = await find_recent(connection)
     except PostgresUnavailable as error:
         _log.warning("reconciliation_failed", error=logs.summarize(error))
         return
-    for anomaly in anomalies:
-        metrics.discrepancies.labels(anomaly.name).set(anomaly.count)
+    for discrepancy in discrepancies:
+        metrics.discrepancies.labels(discrepancy.name).set(discrepancy.count)
     metrics.reconciled_at.set_to_current_time()
 
 

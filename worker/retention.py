@@ -10,10 +10,10 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from service.every_firm import erasing
 from service.identifiers import first_id_at
-from service.operations import erasing
 from service.outbox.lanes import RelayWaker, lane_of, try_lock
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.server.background import in_background
@@ -67,7 +67,7 @@ class Retention:
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
         """Return the first requests after this one that are too old, in order."""
-        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
+        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(
                 """
@@ -86,7 +86,7 @@ class Retention:
 
     async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
         """Erase requests of one lane, unless something is locked. Returns their number."""
-        async with loans.transaction(self._pool, seconds=self._seconds) as connection:
+        async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             if not await try_lock(connection, [lane]):
                 return 0
             await connection.execute(_SHORT_WAIT)

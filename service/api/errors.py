@@ -181,6 +181,8 @@ def refuse(scope: Scope, error: BaseException) -> asgi.Response:
     """Return the answer to a request that failed with *error*, and note its error codes, for the log."""
     refused = translate(error)
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
+    if refused.status == HTTPStatus.UNAUTHORIZED:
+        scope["state"]["reason"] = refused.errors[0].message  # One code has many reasons.
     return refused.answer()
 
 
@@ -205,4 +207,4 @@ def describe(scope: Scope) -> dict[str, Any]:
     state = scope["state"]
     uuid = state.get("uuid") or scope.get("path_params", {}).get("uuid")
     fields = {"uuid": uuid} if uuid and parse_uuid(uuid) else {}
-    return {**fields, "error_codes": state["error_codes"]} if "error_codes" in state else fields
+    return fields | {name: state[name] for name in ("error_codes", "reason") if name in state}

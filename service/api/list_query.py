@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from service import lines
+from service import text_rules
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
@@ -57,9 +57,9 @@ def parse_listing(query_string: bytes) -> Listing:
 
 
 def _check_external_id(value: str) -> Failure | None:
-    if len(value) > lines.CHARACTERS:
-        return "too_long", f"Expected at most {lines.CHARACTERS} characters, got {len(value)}."
-    return lines.check_line(value)
+    if len(value) > text_rules.CHARACTERS:
+        return "too_long", f"Expected at most {text_rules.CHARACTERS} characters, got {len(value)}."
+    return text_rules.check_line(value)
 
 
 def _check_limit(value: str) -> Failure | None:

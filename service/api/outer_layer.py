@@ -81,7 +81,7 @@ class OuterLayer:
             await send(message)
 
         bound = structlog.contextvars.bind_contextvars(
-            request_id=request_id.decode(), **logs.about(None, traceparent)
+            http_request_id=request_id.decode(), **logs.about(None, traceparent)
         )
         api_metrics.requests_in_progress.inc()
         try:

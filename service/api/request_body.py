@@ -10,20 +10,20 @@ from typing import Annotated, Any, get_args
 
 import msgspec
 
-from service import json_faults, lines
+from service import json_faults, text_rules
 from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import ApiError, Failure, InvalidSubmission
-from service.calculation_requests import email_addresses, fields
-from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
+from service.calculation_requests import email_addresses, field_docs
+from service.calculation_requests.field_docs import META_DATA_BYTES, META_DATA_DEPTH, REASON_CHARACTERS
 from service.calculation_requests.model import Idempotency, RequestType
 
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _INT64 = range(-(2**63), 2**63)
 
 # The patterns show readers of the OpenAPI document what the checks below refuse with codes of their own.
-LINE = {"pattern": f"^[^{lines.FORBIDDEN}]*$"}
-_SHOWN = f"[^{lines.FORBIDDEN}{lines.SPACES}{lines.INVISIBLE}]"
-_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{lines.FORBIDDEN}]*{_SHOWN}[^{lines.FORBIDDEN}]*$"}
+LINE = {"pattern": f"^[^{text_rules.FORBIDDEN}]*$"}
+_SHOWN = f"[^{text_rules.FORBIDDEN}{text_rules.SPACES}{text_rules.INVISIBLE}]"
+_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{text_rules.FORBIDDEN}]*{_SHOWN}[^{text_rules.FORBIDDEN}]*$"}
 FILLED_TEXT = {"minLength": 1, "pattern": rf"^[^\u0000]*{_SHOWN}[^\u0000]*$"}
 _TEXT = {"pattern": r"^[^\u0000]*$"}
 _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
@@ -38,7 +38,7 @@ def _check_text(value: str) -> Failure | None:
 
 
 def _check_email(value: str) -> Failure | None:
-    if failure := lines.check_filled_line(value):
+    if failure := text_rules.check_filled_line(value):
         return failure
     if not email_addresses.is_accepted(value):
         return "invalid_email", "Expected the e-mail address of exactly one recipient."
@@ -73,14 +73,16 @@ def _check_in_meta_data(value: Any) -> Failure | None:  # noqa: ANN401 - any JSO
 # Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means
 # the same as leaving the field out.
 Name = Annotated[
-    str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=_FILLED_LINE), lines.check_filled_line
+    str,
+    msgspec.Meta(max_length=text_rules.CHARACTERS, extra_json_schema=_FILLED_LINE),
+    text_rules.check_filled_line,
 ]
 EmailAddress = Annotated[
     str, msgspec.Meta(max_length=email_addresses.LONGEST, extra_json_schema=_EMAIL), _check_email
 ]
-PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE), lines.check_line]
+PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE), text_rules.check_line]
 ExternalId = Annotated[
-    str, msgspec.Meta(max_length=lines.CHARACTERS, extra_json_schema=LINE), lines.check_line
+    str, msgspec.Meta(max_length=text_rules.CHARACTERS, extra_json_schema=LINE), text_rules.check_line
 ]
 Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT), _check_text]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
@@ -90,23 +92,23 @@ MetaData = Annotated[dict[str, Any], _check_meta_data]
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of a create request."""
 
-    customer_email: Annotated[EmailAddress, fields.CUSTOMER_EMAIL]
-    customer_phone: Annotated[PhoneNumber | None, fields.CUSTOMER_PHONE] = None
-    customer_first_name: Annotated[Name, fields.CUSTOMER_FIRST_NAME]
-    customer_last_name: Annotated[Name, fields.CUSTOMER_LAST_NAME]
-    sender_email: Annotated[EmailAddress, fields.SENDER_EMAIL]
-    sender_organization_name: Annotated[Name, fields.SENDER_ORGANIZATION_NAME]
-    sender_first_name: Annotated[Name, fields.SENDER_FIRST_NAME]
-    sender_last_name: Annotated[Name, fields.SENDER_LAST_NAME]
-    case_ref: Annotated[Name, fields.CASE_REF]
-    request_type: Annotated[RequestType, fields.REQUEST_TYPE] = "SDLT_CALCULATION"
-    property_value: Annotated[Pounds | None, fields.PROPERTY_VALUE] = None
-    notes: Annotated[Notes | None, fields.NOTES] = None
-    external_id: Annotated[ExternalId | None, fields.EXTERNAL_ID] = None
-    meta_data: Annotated[MetaData | None, fields.META_DATA] = None
-    calculation_fee_exempt: Annotated[bool, fields.CALCULATION_FEE_EXEMPT] = False
+    customer_email: Annotated[EmailAddress, field_docs.CUSTOMER_EMAIL]
+    customer_phone: Annotated[PhoneNumber | None, field_docs.CUSTOMER_PHONE] = None
+    customer_first_name: Annotated[Name, field_docs.CUSTOMER_FIRST_NAME]
+    customer_last_name: Annotated[Name, field_docs.CUSTOMER_LAST_NAME]
+    sender_email: Annotated[EmailAddress, field_docs.SENDER_EMAIL]
+    sender_organization_name: Annotated[Name, field_docs.SENDER_ORGANIZATION_NAME]
+    sender_first_name: Annotated[Name, field_docs.SENDER_FIRST_NAME]
+    sender_last_name: Annotated[Name, field_docs.SENDER_LAST_NAME]
+    case_ref: Annotated[Name, field_docs.CASE_REF]
+    request_type: Annotated[RequestType, field_docs.REQUEST_TYPE] = "SDLT_CALCULATION"
+    property_value: Annotated[Pounds | None, field_docs.PROPERTY_VALUE] = None
+    notes: Annotated[Notes | None, field_docs.NOTES] = None
+    external_id: Annotated[ExternalId | None, field_docs.EXTERNAL_ID] = None
+    meta_data: Annotated[MetaData | None, field_docs.META_DATA] = None
+    calculation_fee_exempt: Annotated[bool, field_docs.CALCULATION_FEE_EXEMPT] = False
     # Any JSON value: the interface ignores it unless a waiver applies. It may have several lines.
-    calculation_fee_exempt_reason: Annotated[Any, fields.CALCULATION_FEE_EXEMPT_REASON] = None
+    calculation_fee_exempt_reason: Annotated[Any, field_docs.CALCULATION_FEE_EXEMPT_REASON] = None
 
 
 def _check_in(annotation: object) -> Check | None:
@@ -201,7 +203,7 @@ def _check_reason(value: object) -> Failure | None:
         return "invalid_type", "Expected a string."
     if len(value) > REASON_CHARACTERS:
         return _too_long(REASON_CHARACTERS, value)
-    return lines.BLANK if lines.is_blank(value) else _check_text(value)
+    return text_rules.BLANK if text_rules.is_blank(value) else _check_text(value)
 
 
 def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401 - any JSON value

@@ -12,7 +12,7 @@ from service.authentication.authenticator import Authenticator
 from service.calculation_requests.model import CalculationRequest, RetrievedCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
 
@@ -30,7 +30,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
-        return loans.Loan(self.pool, seconds=self.settings.database_timeout_seconds)
+        return connections.Acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
         """Return what the API shows of a request. Raises SecretKeyMissing."""

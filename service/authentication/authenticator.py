@@ -11,7 +11,7 @@ from cachetools import TLRUCache
 from service.authentication import api_keys
 from service.authentication.api_keys import looks_like_api_key
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Pool
 from service.settings import ServiceSettings
 
@@ -100,7 +100,7 @@ class Authenticator:
             await self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
-        async with loans.Loan(self._pool, seconds=seconds) as connection:
+        async with connections.Acquired(self._pool, seconds=seconds) as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
             raise InvalidCredentials(

@@ -9,7 +9,7 @@ import asyncpg
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import AnnouncedRequest, RequestNotFound
+from service.calculation_requests.model import EventSource, RequestNotFound
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCalculated, RequestCreated, RequestEvent
 from service.postgres.pool import Connection
@@ -31,7 +31,7 @@ class RecordedEvent(msgspec.Struct, frozen=True):
 class EventHistory(msgspec.Struct, frozen=True):
     """A request, and the events that were written about it, in order."""
 
-    request: AnnouncedRequest
+    request: EventSource
     calculated_at: datetime | None
     recorded_events: list[RecordedEvent]
 
@@ -84,7 +84,7 @@ def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
 
 def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     first = rows[0]
-    request = AnnouncedRequest(*first[: len(AnnouncedRequest.__struct_fields__)])
+    request = EventSource(*first[: len(EventSource.__struct_fields__)])
     found = [RecordedEvent(RequestCreated(**request.event_payload(sequence=1)), request.created_at)]
     if first["calculation_sequence"] is not None:
         facts = request.event_payload(sequence=first["calculation_sequence"])
@@ -100,7 +100,7 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
 
 
 _COLUMNS = f"""
-    {", ".join(f"request.{column}" for column in AnnouncedRequest.__struct_fields__)},
+    {", ".join(f"request.{column}" for column in EventSource.__struct_fields__)},
            request.calculation_sequence, request.calculated_at,
            email.event_sequence, email.settled_at, email.smtp_code, email.reason
 """.strip()

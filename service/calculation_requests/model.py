@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import fields
+from service.calculation_requests import field_docs
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent, RequestEvent
@@ -46,7 +46,7 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
+class EventSource(msgspec.Struct, frozen=True, dict=True):
     """The columns of a request that its events are made from: nothing personal, and no secret."""
 
     id: UUID
@@ -84,7 +84,7 @@ class AnnouncedRequest(msgspec.Struct, frozen=True, dict=True):
         return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
 
 
-class CalculationRequest(AnnouncedRequest, frozen=True):
+class CalculationRequest(EventSource, frozen=True):
     """A row of calculation_request: what was sent, and what the service adds. See COLUMNS."""
 
     updated_at: datetime
@@ -129,35 +129,35 @@ class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     that made the secret.
     """
 
-    uuid: Annotated[str, fields.UUID]
+    uuid: Annotated[str, field_docs.UUID]
     created_at: Instant
     updated_at: Instant
-    customer_email: Annotated[str, fields.CUSTOMER_EMAIL]
-    customer_phone: Annotated[str | None, fields.CUSTOMER_PHONE]
-    customer_first_name: Annotated[str, fields.CUSTOMER_FIRST_NAME]
-    customer_last_name: Annotated[str, fields.CUSTOMER_LAST_NAME]
-    sender_email: Annotated[str, fields.SENDER_EMAIL]
-    sender_organization_name: Annotated[str, fields.SENDER_ORGANIZATION_NAME]
-    sender_first_name: Annotated[str, fields.SENDER_FIRST_NAME]
-    sender_last_name: Annotated[str, fields.SENDER_LAST_NAME]
-    case_ref: Annotated[str, fields.CASE_REF]
-    request_type: Annotated[RequestType, fields.REQUEST_TYPE]
-    property_value: Annotated[int | None, fields.PROPERTY_VALUE]
-    notes: Annotated[str | None, fields.NOTES]
-    calculation_id: Annotated[str | None, fields.CALCULATION_ID]
-    secret: Annotated[str | None, fields.SECRET]
-    request_url: Annotated[Annotated[str, fields.URI] | None, fields.REQUEST_URL]
-    external_id: Annotated[str | None, fields.EXTERNAL_ID]
-    meta_data: Annotated[dict[str, Any] | None, fields.META_DATA]
-    calculation_fee_exempt: Annotated[bool, fields.CALCULATION_FEE_EXEMPT]
-    calculation_fee_exempt_reason: Annotated[str | None, fields.CALCULATION_FEE_EXEMPT_REASON]
+    customer_email: Annotated[str, field_docs.CUSTOMER_EMAIL]
+    customer_phone: Annotated[str | None, field_docs.CUSTOMER_PHONE]
+    customer_first_name: Annotated[str, field_docs.CUSTOMER_FIRST_NAME]
+    customer_last_name: Annotated[str, field_docs.CUSTOMER_LAST_NAME]
+    sender_email: Annotated[str, field_docs.SENDER_EMAIL]
+    sender_organization_name: Annotated[str, field_docs.SENDER_ORGANIZATION_NAME]
+    sender_first_name: Annotated[str, field_docs.SENDER_FIRST_NAME]
+    sender_last_name: Annotated[str, field_docs.SENDER_LAST_NAME]
+    case_ref: Annotated[str, field_docs.CASE_REF]
+    request_type: Annotated[RequestType, field_docs.REQUEST_TYPE]
+    property_value: Annotated[int | None, field_docs.PROPERTY_VALUE]
+    notes: Annotated[str | None, field_docs.NOTES]
+    calculation_id: Annotated[str | None, field_docs.CALCULATION_ID]
+    secret: Annotated[str | None, field_docs.SECRET]
+    request_url: Annotated[Annotated[str, field_docs.URI] | None, field_docs.REQUEST_URL]
+    external_id: Annotated[str | None, field_docs.EXTERNAL_ID]
+    meta_data: Annotated[dict[str, Any] | None, field_docs.META_DATA]
+    calculation_fee_exempt: Annotated[bool, field_docs.CALCULATION_FEE_EXEMPT]
+    calculation_fee_exempt_reason: Annotated[str | None, field_docs.CALCULATION_FEE_EXEMPT_REASON]
 
 
 class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=True):
     """A calculation request with its secret."""
 
-    secret: Annotated[str, fields.SECRET]
-    request_url: Annotated[str, fields.URI, fields.REQUEST_URL]
+    secret: Annotated[str, field_docs.SECRET]
+    request_url: Annotated[str, field_docs.URI, field_docs.REQUEST_URL]
 
 
 _SHOWN = tuple(

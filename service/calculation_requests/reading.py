@@ -19,7 +19,7 @@ from service.calculation_requests.model import (
     RequestNotFound,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
-from service.postgres.loans import REPLICATE
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 
 

@@ -22,7 +22,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Pool
 from service.settings import KEY_WAIT_SHARE
@@ -86,7 +86,7 @@ class Storage:
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
-            async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
+            async with connections.Acquired(self._pool, seconds=until - time.monotonic()) as connection:
                 earlier = await reading.find_by_idempotency_key(
                     connection, idempotency, conveyancer_id=request.conveyancer_id
                 )

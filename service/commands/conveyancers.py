@@ -6,9 +6,9 @@ from service.authentication import api_keys
 from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
 from service.command_line import Answer, answering, line, on_record, postgres
-from service.operations import operator_actions
-from service.operations.operator_actions import Operator
-from service.postgres import loans
+from service.every_firm import operator_actions
+from service.every_firm.operator_actions import Operator
+from service.postgres import connections
 
 conveyancer = click.Group("conveyancer", help="The law firms that may use the service.")
 
@@ -30,7 +30,7 @@ async def add(
 
     ID is the value of the tenant claim in the firm's access tokens.
     """
-    async with postgres() as connection, loans.bounded_transaction(connection):
+    async with postgres() as connection, connections.bounded_transaction(connection):
         before, after = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
@@ -76,7 +76,7 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
     done = "disabled" if disabled else "enabled"
-    async with postgres() as connection, loans.bounded_transaction(connection):
+    async with postgres() as connection, connections.bounded_transaction(connection):
         is_known = await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled)
         if not is_known:
             raise UnknownConveyancer
@@ -101,7 +101,7 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 @answering
 async def create(conveyancer_id: str) -> Answer:
     """Create an API key and print it. It cannot be shown again."""
-    async with postgres() as connection, loans.bounded_transaction(connection):
+    async with postgres() as connection, connections.bounded_transaction(connection):
         key = await api_keys.create(connection, conveyancer_id)
     return Answer({"key": key}, key)
 
@@ -119,7 +119,7 @@ async def list_keys() -> Answer:
 @answering
 async def revoke(prefix: str) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
-    async with postgres() as connection, loans.bounded_transaction(connection):
+    async with postgres() as connection, connections.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
             raise click.ClickException(
                 "No valid API key has this prefix: see `python -m service api-key list`."

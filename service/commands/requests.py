@@ -12,11 +12,11 @@ from service.calculation_requests import email_addresses, reading
 from service.calculation_requests.model import RequestNotFound, now
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, line, on_record, postgres, uuid
+from service.every_firm import announcing, email_changes, erasing, operator_actions
+from service.every_firm.operator_actions import Operator
 from service.identifiers import uuid_of
-from service.operations import announcing, email_changes, erasing, operator_actions
-from service.operations.operator_actions import Operator
 from service.outbox import lanes
-from service.postgres import loans
+from service.postgres import connections
 from service.settings import Settings, load
 
 _MOST_FOUND = 50
@@ -104,7 +104,7 @@ async def _answer(
     """
     keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
     email = None
-    async with postgres() as connection, loans.bounded_transaction(connection):
+    async with postgres() as connection, connections.bounded_transaction(connection):
         if not await announcing.lock(connection, [request_id]):
             await reading.check_erased(connection, request_id)
             raise RequestNotFound
@@ -146,7 +146,7 @@ class Erasure(msgspec.Struct, frozen=True):
 async def erase(uuid: UUID, by: Operator) -> Answer:
     """Delete a request, and the personal data in its e-mails and events, for good."""
     async with postgres() as connection:
-        async with loans.bounded_transaction(connection):
+        async with connections.bounded_transaction(connection):
             await lanes.lock(connection, lanes.lane_of(uuid))
             is_new = bool(await erasing.erase(connection, [uuid]))
             if is_new:

@@ -19,9 +19,9 @@ from service.api.errors import translate
 from service.api.request_body import FILLED_TEXT, CreateBody
 from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
-from service.calculation_requests.fields import REASON_CHARACTERS
+from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.contracts import asyncapi
-from service.contracts.operations import ANY_FAILURE, HEADERS, OPERATIONS, PARAMETERS, Operation
+from service.contracts.endpoints import ANY_FAILURE, HEADERS, OPERATIONS, PARAMETERS, Operation
 from service.outbox import events
 from service.outbox.events import RequestEvent
 from service.server.asgi import Response

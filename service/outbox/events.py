@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from service import lines
+from service import text_rules
 
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
@@ -100,7 +100,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
         One thing is a line break at the end, which Python's `$` takes.
         """
-        if failure := lines.check_filled_line(self.calculation_id):
+        if failure := text_rules.check_filled_line(self.calculation_id):
             raise ValueError(f"calculation_id: {failure.message}")
 
 

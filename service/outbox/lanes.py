@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
@@ -121,6 +121,6 @@ class RelayWaker:
             pause = min(max(self._commits * _SECONDS_PER_COMMIT, shortest), longest)
             self._commits = 0
             with suppress(PostgresUnavailable):
-                async with loans.Loan(self._pool, seconds=self._seconds) as connection:
+                async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                     await notify(connection)
             await asyncio.sleep(pause)

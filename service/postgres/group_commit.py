@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable, is_outage
 from service.postgres.pool import Connection, Pool
 from service.settings import JOIN_SHARE, SLOW_SHARE
@@ -61,7 +61,7 @@ class GroupCommit:
         group = self._gathering = [member]
         self._gathers_until = until - self._seconds * JOIN_SHARE
         try:
-            async with loans.Loan(self._pool, seconds=until - time.monotonic()) as connection:
+            async with connections.Acquired(self._pool, seconds=until - time.monotonic()) as connection:
                 await asyncio.sleep(0)  # Lets callers of the same turn of the event loop join.
                 if self._gathering is group:
                     self._gathering = []

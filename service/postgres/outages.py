@@ -54,7 +54,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Whether the session is known to be as it was before this error, so that it can be lent again.
+    """Whether the session is known to be as it was before this error, so that it can be connection again.
 
     After any other error a statement may still run, a transaction be open, or the server be read-only.
     """

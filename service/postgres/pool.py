@@ -33,7 +33,7 @@ class Pool:
     asyncpg's own pool has no bound, and takes connections back in a task: a loan with one statement took 44 %
     longer. Sessions are not reset between callers: nothing outlives its transaction.
 
-    Where Postgres accepts fewer connections than the pool may open, callers wait for one that is lent.
+    Where Postgres accepts fewer connections than the pool may open, callers wait for one that is connection.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def idle_size(self) -> int:
-        """The number of open connections that are not lent."""
+        """The number of open connections that are not connection."""
         return sum(not each.is_closed() for each, _ in self._idle)
 
     def check_available(self) -> None:
@@ -86,7 +86,7 @@ class Pool:
             if not self._waiting_of[firm]:
                 del self._waiting_of[firm]
 
-    async def take(self, *, queue_seconds: float) -> Connection:
+    async def acquire(self, *, queue_seconds: float) -> Connection:
         """Lend a connection. The caller has a deadline of its own, and must give the connection back.
 
         Raises PostgresUnavailable at once when the queue is full or an attempt to connect has just failed;
@@ -105,7 +105,7 @@ class Pool:
                 break
         return connection
 
-    def give_back(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         """Pass the connection on to the next caller if it is usable; close it otherwise."""
         if connection.is_closed() or connection.is_in_transaction():
             self._forget(connection)
@@ -125,7 +125,7 @@ class Pool:
     async def _retire(self, connection: Connection, seconds: float) -> None:
         await _close(connection, seconds=seconds)
         del self._retiring[connection]
-        self.give_back(connection)
+        self.release(connection)
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
@@ -142,10 +142,10 @@ class Pool:
                 connection = await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled() and (unused := turn.result()):
-                    self.give_back(unused)
+                    self.release(unused)
                 raise
         if connection is not None and time.monotonic() > until:
-            self.give_back(connection)
+            self.release(connection)
             raise TimeoutError
         return connection
 
@@ -193,7 +193,7 @@ class Pool:
 
     @property
     def _in_use(self) -> int:
-        """The number of connections that are lent or being opened."""
+        """The number of connections that are connection or being opened."""
         return len(self._opened) - len(self._idle) + self._opening
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import asyncpg
 
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
@@ -100,7 +100,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     """Return a readiness check: Postgres answers, accepts writes, and its schema is recent enough."""
 
     async def ready() -> None:
-        async with loans.Loan(pool, seconds=seconds) as connection:
+        async with connections.Acquired(pool, seconds=seconds) as connection:
             await check(connection)
 
     return ready

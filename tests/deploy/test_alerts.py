@@ -42,7 +42,7 @@ REFUSED = 'emails_total{outcome="failed"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
 FAILURES = 'background_failures_total{work="relay"}'
 KEYS_MISSING = "request_secret_keys_missing_total"
-PUT_OFF = 'emails_total{outcome="put_off"}'
+PUT_OFF = 'emails_total{outcome="internal_error"}'
 RECONCILED = "reconciliation_last_success_timestamp_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"
 NOT_ARCHIVED = "cnpg_pg_stat_archiver_last_failed_time"
@@ -203,8 +203,8 @@ CASES = [
     silent("OutboxNotDraining", "the oldest is young", {OLDEST_EVENT: "0 30x60"}, at="10m"),
     silent("OutboxNotDraining", "drained after five minutes", {OLDEST_EVENT: "0+15x20 0x20"}, at="6m"),
     silent("OutboxNotDraining", "Postgres is down", {OLDEST_EVENT: NOT_COUNTED}, at="10m"),
-    fires("EventsFailing", "one is", {"outbox_failing_events": "1x60"}, at="6m"),
-    silent("EventsFailing", "mended after four minutes", {"outbox_failing_events": "1x16 0x40"}, at="6m"),
+    fires("EventsRetrying", "one is", {"outbox_retrying_events": "1x60"}, at="6m"),
+    silent("EventsRetrying", "mended after four minutes", {"outbox_retrying_events": "1x16 0x40"}, at="6m"),
     fires(
         "ConsumerNotReading",
         "one queue",
@@ -352,7 +352,7 @@ TOO_EARLY = {
     "RelayNotConnected": "1m30s",
     "BrokerBlocked": "1m30s",
     "OutboxNotDraining": "5m",
-    "EventsFailing": "4m",
+    "EventsRetrying": "4m",
     "ConsumerNotReading": "1m30s",
     "MessagesReturned": "3m",
     "DeadLettersExpiring": "479h",

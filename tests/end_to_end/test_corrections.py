@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
+from service.every_firm import announcing, email_changes, operator_actions
 from service.identifiers import parse_uuid
-from service.operations import announcing, email_changes, operator_actions
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -23,7 +23,7 @@ from tests.worker.commands.test_emails import assert_sound, states
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.deliveries import intend_email
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 
 UNKNOWN = "req_0000000000000000000000"
 
@@ -32,7 +32,7 @@ UNKNOWN = "req_0000000000000000000000"
 async def created(client, database):
     """A request as it was answered to the firm; its e-mail is due."""
     answered: dict[str, str] = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    await ledger.add(database, [Intent(first_key(answered), id_of(answered))])
+    await ledger.add(database, [EmailToSend(first_key(answered), id_of(answered))])
     return answered
 
 
@@ -163,7 +163,7 @@ async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
     request_id = id_of(created)
 
     async with other_connection.transaction():
-        await ledger.add(other_connection, [Intent(first_key(created), request_id)])
+        await ledger.add(other_connection, [EmailToSend(first_key(created), request_id)])
         words = ("service", "request", "new-secret", created["uuid"])
         renewing = asyncio.create_task(run(*words, environment=environment))
         await eventually(lambda: has_waiting_statement(database))

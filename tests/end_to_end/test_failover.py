@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from service.calculation_requests.model import Idempotency
 from service.calculation_requests.storing import Storage
+from service.every_firm import erasing
 from service.identifiers import uuid_of
-from service.operations import erasing
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import open_pool
 from tests.end_to_end.callers import another_request, create_many
@@ -27,7 +27,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers.calculations import Result, record_results
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 
 _SECONDS = 0.5
 
@@ -50,17 +50,17 @@ async def test_work_is_done_only_once_a_standby_has_it_even_if_an_earlier_attemp
         await storage.store(new, Idempotency("key", b"body"), None, until)
 
     async def record_email(pool) -> None:
-        async with loans.Loan(pool, seconds=_SECONDS) as connection:
-            await ledger.add(connection, [Intent("event", stored.id)])
+        async with connections.Acquired(pool, seconds=_SECONDS) as connection:
+            await ledger.add(connection, [EmailToSend("event", stored.id)])
 
     async def record_result(pool) -> None:
-        async with loans.transaction(pool, seconds=_SECONDS) as connection:
+        async with connections.transaction(pool, seconds=_SECONDS) as connection:
             assert await record_results(connection, [Result(stored.id, "calculation")]) == [None]
 
     async def erase(_) -> None:
         connection = await asyncpg.connect(servers.primary_url, command_timeout=_SECONDS)
         try:
-            async with loans.bounded_transaction(connection):
+            async with connections.bounded_transaction(connection):
                 await erasing.erase(connection, [erased.id])
         except TimeoutError as error:
             raise PostgresUnavailable from error
@@ -69,7 +69,7 @@ async def test_work_is_done_only_once_a_standby_has_it_even_if_an_earlier_attemp
 
     settings = replace(service_settings, database_url=servers.primary_url)
     async with open_pool(settings) as pool:
-        async with loans.Loan(pool, seconds=10) as connection:
+        async with connections.Acquired(pool, seconds=10) as connection:
             await insert(connection, stored)
             await insert(connection, erased)
         works = [create, record_email, record_result, erase]

@@ -15,7 +15,7 @@ from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
 from worker.relay import loop, outbox
 from worker.relay.outbox import OutboxRow
-from worker.relay.publisher import Outcome, Publisher
+from worker.relay.publisher import Publisher, PublishResult
 
 _FORGET_EVERY = 50
 
@@ -24,9 +24,9 @@ def settle_unconfirmed() -> None:
     """Treat every event that was written to the connection as confirmed."""
     publish = Publisher.publish
 
-    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> Outcome:
+    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> PublishResult:
         outcome = await publish(self, window, **options)
-        return Outcome(frozenset(row.id for row in window), outage=outcome.outage)
+        return PublishResult(frozenset(row.id for row in window), outage=outcome.outage)
 
     Publisher.publish = publish_and_hope  # type: ignore[method-assign]
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import schemathesis
 
-from service import lines
+from service import text_rules
 from service.api import idempotency_key
 from service.identifiers import parse_uuid
 
@@ -28,4 +28,4 @@ def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __:
 def filter_body(_: schemathesis.HookContext, body: Any) -> bool:
     """Leave out names whose only characters are invisible and beyond U+FFFF, which no pattern can exclude."""
     texts = [value for value in body.values() if isinstance(value, str)] if isinstance(body, dict) else []
-    return not any(text.strip() and not text.isascii() and lines.is_blank(text) for text in texts)
+    return not any(text.strip() and not text.isascii() and text_rules.is_blank(text) for text in texts)

@@ -11,8 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from service import lines
-from service.calculation_requests.fields import META_DATA_BYTES, META_DATA_DEPTH
+from service import text_rules
+from service.calculation_requests.field_docs import META_DATA_BYTES, META_DATA_DEPTH
 from service.contracts import openapi
 from tests.fuzz.conftest import LONG
 
@@ -70,7 +70,9 @@ def test_every_body_that_the_document_allows_is_stored(api, issuer):
         body = case.body | large
         assert is_allowed(body)
         # No pattern in the document can exclude characters that are invisible and beyond U+FFFF.
-        assume(not any(isinstance(text, str) and text and lines.is_blank(text) for text in body.values()))
+        assume(
+            not any(isinstance(text, str) and text and text_rules.is_blank(text) for text in body.values())
+        )
 
         created = client.post("/v1/request", content=json.dumps(body, ensure_ascii=escapes))
 

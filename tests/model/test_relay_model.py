@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events, lanes
-from service.postgres import loans, outages
+from service.postgres import connections, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
 from tests.harness.waiting import eventually
@@ -185,7 +185,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _has_noticed_the_cut(self) -> bool:
         """Whether the pool lends a working connection: it may not have noticed yet that one was cut."""
         with suppress(outages.PostgresUnavailable):
-            async with loans.Loan(self.pool, seconds=5.0) as connection:
+            async with connections.Acquired(self.pool, seconds=5.0) as connection:
                 await connection.execute("SELECT 1")
                 return True
         return False

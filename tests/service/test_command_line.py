@@ -11,7 +11,7 @@ import pytest
 from service import command_line
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import Answer, answering, cell, on_record, printable, table
-from service.operations.operator_actions import Operator
+from service.every_firm.operator_actions import Operator
 from service.settings import InvalidSetting
 from tests.harness.command_line import restored_logging
 

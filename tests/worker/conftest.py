@@ -13,7 +13,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest, now
-from service.operations import announcing
+from service.every_firm import announcing
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker

@@ -5,7 +5,7 @@ import msgspec
 from service.calculation_requests.model import now
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from tests.harness.waiting import eventually
 from worker.batches import Failures, RowLocked
@@ -16,8 +16,8 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its failure says."""
     body = events.encode(event, time=now(), traceparent=None)
     intent = notifications.decode(incoming.read(body), None)
-    async with loans.Loan(pool, seconds=5.0) as connection:
-        failures = await notifications.intend_emails(connection, [intent])
+    async with connections.Acquired(pool, seconds=5.0) as connection:
+        failures = await notifications.record_emails(connection, [intent])
     _check(failures)
 
 
@@ -25,7 +25,7 @@ async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
     """Record a calculation, once its request is not locked. Raises as its failure says."""
 
     async def failures_if_free() -> Failures | None:
-        async with loans.transaction(pool, seconds=10.0) as connection:
+        async with connections.transaction(pool, seconds=10.0) as connection:
             failures = await _record(connection, result)
         return None if isinstance(failures[0], RowLocked) else failures
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.waiting import eventually
@@ -19,7 +19,7 @@ from worker.batches import LARGEST_BATCH, Failures, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 
 Batch = Callable[[Connection], Awaitable[Failures]]
 
@@ -41,7 +41,7 @@ async def linked_pool(worker_settings, link):
 
 async def attempt(pool: Pool, batch: Batch) -> Failures:
     """Do a batch in a transaction, as the worker does."""
-    async with loans.transaction(pool, seconds=10.0) as connection:
+    async with connections.transaction(pool, seconds=10.0) as connection:
         return await batch(connection)
 
 
@@ -74,7 +74,7 @@ def results(requests: list[CalculationRequest], calculation_id: str = "C-1") -> 
 
 async def sent(database: Connection, requests: list[CalculationRequest]) -> Batch:
     """Return a batch that records that an e-mail of each request was sent."""
-    intents = [Intent(f"{request.uuid}.request.created.1", request.id) for request in requests]
+    intents = [EmailToSend(f"{request.uuid}.request.created.1", request.id) for request in requests]
     await ledger.add(database, intents)
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
@@ -120,8 +120,8 @@ async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
 async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
-    intents = [Intent(request.uuid, request.id) for request in requests]
-    async with loans.Loan(linked_pool, seconds=10.0) as connection:
+    intents = [EmailToSend(request.uuid, request.id) for request in requests]
+    async with connections.Acquired(linked_pool, seconds=10.0) as connection:
         await ledger.add(connection, intents[:1])
         statements.clear()
 
@@ -133,12 +133,12 @@ async def test_intents_are_one_statement(database, linked_pool, statements, item
 
 async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):
     requests = await stored_requests(database, 2)
-    intents = [Intent(request.uuid, request.id) for request in requests]
+    intents = [EmailToSend(request.uuid, request.id) for request in requests]
     await ledger.add(database, intents[:1])
 
     async with database.transaction():
         await database.execute("UPDATE email SET attempts = attempts")
-        async with loans.Loan(pool, seconds=5.0) as connection:
+        async with connections.Acquired(pool, seconds=5.0) as connection:
             known = await ledger.add(connection, intents)
 
     assert known == {request.id for request in requests}
@@ -224,7 +224,7 @@ async def test_first_of_two_results_in_a_batch_is_recorded_and_the_second_tried_
 async def test_two_emails_of_a_request_in_a_batch_have_events_with_sequences_of_their_own(
     database, pool, stored_request
 ):
-    await ledger.add(database, [Intent(f"event {number}", stored_request.id) for number in range(3)])
+    await ledger.add(database, [EmailToSend(f"event {number}", stored_request.id) for number in range(3)])
     emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
     await do(pool, lambda own: ledger.record_ends(own, [email.ended("OK") for email in emails]))

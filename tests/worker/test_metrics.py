@@ -27,7 +27,7 @@ from worker import gauges
 from worker.consumers import notifications
 from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox
 from worker.relay.loop import Relay
@@ -37,10 +37,10 @@ READ_OUTBOX = partial(outbox.read_gauges, LaneMarks())
 
 
 async def test_events_are_counted_by_state(database):
-    for state in ("failing", "waiting"):
+    for state in ("retrying", "waiting"):
         request = await store(database)
         [held] = await hold_events(database, request.id)
-        if state == "failing":
+        if state == "retrying":
             await outbox.postpone(database, [held], {held.id: "why"}, base_seconds=60)
     for _ in range(2):
         await store(database)
@@ -48,7 +48,7 @@ async def test_events_are_counted_by_state(database):
 
     await READ_OUTBOX(database)
 
-    assert (value("outbox_pending_events"), value("outbox_failing_events")) == (2, 1)
+    assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (2, 1)
     assert 90 <= value("outbox_oldest_event_age_seconds") < 120
 
 
@@ -64,7 +64,7 @@ async def test_full_outbox_is_counted_up_to_the_limit(database):
 
     await READ_OUTBOX(database)
 
-    assert (value("outbox_pending_events"), value("outbox_failing_events")) == (COUNT_LIMIT, COUNT_LIMIT)
+    assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
 
 
 async def _fill(database: Connection, table: str, rows: int) -> None:
@@ -178,7 +178,7 @@ async def test_emails_are_counted_by_outcome(
     *, worker_settings, mail_server, database, stored_request, answer, outcome
 ):
     mail_server.rcpt_reply = answer
-    await ledger.add(database, [Intent("an-event", stored_request.id)])
+    await ledger.add(database, [EmailToSend("an-event", stored_request.id)])
     settings = settings_with(worker_settings, email_retry_seconds=60.0)
     with rises("emails_total", outcome=outcome):
         counted = value("emails_total", outcome=outcome)

@@ -12,9 +12,9 @@ from yarl import URL
 
 from service import command_line
 from service.command_line import Answer, answering, on_record, printable, table
+from service.every_firm import operator_actions
+from service.every_firm.operator_actions import Operator
 from service.identifiers import parse_uuid
-from service.operations import operator_actions
-from service.operations.operator_actions import Operator
 from service.postgres import outages
 from service.postgres.pool import Connection
 from service.settings import InvalidSetting, load
@@ -54,7 +54,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     body: str | None = None
 
 
-class Listing(msgspec.Struct, frozen=True):
+class DeadLetters(msgspec.Struct, frozen=True):
     """Dead letters of a queue, and how many there are in all."""
 
     queue: str
@@ -101,7 +101,7 @@ async def list_letters(
                 is_named = place == position or message.message_id in message_ids
                 if is_named or not is_any_named:
                     letters.append(_describe(message, place, in_full=is_named))
-        listings.append(Listing(queue.dead_letters, count, letters))
+        listings.append(DeadLetters(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
@@ -118,7 +118,7 @@ def _describe(message: AbstractIncomingMessage, position: int, *, in_full: bool)
     )
 
 
-def _as_text(listing: Listing) -> str:
+def _as_text(listing: DeadLetters) -> str:
     headings = ("no.", "message id", "type", "reason", "what is wrong")
     rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
     parts = [f"{listing.queue}: {listing.count} messages"]

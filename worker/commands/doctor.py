@@ -93,7 +93,7 @@ async def _events(connection: Connection) -> AsyncIterator[Finding]:
         """
     )
     counts = ", ".join(f"{row['events']} {row['state']}, the oldest for {row['age']:.0f} s" for row in rows)
-    is_refused = any(row["state"] == "failing" for row in rows)
+    is_refused = any(row["state"] == "retrying" for row in rows)
     do = "`python -m worker outbox list` shows why RabbitMQ refuses them" if is_refused else None
     yield Finding("warning" if do else "ok", "events", f"unpublished: {counts or 'none'}", do)
 
@@ -122,9 +122,9 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
     """Look for what does not add up of the last day's requests, such as customers without an e-mail."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         found = [each for each in await reconciliation.find_recent(connection) if each.count]
-    for anomaly in found:
-        do = f"`python -m worker trace {anomaly.uuids[0]}` shows one of them, `reconcile` all"
-        yield Finding("wrong", anomaly.name, f"{anomaly.count} requests: {anomaly.meaning}", do)
+    for discrepancy in found:
+        do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
+        yield Finding("wrong", discrepancy.name, f"{discrepancy.count} requests: {discrepancy.meaning}", do)
     if not found:
         yield Finding("ok", "requests", "no customer is without an e-mail, and nothing is overdue")
 

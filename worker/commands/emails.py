@@ -12,9 +12,9 @@ import msgspec
 
 from service import command_line
 from service.command_line import Answer, answering, on_record
-from service.operations import email_changes, operator_actions
-from service.operations.operator_actions import Operator
-from service.postgres import loans
+from service.every_firm import email_changes, operator_actions
+from service.every_firm.operator_actions import Operator
+from service.postgres import connections
 from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
@@ -168,7 +168,7 @@ async def _change(
     with command_line.progress(action, len(found)) as advance:
         for start in range(0, len(found), _BATCH):
             batch = found[start : start + _BATCH]
-            async with loans.bounded_transaction(connection):
+            async with connections.bounded_transaction(connection):
                 written = await change(connection, batch)
                 await operator_actions.record(connection, action, written.items(), by)
             changed += len(written)

@@ -14,7 +14,7 @@ from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker.commands import replay
 
-EventState = Literal["pending", "failing", "waiting", "published"]
+EventState = Literal["pending", "retrying", "waiting", "published"]
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event, and the last error of its attempts. One that is not failing is not due by itself."""
+    """An event, and the last error of its attempts. One that is not retrying is not due by itself."""
 
     event_id: str
     type: str
@@ -86,7 +86,7 @@ async def read_undelivered(
     rows = await connection.fetch(
         """
         SELECT request_id, type, sequence, state, created_at AS written_at, attempts, last_error,
-               CASE WHEN state = 'failing' THEN next_attempt_at END AS next_attempt_at
+               CASE WHEN state = 'retrying' THEN next_attempt_at END AS next_attempt_at
           FROM undelivered_event
          WHERE $1::uuid IS NULL OR request_id = $1
          ORDER BY state = 'pending', id

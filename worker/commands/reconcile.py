@@ -8,21 +8,21 @@ import msgspec
 
 from service import command_line
 from service.command_line import Answer, answering, on_record, table
+from service.every_firm import operator_actions
+from service.every_firm.operator_actions import Operator
 from service.identifiers import first_id_at
-from service.operations import operator_actions
-from service.operations.operator_actions import Operator
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from worker import reconciliation
 from worker.commands import replay
 from worker.commands.replay import Selection
-from worker.reconciliation import Anomaly
+from worker.reconciliation import Discrepancy
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """Every anomaly, also those with a count of 0."""
+    """Every discrepancy, also those with a count of 0."""
 
-    anomalies: list[Anomaly]
+    discrepancies: list[Discrepancy]
     announced_again: int = 0  # requests without an e-mail, by a repair
 
 
@@ -36,14 +36,14 @@ async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> An
     first_id = first_id_at(since) if since else UUID(int=0)
     async with command_line.postgres() as connection:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            anomalies = await reconciliation.find_anomalies(connection, first_id)
+            discrepancies = await reconciliation.find_discrepancies(connection, first_id)
         announced = await announce_again(connection, first_id, by) if repair else 0
-    rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in anomalies]
-    text = table(("anomaly", "number", "meaning", "for example"), rows)
+    rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in discrepancies]
+    text = table(("discrepancy", "number", "meaning", "for example"), rows)
     if repair:
         text += f"\n\n{announced} requests without an e-mail announced again"
     return Answer(
-        Reconciliation(anomalies, announced), text, status=int(any(each.count for each in anomalies))
+        Reconciliation(discrepancies, announced), text, status=int(any(each.count for each in discrepancies))
     )
 
 

@@ -12,11 +12,11 @@ from service import command_line
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.command_line import Answer, answering, cell, on_record
-from service.operations import announcing, operator_actions
-from service.operations.operator_actions import Operator
+from service.every_firm import announcing, operator_actions
+from service.every_firm.operator_actions import Operator
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection
 
 _PAGE_REQUESTS = 1000  # read by one statement
@@ -154,7 +154,7 @@ async def replay_batch(
     meanwhile is left out.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with loans.bounded_transaction(connection):
+    async with connections.bounded_transaction(connection):
         await announcing.lock(connection, request_ids)
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids

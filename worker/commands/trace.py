@@ -12,9 +12,9 @@ from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import Answer, answering, cell, table
+from service.every_firm import operator_actions
+from service.every_firm.operator_actions import OperatorAction
 from service.identifiers import uuid_of
-from service.operations import operator_actions
-from service.operations.operator_actions import OperatorAction
 from service.outbox.events import RequestCreated, event_id
 from service.postgres.pool import Connection
 from worker.commands import emails as emails_command

@@ -6,14 +6,14 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import AnnouncedRequest, RequestErased, RequestNotFound, now
+from service.calculation_requests.model import EventSource, RequestErased, RequestNotFound, now
+from service.every_firm import announcing
+from service.every_firm.announcing import Announcement
 from service.identifiers import parse_uuid
-from service.operations import announcing
-from service.operations.announcing import Announcement
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, RowLocked
 from worker.consumers.consumer import NO_UUID, Consumer, commits
@@ -40,7 +40,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     seconds = settings.work_timeout_seconds
 
     async def handle(results: Sequence[Result]) -> Failures:
-        async with loans.transaction(pool, seconds=seconds) as connection:
+        async with connections.transaction(pool, seconds=seconds) as connection:
             failures = await record_results(connection, results)
         relay.wake()
         return failures
@@ -109,9 +109,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     return failures
 
 
-async def _set_calculations(
-    connection: Connection, results: Sequence[tuple[AnnouncedRequest, Result]]
-) -> None:
+async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
     """Set the calculations of locked requests and announce them, which updates each row's sequence, too."""
     calculated_at = now()
     announcements = []

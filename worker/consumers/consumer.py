@@ -11,7 +11,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
-from service.postgres import loans, schema
+from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
@@ -181,9 +181,9 @@ def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     """Return a check that Postgres commits. While it waits for a standby, it still answers reads."""
 
     async def check() -> None:
-        async with loans.transaction(pool, seconds=seconds) as connection:
+        async with connections.transaction(pool, seconds=seconds) as connection:
             await schema.check(connection)
-            await connection.execute(f"SELECT {loans.REPLICATE}")
+            await connection.execute(f"SELECT {connections.REPLICATE}")
 
     return check
 

@@ -8,24 +8,24 @@ from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
 from worker.consumers.consumer import NO_UUID, Consumer, commits
 from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[Intent]:
+def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[EmailToSend]:
     """Return the consumer that records which e-mails to send, and then sets *due* for the postman."""
     seconds = settings.work_timeout_seconds
 
-    async def handle(intents: Sequence[Intent]) -> Failures:
-        async with loans.Loan(pool, seconds=seconds) as connection:
-            failures = await intend_emails(connection, intents)
+    async def handle(intents: Sequence[EmailToSend]) -> Failures:
+        async with connections.Acquired(pool, seconds=seconds) as connection:
+            failures = await record_emails(connection, intents)
         due.set()
         return failures
 
@@ -39,7 +39,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     )
 
 
-def decode(message: Incoming, traceparent: str | None) -> Intent:
+def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     """Read a request.created event. Raises Malformed.
 
     The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
@@ -55,10 +55,10 @@ def decode(message: Incoming, traceparent: str | None) -> Intent:
     if request_id is None:
         raise Malformed(NO_UUID, field="data.uuid")
     event_id = events.event_id(event.data.uuid, event.type, event.data.sequence)
-    return Intent(event_id, request_id, traceparent)
+    return EmailToSend(event_id, request_id, traceparent)
 
 
-async def intend_emails(connection: Connection, intents: Sequence[Intent]) -> Failures:
+async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:
     """Record that one e-mail is to be sent for each event, however often it is delivered.
 
     For an erased request there is nothing to do. The failure is RequestNotFound when there was no request.

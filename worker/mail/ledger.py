@@ -8,10 +8,10 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
-from service.operations import announcing
-from service.operations.announcing import EmailEnd
+from service.every_firm import announcing
+from service.every_firm.announcing import EmailEnd
 from service.outbox.events import Reason
-from service.postgres.loans import REPLICATE
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.batches import Failures, RowLocked
@@ -33,19 +33,19 @@ class Email(msgspec.Struct, frozen=True):
         return EmailEnd(self.event_id, self.request.id, reply, reason, smtp_code, self.traceparent)
 
 
-class PutOff(msgspec.Struct, frozen=True):
+class Postponement(msgspec.Struct, frozen=True):
     """An e-mail that has not ended: it is due again after *seconds*."""
 
     event_id: str
-    # `postponed`: the mail server refused it for now. `put_off`: an internal error kept it from the mail
-    # server. `given_back`: the mail server was not given it, or took none.
-    label: Literal["postponed", "put_off", "given_back"]
+    # `postponed`: the mail server refused it for now. `internal_error`: an error of ours kept it from the
+    # mail server. `given_back`: the mail server was not given it, or took none.
+    label: Literal["postponed", "internal_error", "given_back"]
     seconds: float = 0.0
     reply: str | None = None  # the mail server's, or our own words
     smtp_code: int = 0
 
 
-class Intent(msgspec.Struct, frozen=True):
+class EmailToSend(msgspec.Struct, frozen=True):
     """An e-mail that is to be sent for an event."""
 
     event_id: str
@@ -53,7 +53,7 @@ class Intent(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-async def add(connection: Connection, intents: Sequence[Intent]) -> set[UUID]:
+async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
     """Record that e-mails are to be sent. Returns the ids of the requests that exist.
 
     Repeating an event changes nothing, but waits for a standby, too.
@@ -179,7 +179,7 @@ _FIND_PENDING = """
 """
 
 
-async def put_off(connection: Connection, process_id: UUID, email: PutOff) -> None:
+async def postpone(connection: Connection, process_id: UUID, email: Postponement) -> None:
     """Give the claim of a process on an e-mail up. Unless it is given back, an attempt is charged.
 
     A row that another transaction has locked is left alone: then the claim expires.

@@ -3,8 +3,8 @@
 import re
 from datetime import UTC, datetime
 
-from service.operations.announcing import EmailEnd
-from worker.mail.ledger import Email, PutOff
+from service.every_firm.announcing import EmailEnd
+from worker.mail.ledger import Email, Postponement
 from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
@@ -15,7 +15,7 @@ _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNOR
 
 def outcome_of(
     reply: Reply, email: Email, settings: WorkerSettings, *, others_accepted: bool
-) -> EmailEnd | PutOff:
+) -> EmailEnd | Postponement:
     """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
 
     A refused one is retried with doubling pauses, unless the refusal is final or the e-mail older than
@@ -32,13 +32,13 @@ def outcome_of(
     longest = settings.longest_email_pause_seconds
     if reply.is_outage and not (reply.to == "content" and is_old and others_accepted):
         pause = min(age / 10, longest) if reply.to == "content" else 0.0
-        return PutOff(email.event_id, "given_back", pause, reply.words, reply.code)
+        return Postponement(email.event_id, "given_back", pause, reply.words, reply.code)
     if reply.code >= 500:
         return email.ended(reply.words, "refused", reply.code)
     if is_old:
         return email.ended(reply.words, "gave_up", reply.code)
     pause = min(settings.email_retry_seconds * 2**email.attempts, longest)
-    return PutOff(email.event_id, "postponed", pause, reply.words, reply.code)
+    return Postponement(email.event_id, "postponed", pause, reply.words, reply.code)
 
 
 def storable(text: str, secret: str) -> str:

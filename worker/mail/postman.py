@@ -14,9 +14,9 @@ from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.operations.announcing import EmailEnd
+from service.every_firm.announcing import EmailEnd
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.server.background import in_background
@@ -25,7 +25,7 @@ from service.telemetry.metrics import background_failures
 from worker import metrics
 from worker.batches import Batches, Failures
 from worker.mail import ledger, message
-from worker.mail.ledger import Email, PutOff
+from worker.mail.ledger import Email, Postponement
 from worker.mail.message import Sender
 from worker.mail.outcomes import outcome_of, storable
 from worker.mail.smtp import Mailer, MailServerUnavailable
@@ -143,7 +143,7 @@ class Postman:
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
-        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
+        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
                 self._process_id,
@@ -182,7 +182,7 @@ class Postman:
             del self._claimed_until[email.event_id]
             self._finished.set()
 
-    async def _attempt(self, email: Email) -> EmailEnd | PutOff:
+    async def _attempt(self, email: Email) -> EmailEnd | Postponement:
         """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
         try:
             secret, recipient, content = self._compose(email)
@@ -200,13 +200,16 @@ class Postman:
             self._outage = outage
             reply = outage.reply
         except ContentWithheld:
-            return PutOff(email.event_id, "given_back")
+            return Postponement(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
-            _log.error("email_failed", **logs.describe(error))
+            _log.error("email_attempt_crashed", **logs.describe(error))
             # For ever, at long intervals: no mail server refused it, so no event may say that it failed. As a
             # reply does, these words charge an attempt.
-            return PutOff(
-                email.event_id, "put_off", self._longest_pause, "not sent: internal error, see the logs"
+            return Postponement(
+                email.event_id,
+                "internal_error",
+                self._longest_pause,
+                "not sent: internal error, see the logs",
             )
         others_accepted = time.monotonic() < self._accepted_at + self._longest_pause
         if reply.is_acceptance:
@@ -237,7 +240,7 @@ class Postman:
         if self._stop.is_set():
             raise ContentWithheld
 
-    async def _record(self, outcome: EmailEnd | PutOff) -> None:
+    async def _record(self, outcome: EmailEnd | Postponement) -> None:
         """Record an outcome, however often that fails: only this process knows the mail server's reply."""
         while True:
             try:
@@ -246,8 +249,8 @@ class Postman:
                 else:
                     # In an outage the claim expires instead. The pause and the charged attempt are lost.
                     with suppress(PostgresUnavailable):
-                        async with loans.Loan(self._pool, seconds=self._seconds) as connection:
-                            await ledger.put_off(connection, self._process_id, outcome)
+                        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+                            await ledger.postpone(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
                 await asyncio.sleep(_RECORDING_PAUSE_SECONDS)
@@ -255,7 +258,7 @@ class Postman:
                 return
 
     async def _record_batch(self, ends: Sequence[EmailEnd]) -> Failures:
-        async with loans.transaction(self._pool, seconds=self._seconds) as connection:
+        async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             failures = await ledger.record_ends(connection, ends)
         self._relay.wake()
         return failures
@@ -269,7 +272,7 @@ class Postman:
                 continue
             claimed_until = time.monotonic() + seconds
             with suppress(PostgresUnavailable):
-                async with loans.Loan(self._pool, seconds=self._seconds) as connection:
+                async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                     renewed = await ledger.renew(
                         connection, self._process_id, list(self._claimed_until), seconds=seconds
                     )

@@ -16,7 +16,7 @@ from aio_pika.abc import AbstractChannel
 from service.identifiers import uuid_of
 from service.outbox import lanes
 from service.outbox.events import EVENT_TYPES
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
@@ -28,8 +28,8 @@ from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
 from worker.relay import outbox
 from worker.relay.outbox import LaneLost, OutboxRow
-from worker.relay.publisher import Outcome, Publisher
-from worker.relay.refusals import Retries
+from worker.relay.publisher import Publisher, PublishResult
+from worker.relay.retries import Retries
 from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -121,7 +121,7 @@ class Relay:
         settling what was confirmed.
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
-        async with loans.Loan(self._pool, seconds=seconds) as connection:
+        async with connections.Acquired(self._pool, seconds=seconds) as connection:
             # Some more at each pass, until none is left: their queue takes events again.
             kinds = self._retries.recovering
             if kinds and await outbox.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
@@ -145,35 +145,35 @@ class Relay:
         once, in order within a request.
         """
         longest = self._settings.broker_timeout_seconds
-        async with loans.transaction(
+        async with connections.transaction(
             self._pool,
             seconds=longest + 2 * self._statement_seconds,
             # If Postgres crashes and forgets a commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
-            fresh, due = await self._take(connection, some_lanes, due_lanes)
-            if not fresh and not due:
+            pending, due = await self._take(connection, some_lanes, due_lanes)
+            if not pending and not due:
                 return 0
-            window = [*_first_of_each_request(fresh), *due]
+            window = [*_first_of_each_request(pending), *due]
             publishing = asyncio.create_task(publisher.publish(window))
             try:
-                await asyncio.wait([publishing], timeout=loans.SILENCE_SECONDS / 2)
+                await asyncio.wait([publishing], timeout=connections.SILENCE_SECONDS / 2)
                 if not publishing.done():
-                    await connection.execute(loans.allow_silence(longest + _SPARE_SECONDS))
-                outcome = await publishing
+                    await connection.execute(connections.allow_silence(longest + _SPARE_SECONDS))
+                result = await publishing
             finally:
                 publishing.cancel()
-            delivered = [row for row in fresh if row.id in outcome.confirmed]
+            delivered = [row for row in pending if row.id in result.confirmed]
             await outbox.delete(connection, "outbox", delivered)
             moved = len(delivered)
-            if due or outcome.failed or any(row.must_wait for row in fresh):
-                self._retries.note(window, outcome)
-                moved += await self._settle_held(connection, fresh, due, outcome)
-        _count([row for row in window if row.id in outcome.confirmed])
+            if due or result.failed or any(row.must_wait for row in pending):
+                self._retries.note(window, result)
+                moved += await self._settle_held(connection, pending, due, result)
+        _count([row for row in window if row.id in result.confirmed])
         if moved:
-            _log.info("outbox_relayed", events=len(outcome.confirmed), failed=len(outcome.failed))
-        if outcome.outage is not None:
-            raise BrokerUnavailable from outcome.outage
+            _log.info("outbox_relayed", events=len(result.confirmed), failed=len(result.failed))
+        if result.outage is not None:
+            raise BrokerUnavailable from result.outage
         return moved
 
     async def _take(
@@ -184,7 +184,7 @@ class Relay:
         if not locked:
             return [], []
         low_water = self.marks.low_water
-        fresh = await outbox.read(
+        pending = await outbox.read(
             connection,
             locked,
             low_water=[low_water[lane] for lane in locked],
@@ -192,28 +192,32 @@ class Relay:
         )
         due_lanes = sorted({*locked} & {*due_lanes})
         if not due_lanes:
-            return fresh, []
+            return pending, []
         limit = math.ceil(_HELD_BATCH_SIZE / len(due_lanes))
-        return fresh, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
+        return pending, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
 
     async def _settle_held(
-        self, connection: Connection, fresh: Sequence[OutboxRow], due: Sequence[OutboxRow], outcome: Outcome
+        self,
+        connection: Connection,
+        pending: Sequence[OutboxRow],
+        due: Sequence[OutboxRow],
+        result: PublishResult,
     ) -> int:
         """Hold new events that failed or must wait, and charge an attempt to all that failed.
 
         An event that waits for one which has just failed is held by the next pass, which reads that it must
         wait. Held events that were confirmed are deleted. Returns how many were held or deleted.
         """
-        redelivered = [row for row in due if row.id in outcome.confirmed]
-        to_hold = [row for row in fresh if row.must_wait or row.id in outcome.failed]
-        failed = [row for row in (*fresh, *due) if row.id in outcome.failed]
+        redelivered = [row for row in due if row.id in result.confirmed]
+        to_hold = [row for row in pending if row.must_wait or row.id in result.failed]
+        failed = [row for row in (*pending, *due) if row.id in result.failed]
         await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
         await outbox.delete(connection, "outbox_held", redelivered)
-        await outbox.postpone(connection, failed, outcome.failed, base_seconds=_RETRY_SECONDS)
+        await outbox.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         for row in failed:
-            _log.warning("event_not_published", reason=outcome.failed[row.id], **_story(row))
+            _log.warning("event_not_published", reason=result.failed[row.id], **_story(row))
         return len(redelivered) + len(to_hold)
 
 

@@ -230,7 +230,7 @@ async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
     """
     (row,) = await connection.fetch(
         """
-        SELECT pending, failing, oldest_seconds
+        SELECT pending, retrying, oldest_seconds
           FROM (SELECT count(*) AS pending,
                        greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
                   FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
@@ -239,8 +239,8 @@ async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
                                       WHERE lane = (number - 1)::smallint
                                         AND id >= low_water
                                       ORDER BY id
-                                      LIMIT $2 / cardinality($1::bigint[])) AS head) AS fresh,
-               (SELECT count(*) FILTER (WHERE attempts > 0) AS failing
+                                      LIMIT $2 / cardinality($1::bigint[])) AS head) AS pending,
+               (SELECT count(*) FILTER (WHERE attempts > 0) AS retrying
                   FROM (SELECT attempts
                           FROM outbox_held
                          LIMIT $2) AS head) AS held
@@ -249,7 +249,7 @@ async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
         COUNT_LIMIT,
     )
     metrics.outbox_pending.set(row["pending"])
-    metrics.outbox_failing.set(row["failing"])
+    metrics.outbox_retrying.set(row["retrying"])
     metrics.outbox_oldest_age.set(row["oldest_seconds"])
 
 

@@ -25,7 +25,7 @@ _CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel clos
 Confirms: TypeAlias = dict[int, asyncio.Future[Any]]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PublishResult(msgspec.Struct, frozen=True):
     """The outcome of a window, by row id. A row in none of these was not confirmed and counts as not sent."""
 
     confirmed: frozenset[int] = frozenset()
@@ -77,13 +77,13 @@ class Publisher:
         finally:
             probing.cancel()
 
-    async def publish(self, window: Sequence[OutboxRow]) -> Outcome:
+    async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all of *window* side by side and wait for the confirms; both share the timeout.
 
         No two rows may be of one request: if the first were refused, the second would overtake it.
         """
         if not window:
-            return Outcome()
+            return PublishResult()
         if tracing.is_on():
             window = [_traced(row) for row in window]
         confirms: Confirms = {}
@@ -92,7 +92,7 @@ class Publisher:
             async with asyncio.timeout_at(until):
                 await self._write(window, confirms)
         except BROKER_ERRORS as error:
-            return Outcome(outage=error)
+            return PublishResult(outage=error)
         return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
 
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
@@ -171,7 +171,7 @@ def _traced(row: OutboxRow) -> OutboxRow:
         return msgspec.structs.replace(row, traceparent=tracing.onward(row.traceparent))
 
 
-def _outcome(confirms: Confirms, reason: Exception | None) -> Outcome:
+def _outcome(confirms: Confirms, reason: Exception | None) -> PublishResult:
     confirmed = set()
     failed: dict[int, str] = {}
     unencodable = set()
@@ -192,4 +192,4 @@ def _outcome(confirms: Confirms, reason: Exception | None) -> Outcome:
                 unencodable.add(row_id)
             case Exception() as error:
                 outage = error
-    return Outcome(frozenset(confirmed), failed, frozenset(unencodable), outage)
+    return PublishResult(frozenset(confirmed), failed, frozenset(unencodable), outage)

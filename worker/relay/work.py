@@ -26,8 +26,8 @@ class Work(msgspec.Struct, frozen=True):
     @property
     def lanes(self) -> list[int]:
         """The lanes in which something can be published now."""
-        fresh = {lane for lane, first_id in enumerate(self.first_ids) if first_id is not None}
-        return list(fresh.union(self.due_lanes))
+        pending = {lane for lane, first_id in enumerate(self.first_ids) if first_id is not None}
+        return list(pending.union(self.due_lanes))
 
 
 class LaneMarks:

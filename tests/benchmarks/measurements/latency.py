@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aio_pika.abc import AbstractIncomingMessage
 
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Pool, open_pool
 from service.settings import Settings
 from tests.benchmarks import outboxes, subjects
@@ -152,7 +152,7 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
 
     async def store() -> None:
         with waker.around_commit() as wakes:
-            async with turn, loans.Loan(pool, seconds=_STRAGGLER_SECONDS) as connection:
+            async with turn, connections.Acquired(pool, seconds=_STRAGGLER_SECONDS) as connection:
                 uuid = await outbox.store(connection, wakes=wakes)
         arrivals.committed[uuid] = time.monotonic()
         if outbox is outboxes.OURS and not wakes:

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from service.postgres import loans
+from service.postgres import connections
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
 from tests.harness.waiting import until
@@ -43,7 +43,7 @@ for _name, _role in (("relay", "relay"), ("notifications",) * 2, ("calculations"
 @fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)
 async def freeze_relay(world: World) -> None:
     """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
-    seconds = loans.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
+    seconds = connections.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
     await world.chance.choice(world.of_role("relay")).freeze(seconds)
 
 

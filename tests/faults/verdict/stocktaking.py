@@ -17,7 +17,7 @@ from worker.rabbitmq import topology
 
 _SUSPICIOUS = (
     '"event": "message_failed"',
-    '"event": "email_failed"',
+    '"event": "email_attempt_crashed"',
     '"event": "email_recording_failed"',
     '"event": "worker_failed"',
     '"event": "background_work_failed"',

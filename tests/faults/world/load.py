@@ -14,7 +14,7 @@ import httpx
 from service.identifiers import parse_uuid
 from service.outbox import lanes
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.server.background import in_background
@@ -105,7 +105,7 @@ class Load(Caller):
 
     async def _insert(self, key: str, body: dict[str, Any]) -> None:
         try:
-            async with loans.Loan(self._pool, seconds=_COMMIT_SECONDS) as connection:
+            async with connections.Acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
                 request = stored.new_request(**body)
                 await stored.insert(connection, request)
         except (PostgresUnavailable, asyncio.CancelledError):

@@ -9,8 +9,8 @@ import pytest
 
 from service.api import errors
 from service.calculation_requests.model import RequestErased
+from service.every_firm import erasing
 from service.identifiers import parse_uuid
-from service.operations import erasing
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client

@@ -10,7 +10,7 @@ import pytest
 from service.api import request_body
 from service.api.envelope import FieldError
 from service.api.errors import ApiError, InvalidSubmission
-from service.calculation_requests.fields import META_DATA_DEPTH
+from service.calculation_requests.field_docs import META_DATA_DEPTH
 from tests.harness.examples import A_REQUEST
 
 _MARK = "zqmark"  # must not be quoted

@@ -14,7 +14,7 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from service.api import handlers, questionnaire
 from service.authentication import api_keys
-from service.contracts import openapi, operations
+from service.contracts import endpoints, openapi
 from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client
@@ -83,9 +83,9 @@ def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u():
 
 def test_every_endpoint_is_documented():
     values = [*vars(handlers).values(), *vars(questionnaire).values()]
-    endpoints = [value for value in values if isinstance(value, BaseRouteHandler)]
+    served = {value for value in values if isinstance(value, BaseRouteHandler)}
 
-    assert {each.handler for each in operations.OPERATIONS} == set(endpoints) - {handlers.show_methods}
+    assert {each.handler for each in endpoints.OPERATIONS} == served - {handlers.show_methods}
 
 
 def test_page_for_callers_lists_every_error_code_and_no_other():
@@ -143,7 +143,7 @@ async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(service_se
     content = operation_of("/v1/request/{uuid}", "get")["responses"]["200"]["content"]["application/json"]
     settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
     async with api_client(settings, issuer.token()) as client:
-        created = (await client.post("/v1/request", json=operations.FULL_REQUEST)).json()["data"]
+        created = (await client.post("/v1/request", json=endpoints.FULL_REQUEST)).json()["data"]
         tokens = {
             "ok": issuer.token(),
             "by_secret": created["secret"],
@@ -190,9 +190,9 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "unknown_conveyancer": {"client_id": "nobody"},
 }
 BAD_BODIES = {
-    "malformed": operations.MALFORMED_REQUEST.encode(),
-    "too_large": b" " * operations.LARGE_REQUEST,
-    "refused_fields": operations.REFUSED_REQUEST.encode(),
+    "malformed": endpoints.MALFORMED_REQUEST.encode(),
+    "too_large": b" " * endpoints.LARGE_REQUEST,
+    "refused_fields": endpoints.REFUSED_REQUEST.encode(),
 }
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
 
@@ -203,14 +203,14 @@ async def provoke(
     """Call an operation so that it fails like the example with this name."""
     url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
     if name == "refused_parameters":
-        url += f"?{operations.REFUSED_QUERY}"
+        url += f"?{endpoints.REFUSED_QUERY}"
     token = issuer.token(**BAD_CLAIMS.get(name, {}))
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":
-        first = await client.post(url, json=operations.FULL_REQUEST, headers=headers)
+        first = await client.post(url, json=endpoints.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    body = BAD_BODIES.get(name, msgspec.json.encode(operations.SMALLEST_REQUEST))
+    body = BAD_BODIES.get(name, msgspec.json.encode(endpoints.SMALLEST_REQUEST))
     content = body if method == "post" else None
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
@@ -246,12 +246,12 @@ async def test_failures_of_the_service_are_answered_as_documented(client, servic
     nowhere = f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     no_database = msgspec.structs.replace(service_settings, database_url=nowhere)
     no_keys = msgspec.structs.replace(service_settings, auth_jwks_url="file:///nowhere/jwks.json")
-    stored = await client.post("/v1/request", json=operations.SMALLEST_REQUEST)
+    stored = await client.post("/v1/request", json=endpoints.SMALLEST_REQUEST)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
     await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with api_client(no_database, key) as adrift, api_client(no_keys, issuer.token()) as locked:
         answers = {
-            "unforeseen": await client.post("/v1/request", json=operations.SMALLEST_REQUEST),
+            "unforeseen": await client.post("/v1/request", json=endpoints.SMALLEST_REQUEST),
             "database_unavailable": await adrift.get("/v1/questionnaire/structure"),
             "signing_keys_unavailable": await locked.get("/v1/questionnaire/structure"),
             "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),

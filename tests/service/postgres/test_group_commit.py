@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.group_commit import LARGEST_GROUP, GroupCommit
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
@@ -203,7 +203,7 @@ async def test_whole_group_fails_when_postgres_is_unreachable(group_commit, link
 
 
 async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(group_commit, pool, database):
-    async with loans.Loan(pool, seconds=SECONDS):
+    async with connections.Acquired(pool, seconds=SECONDS):
         ids = range(1, QUEUE_SIZE + 1)
         waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
         await asyncio.sleep(0)
@@ -218,7 +218,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(grou
 
 
 async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
-    async with loans.Loan(pool, seconds=SECONDS):
+    async with connections.Acquired(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         follower.cancel()
@@ -229,7 +229,7 @@ async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
 
 
 async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(group_commit, pool, database):
-    async with loans.Loan(pool, seconds=SECONDS):
+    async with connections.Acquired(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0)
         leader.cancel()
@@ -283,7 +283,7 @@ async def test_groups_are_smaller_after_a_slow_one_and_grow_again(
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
     group_commit = Callers(pool, seconds=2.0)
-    async with loans.Loan(pool, seconds=SECONDS):
+    async with connections.Acquired(pool, seconds=SECONDS):
         leader, follower = leader_and_follower(group_commit)
         await asyncio.sleep(0.6)  # of the two seconds; the leader waits for one
         late = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (3, 4)]

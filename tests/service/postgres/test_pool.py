@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from yarl import URL
 
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import is_gone
@@ -34,7 +34,7 @@ async def pool(service_settings, link):
 
 async def backend(pool: Pool) -> int:
     """Return the process id of the Postgres backend behind the next connection."""
-    async with loans.Loan(pool, seconds=5.0) as connection:
+    async with connections.Acquired(pool, seconds=5.0) as connection:
         return connection.get_server_pid()
 
 
@@ -56,7 +56,7 @@ async def test_connection_is_reused(pool):
 
 async def test_no_more_connections_than_allowed_are_opened(pool, link):
     async def work() -> None:
-        async with loans.Loan(pool, seconds=5.0) as connection:
+        async with connections.Acquired(pool, seconds=5.0) as connection:
             await connection.execute("SELECT pg_sleep(0.01)")
 
     for _ in range(10):
@@ -67,7 +67,7 @@ async def test_no_more_connections_than_allowed_are_opened(pool, link):
 
 
 async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
-    async with loans.Loan(pool, seconds=5.0), loans.Loan(pool, seconds=5.0):
+    async with connections.Acquired(pool, seconds=5.0), connections.Acquired(pool, seconds=5.0):
         waiting = [asyncio.create_task(backend(pool)) for _ in range(64)]
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
@@ -80,9 +80,9 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
 
 
 async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
-    async with loans.Loan(pool, seconds=5.0):
-        async with loans.Loan(pool, seconds=5.0):
-            waiting = asyncio.create_task(pool.take(queue_seconds=0.0))
+    async with connections.Acquired(pool, seconds=5.0):
+        async with connections.Acquired(pool, seconds=5.0):
+            waiting = asyncio.create_task(pool.acquire(queue_seconds=0.0))
             await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
             await waiting
@@ -90,14 +90,14 @@ async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_
 
 
 async def _lend(pool: Pool, *, seconds: float) -> None:
-    async with loans.Loan(pool, seconds=seconds):
+    async with connections.Acquired(pool, seconds=seconds):
         pass
 
 
 async def test_overdue_statement_is_cancelled_and_its_connection_not_reused(pool, database):
     slow = await backend(pool)
     with pytest.raises(PostgresUnavailable):
-        async with loans.Loan(pool, seconds=0.2) as connection:
+        async with connections.Acquired(pool, seconds=0.2) as connection:
             await connection.execute("SELECT pg_sleep(30)")
 
     assert await backend(pool) != slow
@@ -108,7 +108,7 @@ async def test_cancelled_caller_frees_its_place(pool, database):
     slow = await backend(pool)
 
     async def work() -> None:
-        async with loans.Loan(pool, seconds=30.0) as connection:
+        async with connections.Acquired(pool, seconds=30.0) as connection:
             await connection.execute("SELECT pg_sleep(30)")
 
     for _ in range(SIZE + 1):
@@ -124,7 +124,7 @@ async def test_cancelled_caller_frees_its_place(pool, database):
 
 async def test_caller_is_refused_at_its_deadline_while_its_statement_is_being_ended(pool, link):
     async def work() -> None:
-        async with loans.Loan(pool, seconds=1.0) as connection:
+        async with connections.Acquired(pool, seconds=1.0) as connection:
             link.hold()
             await connection.execute("SELECT 1")
 
@@ -142,7 +142,7 @@ async def test_caller_is_refused_at_its_deadline_while_its_statement_is_being_en
 
 async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(pool, link):
     async def work() -> None:
-        async with loans.transaction(pool, seconds=0.5) as connection:
+        async with connections.transaction(pool, seconds=0.5) as connection:
             link.hold()
             await connection.execute("SELECT 1")
 
@@ -155,7 +155,7 @@ async def test_transaction_on_a_connection_without_answers_ends_at_its_deadline(
 async def test_error_of_the_caller_keeps_the_connection(pool):
     before = await backend(pool)
     with pytest.raises(LookupError):
-        async with loans.Loan(pool, seconds=5.0):
+        async with connections.Acquired(pool, seconds=5.0):
             raise LookupError
 
     assert await backend(pool) == before
@@ -175,7 +175,7 @@ async def test_statement_rejected_by_postgres_keeps_the_connection(pool, databas
     async with database.transaction():
         await database.execute("LOCK TABLE outbox")
         with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
-            async with loans.Loan(pool, seconds=5.0) as connection:
+            async with connections.Acquired(pool, seconds=5.0) as connection:
                 await connection.execute(statement)
 
     assert await backend(pool) == before
@@ -194,14 +194,14 @@ async def test_statement_rejected_by_postgres_keeps_the_connection(pool, databas
 async def test_session_in_doubt_is_not_lent_again(pool, error):
     before = await backend(pool)
     with suppress(type(error), PostgresUnavailable):
-        async with loans.Loan(pool, seconds=5.0):
+        async with connections.Acquired(pool, seconds=5.0):
             raise error
 
     assert await backend(pool) != before
 
 
 async def test_connection_with_an_open_transaction_is_not_lent_again(pool):
-    async with loans.Loan(pool, seconds=5.0) as connection:
+    async with connections.Acquired(pool, seconds=5.0) as connection:
         before = connection.get_server_pid()
         await connection.execute("BEGIN")
 
@@ -212,11 +212,11 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
     served = []
 
     async def work(number: int) -> None:
-        async with loans.Loan(pool, seconds=5.0):
+        async with connections.Acquired(pool, seconds=5.0):
             served.append(number)
 
-    async with loans.Loan(pool, seconds=5.0):
-        async with loans.Loan(pool, seconds=5.0):
+    async with connections.Acquired(pool, seconds=5.0):
+        async with connections.Acquired(pool, seconds=5.0):
             waiting = [asyncio.create_task(work(number)) for number in range(4)]
             await asyncio.sleep(0)
             waiting[1].cancel()
@@ -278,7 +278,7 @@ async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
     pool, _ = granting_two
 
     async def work() -> int:
-        async with loans.Loan(pool, seconds=10.0) as connection:
+        async with connections.Acquired(pool, seconds=10.0) as connection:
             process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
         return process
 
@@ -291,7 +291,7 @@ async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
 
 async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(granting_two):
     pool, _ = granting_two
-    async with loans.Loan(pool, seconds=10.0), loans.Loan(pool, seconds=10.0):
+    async with connections.Acquired(pool, seconds=10.0), connections.Acquired(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
             await asyncio.wait_for(_lend(pool, seconds=0.2), 30)
 
@@ -300,8 +300,8 @@ async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(granting_tw
 
 async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
     pool, user = granting_two
-    async with loans.Loan(pool, seconds=30.0) as one:
-        async with loans.Loan(pool, seconds=30.0) as other:
+    async with connections.Acquired(pool, seconds=30.0) as one:
+        async with connections.Acquired(pool, seconds=30.0) as other:
             waiting = [asyncio.create_task(_lend(pool, seconds=30.0)) for _ in range(3)]
             await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
             other.terminate()
@@ -313,7 +313,7 @@ async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(gran
 
 
 async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool, link):
-    async with loans.Loan(pool, seconds=5.0) as connection:
+    async with connections.Acquired(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))
         await eventually(lambda: link.connections == SIZE)
@@ -325,7 +325,7 @@ async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool, li
 async def test_closing_the_pool_cancels_running_statements(service_settings, database):
     async with open_pool(service_settings) as pool:
         slow = await backend(pool)
-        connection = await pool.take(queue_seconds=1.0)
+        connection = await pool.acquire(queue_seconds=1.0)
         working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
         await eventually(lambda: is_sleeping(database))
 

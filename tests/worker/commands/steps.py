@@ -13,7 +13,7 @@ from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.conftest import store
 from worker.mail import ledger
-from worker.mail.ledger import Intent
+from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
@@ -42,12 +42,12 @@ async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties
 
 async def intend(database: Connection, request: CalculationRequest) -> None:
     """Enter the e-mail of a request in the ledger."""
-    await ledger.add(database, [Intent(f"{request.uuid}.request.created.1", request.id)])
+    await ledger.add(database, [EmailToSend(f"{request.uuid}.request.created.1", request.id)])
 
 
 async def intend_another(database: Connection, request: CalculationRequest) -> None:
     """Enter another e-mail of a request in the ledger, under the id of another event."""
-    await ledger.add(database, [Intent(f"{request.uuid}.another", request.id)])
+    await ledger.add(database, [EmailToSend(f"{request.uuid}.another", request.id)])
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:

@@ -11,7 +11,7 @@ from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests.model import CalculationRequest
-from service.operations import operator_actions
+from service.every_firm import operator_actions
 from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, holds
@@ -22,7 +22,7 @@ from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import bury
 from tests.worker.conftest import created_body, publish, settings_with, store, take, take_all
 from worker.commands import dead_letters
-from worker.commands.dead_letters import Listing, Redriven
+from worker.commands.dead_letters import DeadLetters, Redriven
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
@@ -54,12 +54,12 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
-async def listing_of(settings: WorkerSettings, *words: str) -> Listing:
+async def listing_of(settings: WorkerSettings, *words: str) -> DeadLetters:
     """Return the dead letters of the notifications, as `dead-letters list` shows them."""
     answer = await command(settings, "dead-letters", "list", QUEUE, *words)
     assert isinstance(answer.data, list)
     [listing] = answer.data
-    assert isinstance(listing, Listing)
+    assert isinstance(listing, DeadLetters)
     return listing
 
 
@@ -89,7 +89,7 @@ async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(wor
     message = await eventually(lambda: take_unsettled(channel))
     await message.reject()
 
-    async def listed() -> Listing | None:
+    async def listed() -> DeadLetters | None:
         listing = await listing_of(worker_settings)
         return listing if listing.letters else None
 

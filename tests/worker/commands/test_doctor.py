@@ -20,7 +20,7 @@ from yarl import URL
 from deploy.local.machine.ports import free_port
 from service import diagnosis
 from service.diagnosis import Finding
-from service.operations import email_changes
+from service.every_firm import email_changes
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Pool
 from tests.harness.command_line import run
@@ -128,7 +128,7 @@ async def test_events_and_emails_are_counted_by_state(environment, database):
     findings = await examined(environment)
 
     assert findings["events"].state == "warning"
-    assert re.search(r"1 failing, the oldest for \d+ s, 3 pending, ", findings["events"].says)
+    assert re.search(r"1 retrying, the oldest for \d+ s, 3 pending, ", findings["events"].says)
     assert (findings["e-mails"].state, findings["e-mails"].says) == (
         "warning",
         "of the last day: 1 failed cancelled, 1 pending 450",

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.operations import email_changes, erasing
+from service.every_firm import email_changes, erasing
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import running
@@ -50,8 +50,8 @@ async def actions(database: Connection) -> list[tuple[str, str, str | None]]:
 async def assert_sound(database: Connection) -> None:
     """Check that requests, events and e-mails add up."""
     async with database.transaction(isolation="repeatable_read", readonly=True):
-        anomalies = await reconciliation.find_anomalies(database, UUID(int=0))
-    assert [anomaly.name for anomaly in anomalies if anomaly.count] == []
+        discrepancies = await reconciliation.find_discrepancies(database, UUID(int=0))
+    assert [discrepancy.name for discrepancy in discrepancies if discrepancy.count] == []
 
 
 async def test_failed_email_is_sent_again_as_a_new_one(

@@ -10,11 +10,11 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
+from service.every_firm import operator_actions
 from service.identifiers import new_request_id, uuid_of
-from service.operations import operator_actions
 from service.outbox import lanes
 from service.outbox.events import CalculationCreated
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
@@ -149,7 +149,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(
 async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(
     worker_settings, database, stored_request, monkeypatch
 ):
-    monkeypatch.setattr(loans, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.2)
     async with database.transaction():
         await database.execute("SELECT FROM calculation_request FOR UPDATE")
         async with asyncio.timeout(10.0):

@@ -38,7 +38,7 @@ async def test_empty_outbox_has_nothing_to_list(worker_settings):
     assert (answer.data, answer.text) == (Undelivered([], []), "none\n\nnone")
 
 
-@pytest.mark.usefixtures("failing")
+@pytest.mark.usefixtures("retrying")
 async def test_events_are_counted_by_state_and_type(worker_settings, database):
     for _ in range(3):
         await store(database)
@@ -50,7 +50,7 @@ async def test_events_are_counted_by_state_and_type(worker_settings, database):
     assert pending == Backlog("pending", "request.created", 3, lanes, pending.oldest_seconds)
     assert 90 <= pending.oldest_seconds < 120
     assert {(part.state, part.type, part.events, part.lanes) for part in held} == {
-        ("failing", "request.created", 1, 1),
+        ("retrying", "request.created", 1, 1),
         ("waiting", "request.email_sent", 1, 1),
     }
 
@@ -65,7 +65,7 @@ async def test_held_events_come_first_with_their_errors_and_then_the_oldest_pend
     first, second, *pending = found
     assert (first.event_id, first.state, first.attempts) == (
         f"{failing.uuid}.request.created.1",
-        "failing",
+        "retrying",
         3,
     )
     assert first.last_error == "returned: no queue is bound for it"

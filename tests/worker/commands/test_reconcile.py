@@ -11,7 +11,7 @@ from tests.worker.commands.steps import attempt_emails, calculate, intend, inten
 from tests.worker.conftest import announce_next, hold_events, store
 from worker import reconciliation
 from worker.commands.reconcile import Reconciliation
-from worker.reconciliation import Anomaly
+from worker.reconciliation import Discrepancy
 
 
 @pytest.fixture
@@ -25,15 +25,15 @@ async def settled(database, postman):
     return request
 
 
-async def found(database: Connection) -> list[Anomaly]:
-    """Return the anomalies of all requests, without those that did not occur."""
-    anomalies = await reconciliation.find_anomalies(database, UUID(int=0))
-    return [anomaly for anomaly in anomalies if anomaly.count]
+async def found(database: Connection) -> list[Discrepancy]:
+    """Return the discrepancies of all requests, without those that did not occur."""
+    discrepancies = await reconciliation.find_discrepancies(database, UUID(int=0))
+    return [discrepancy for discrepancy in discrepancies if discrepancy.count]
 
 
-def counts(anomalies: list[Anomaly]) -> dict[str, int]:
-    """Return how often each anomaly occurred."""
-    return {anomaly.name: anomaly.count for anomaly in anomalies if anomaly.count}
+def counts(discrepancies: list[Discrepancy]) -> dict[str, int]:
+    """Return how often each discrepancy occurred."""
+    return {discrepancy.name: discrepancy.count for discrepancy in discrepancies if discrepancy.count}
 
 
 async def make_old(database: Connection) -> None:
@@ -53,7 +53,7 @@ async def test_finished_request_adds_up(worker_settings, database, settled):
     answer = await command(worker_settings, "reconcile")
 
     assert isinstance(answer.data, Reconciliation)
-    assert counts(answer.data.anomalies) == {}
+    assert counts(answer.data.discrepancies) == {}
     assert answer.status == 0
     assert settled.uuid not in answer.text
 
@@ -88,10 +88,10 @@ async def test_request_without_an_email_is_found_once_its_event_is_published(
 
     assert while_pending == {"event_overdue": 1}
     assert isinstance(answer.data, Reconciliation)
-    assert counts(answer.data.anomalies) == {"request_without_email": 1}
+    assert counts(answer.data.discrepancies) == {"request_without_email": 1}
     assert answer.status == 1
     assert stored_request.uuid in answer.text
-    assert answer.data.anomalies[0].uuids == [stored_request.uuid]
+    assert answer.data.discrepancies[0].uuids == [stored_request.uuid]
 
 
 async def test_repair_announces_again_every_old_request_without_an_email_and_no_other(
@@ -107,7 +107,7 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     answer = await command(worker_settings, *words)
 
     assert isinstance(answer.data, Reconciliation)
-    assert counts(answer.data.anomalies) == {"request_without_email": 15}
+    assert counts(answer.data.discrepancies) == {"request_without_email": 15}
     assert (answer.status, answer.data.announced_again) == (1, 15)
     rows = await database.fetch("SELECT request_id, type, sequence FROM outbox ORDER BY request_id")
     announced = [(row["request_id"], row["type"], row["sequence"]) for row in rows]
@@ -179,5 +179,5 @@ async def test_only_requests_since_a_time_are_checked(worker_settings, database,
     answer = await command(worker_settings, "reconcile", "--since", later.isoformat())
 
     assert isinstance(answer.data, Reconciliation)
-    assert counts(answer.data.anomalies) == {}
+    assert counts(answer.data.discrepancies) == {}
     assert answer.status == 0

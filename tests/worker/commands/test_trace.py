@@ -60,8 +60,8 @@ async def test_held_event_is_shown_with_its_error(worker_settings, database, sto
     answer = await command(worker_settings, "trace", stored_request.uuid)
 
     trace = await trace_of(worker_settings, stored_request)
-    assert states(trace) == [("request.created", 1, "failing"), ("request.email_sent", 2, "waiting")]
-    assert "event 1, failing after 10 attempts, next at 20" in answer.text
+    assert states(trace) == [("request.created", 1, "retrying"), ("request.email_sent", 2, "waiting")]
+    assert "event 1, retrying after 10 attempts, next at 20" in answer.text
     assert "refused by the broker" in answer.text
 
 

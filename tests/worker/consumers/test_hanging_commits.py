@@ -3,7 +3,7 @@
 from structlog.testing import capture_logs
 
 from service.outbox.lanes import RelayWaker
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.queues import count
@@ -23,7 +23,7 @@ async def test_queue_is_opened_only_when_commits_end(worker_settings, channel):
             worker_settings, database_url=servers.primary_url, database_timeout_seconds=0.2
         )
         async with open_pool(settings) as pool:
-            async with loans.Loan(pool, seconds=10) as connection:
+            async with connections.Acquired(pool, seconds=10) as connection:
                 await insert(connection, request)
             await servers.cut_off()
             await publish(channel, CALCULATION_RESULTS, body)

@@ -36,7 +36,7 @@ async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
         yield forwarder
 
 
-async def intend_emails(database: Connection, pool: Pool, number: int) -> list[CalculationRequest]:
+async def record_emails(database: Connection, pool: Pool, number: int) -> list[CalculationRequest]:
     """Store *number* requests and record that each is to get its e-mail."""
     requests = [await store(database) for _ in range(number)]
     for request in requests:

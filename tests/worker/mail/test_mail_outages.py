@@ -12,7 +12,7 @@ from tests.worker.mail.conftest import (
     all_are,
     announced,
     attempts,
-    intend_emails,
+    record_emails,
 )
 
 
@@ -45,7 +45,7 @@ async def was_claimed_and_released(database: Connection) -> bool:
 async def test_refused_sender_is_shown_charges_no_attempt_and_leaves_no_connection_open(
     worker_settings, rude_server, pool, database, refusal
 ):
-    await intend_emails(database, pool, 3)
+    await record_emails(database, pool, 3)
     usual, rude_server.replies["MAIL"] = rude_server.replies["MAIL"], refusal
     settings = settings_with(worker_settings, smtp_url=rude_server.url, email_concurrency=2)
 
@@ -66,7 +66,7 @@ async def test_refusals_of_many_emails_at_once_are_no_outage_of_postgres(
 ):
     settings = settings_with(worker_settings, email_concurrency=100)
     mail_server.rcpt_reply = "451 Greylisted"
-    await intend_emails(database, pool, 200)
+    await record_emails(database, pool, 200)
 
     with metrics.rises("postgres_unavailable_total", by=0):
         async with open_postman(settings) as postman, running(postman.run):

@@ -14,8 +14,8 @@ from tests.worker.mail.conftest import (
     all_are,
     announced,
     attempts,
-    intend_emails,
     is_claimed,
+    record_emails,
     states,
 )
 
@@ -91,7 +91,7 @@ async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
     worker_settings, pool, mail_server, database, other_connection
 ):
     settings = settings_with(worker_settings, email_concurrency=1)
-    await intend_emails(database, pool, 2)
+    await record_emails(database, pool, 2)
 
     locking = other_connection.transaction()
     await locking.start()
@@ -111,7 +111,7 @@ async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
 ):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
     mail_link.hold_before(b"Message-ID:")
-    await intend_emails(database, pool, 5)
+    await record_emails(database, pool, 5)
 
     async with open_postman(settings) as postman:
         started = [await postman.start_due() for _ in range(3)]
@@ -174,7 +174,7 @@ async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_a
 
 
 async def test_postman_keeps_to_the_rate(worker_settings, pool, database):
-    await intend_emails(database, pool, 10)
+    await record_emails(database, pool, 10)
 
     async with open_postman(settings_with(worker_settings, email_rate=4.0)) as postman:
         began = time.monotonic()

@@ -15,7 +15,7 @@ from tests.worker.mail.conftest import (
     all_are,
     announced,
     attempts,
-    intend_emails,
+    record_emails,
     settled,
     states,
 )
@@ -118,9 +118,9 @@ async def test_secret_in_a_link_that_the_mail_server_quotes_is_not_stored(
 async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_is_announced(
     postman, pool, mail_server, database, *, field, address
 ):
-    await intend_emails(database, pool, 1)
+    await record_emails(database, pool, 1)
     await database.execute(f"UPDATE calculation_request SET {field} = $1", address)  # noqa: S608 - one of two
-    await intend_emails(database, pool, 1)
+    await record_emails(database, pool, 1)
 
     async with running(postman.run):
         await eventually(lambda: settled(database))
@@ -134,10 +134,10 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
 
 
 async def test_email_whose_secret_key_is_missing_is_put_off_and_the_others_are_sent(database, pool, postman):
-    lost, _ = await intend_emails(database, pool, 2)
+    lost, _ = await record_emails(database, pool, 2)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
 
-    with rises("emails_total", outcome="put_off"), rises("request_secret_keys_missing_total"):
+    with rises("emails_total", outcome="internal_error"), rises("request_secret_keys_missing_total"):
         async with running(postman.run):
             await eventually(lambda: each_was_tried(database))
 

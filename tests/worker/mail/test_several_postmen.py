@@ -12,7 +12,7 @@ from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
     all_are,
     attempts,
-    intend_emails,
+    record_emails,
 )
 
 
@@ -52,7 +52,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 ):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5)
     mail_link.hold_before(b"Message-ID:")
-    await intend_emails(database, pool, 3)
+    await record_emails(database, pool, 3)
 
     async with AsyncExitStack() as resources:
         postmen = [await resources.enter_async_context(open_postman(settings)) for _ in range(2)]

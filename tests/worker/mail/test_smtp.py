@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.operations.announcing import EmailEnd
+from service.every_firm.announcing import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
@@ -16,7 +16,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import outcomes
-from worker.mail.ledger import Email, PutOff
+from worker.mail.ledger import Email, Postponement
 from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
 from worker.settings import WorkerSettings
 
@@ -64,7 +64,7 @@ async def hasty_mailer(rude_server):
     hasty.close()
 
 
-async def send(with_mailer: Mailer) -> EmailEnd | PutOff:
+async def send(with_mailer: Mailer) -> EmailEnd | Postponement:
     """Send an e-mail. Returns the outcome."""
     reply = await with_mailer.send(
         SENDER.address, "ada@customer.example.com", compose(), before_content=lambda: None
@@ -74,7 +74,7 @@ async def send(with_mailer: Mailer) -> EmailEnd | PutOff:
 
 def outcome_of(
     reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
-) -> EmailEnd | PutOff:
+) -> EmailEnd | Postponement:
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
     settings = mail_settings("smtp://nowhere.invalid")
@@ -360,7 +360,7 @@ async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
 def test_pauses_between_attempts_double_up_to_half_an_hour():
     put_off = [outcome_of(Reply("RCPT", 451, "Not now"), attempts=attempts) for attempts in range(8)]
 
-    assert [each.seconds for each in put_off if isinstance(each, PutOff)] == [
+    assert [each.seconds for each in put_off if isinstance(each, Postponement)] == [
         *(30, 60, 120, 240, 480, 960, 1800, 1800)
     ]
 
@@ -391,5 +391,5 @@ def test_email_whose_content_is_throttled_does_not_pause_the_others_each_second(
         outcome_of(Reply("content", 454), age=timedelta(minutes=minutes)) for minutes in (1, 100, 999)
     ]
 
-    pauses = [each.seconds for each in throttled if isinstance(each, PutOff)]
+    pauses = [each.seconds for each in throttled if isinstance(each, Postponement)]
     assert pauses == [pytest.approx(6, abs=1), pytest.approx(600, abs=1), 1800]

@@ -8,7 +8,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
-from tests.worker.mail.conftest import all_are, attempts, intend_emails
+from tests.worker.mail.conftest import all_are, attempts, record_emails
 
 A_SECOND = 5
 IN_HAND = 4
@@ -46,7 +46,7 @@ async def test_throttled_postman_makes_few_attempts_in_vain_and_charges_none(
     worker_settings, limiting_server, pool, database
 ):
     settings = settings_with(worker_settings, smtp_url=limiting_server.url, email_concurrency=IN_HAND // 2)
-    await intend_emails(database, pool, EMAILS)
+    await record_emails(database, pool, EMAILS)
 
     began = time.monotonic()
     async with open_postman(settings) as postman, running(postman.run):

@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.lanes import LANES, lane_of, notify, try_lock
-from service.postgres import loans
+from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
 from tests.harness.databases import has_waiting_statement
@@ -246,7 +246,7 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
     relaying = asyncio.create_task(relay.relay_due(held_publisher))
     await eventually(lambda: publishing_under_way(database))
 
-    await asyncio.sleep(loans.SILENCE_SECONDS + 0.5)
+    await asyncio.sleep(connections.SILENCE_SECONDS + 0.5)
     broker_link.resume()
 
     assert await relaying == 1

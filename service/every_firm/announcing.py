@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests.model import AnnouncedRequest, now
+from service.calculation_requests.model import EventSource, now
 from service.outbox import events, lanes
 from service.outbox.events import Reason
 from service.postgres.pool import Connection
@@ -18,7 +18,7 @@ from service.postgres.pool import Connection
 
 async def lock(
     connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
-) -> dict[UUID, AnnouncedRequest]:
+) -> dict[UUID, EventSource]:
     """Lock the rows of these requests until the transaction ends, and return those that exist.
 
     So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
@@ -28,11 +28,11 @@ async def lock(
     minutes, by hand for instance, does not delay a batch.
     """
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
-    return {row["id"]: AnnouncedRequest(*row) for row in rows}
+    return {row["id"]: EventSource(*row) for row in rows}
 
 
 _LOCK = f"""
-    SELECT {", ".join(AnnouncedRequest.__struct_fields__)}
+    SELECT {", ".join(EventSource.__struct_fields__)}
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id
@@ -96,7 +96,7 @@ class EmailEnd(msgspec.Struct, frozen=True):
 
 
 async def announce_ends(
-    connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, AnnouncedRequest]
+    connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, EventSource]
 ) -> None:
     """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked.
 

@@ -1,4 +1,4 @@
-"""Connections and transactions lent from the pool, each with a deadline."""
+"""Connections and transactions connection from the pool, each with a deadline."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client 
 LOCK_SECONDS = 5.0  # for which an operator's command waits: others may wait for the locks that it holds
 
 
-class Loan(AbstractAsyncContextManager["Connection"]):
+class Acquired(AbstractAsyncContextManager["Connection"]):
     """Lends a connection for at most *seconds*, including the wait for it, which may take half of them.
 
     An interrupted statement is then ended in the background, by force after as long again.
@@ -38,12 +38,12 @@ class Loan(AbstractAsyncContextManager["Connection"]):
         began = time.perf_counter()
         await self._deadline.__aenter__()
         try:
-            self._lent = await self._pool.take(queue_seconds=self._seconds * QUEUE_SHARE)
+            self._acquired = await self._pool.acquire(queue_seconds=self._seconds * QUEUE_SHARE)
         except BaseException as error:
             await self._end_deadline(error)
             raise
         metrics.pool_wait_seconds.observe(time.perf_counter() - began)
-        return self._lent
+        return self._acquired
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -52,9 +52,9 @@ class Loan(AbstractAsyncContextManager["Connection"]):
             await self._end_deadline(error)
         finally:
             if error is None or is_harmless(error):
-                self._pool.give_back(self._lent)
+                self._pool.release(self._acquired)
             else:
-                self._pool.retire(self._lent, seconds=self._seconds)
+                self._pool.retire(self._acquired, seconds=self._seconds)
 
     async def _end_deadline(self, error: BaseException | None) -> None:
         """Cancel the deadline. Raises PostgresUnavailable if it has expired, or if *error* is an outage."""
@@ -75,7 +75,7 @@ def allow_silence(seconds: float) -> str:
 async def transaction(
     pool: Pool, *, seconds: float, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
-    """Lend a connection with an open transaction, on the terms of a Loan.
+    """Lend a connection with an open transaction, on the terms of a Acquired.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
@@ -85,19 +85,19 @@ async def transaction(
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
-    async with Loan(pool, seconds=seconds) as lent:
+    async with Acquired(pool, seconds=seconds) as connection:
         try:
-            await lent.execute(begin)  # in one round trip
-            yield lent
-            await lent.execute("COMMIT")
+            await connection.execute(begin)  # in one round trip
+            yield connection
+            await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            lent.terminate()  # No time is left to wait for a ROLLBACK, and Postgres needs none.
+            connection.terminate()  # No time is left to wait for a ROLLBACK, and Postgres needs none.
             raise
         except BaseException:
             try:
-                await lent.execute("ROLLBACK")
+                await connection.execute("ROLLBACK")
             except BaseException:
-                lent.terminate()
+                connection.terminate()
                 raise
             raise
 

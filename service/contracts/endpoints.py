@@ -9,7 +9,7 @@ from litestar.exceptions import ClientException
 from litestar.handlers import HTTPRouteHandler
 from msgspec.structs import replace
 
-from service import lines
+from service import text_rules
 from service.api import handlers, idempotency_key, json_body, list_query, questionnaire
 from service.api.admission import bearer_token
 from service.api.errors import ApiError
@@ -65,7 +65,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "external_id": {
         "in": "query",
         "description": "Only requests with this identifier in the caller's own system.",
-        "schema": {"type": "string", "maxLength": lines.CHARACTERS, **LINE},
+        "schema": {"type": "string", "maxLength": text_rules.CHARACTERS, **LINE},
     },
     "limit": {
         "in": "query",

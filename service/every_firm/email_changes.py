@@ -7,9 +7,9 @@ The event_id of the others is that of the first one and a number, from 2 on. The
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
+from service.every_firm import announcing
+from service.every_firm.announcing import EmailEnd
 from service.identifiers import uuid_of
-from service.operations import announcing
-from service.operations.announcing import EmailEnd
 from service.outbox import events
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection

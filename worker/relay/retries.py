@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from worker.relay.outbox import Kind, OutboxRow
-from worker.relay.publisher import Outcome
+from worker.relay.publisher import PublishResult
 
 
 class Retries:
@@ -53,7 +53,7 @@ class Retries:
         """Record that all refused events of the recovering kinds were made due."""
         self.recovering.clear()
 
-    def note(self, window: Sequence[OutboxRow], outcome: Outcome) -> None:
+    def note(self, window: Sequence[OutboxRow], outcome: PublishResult) -> None:
         """Record the outcome of a window. A refusal by the broker outweighs the confirms of its kind."""
         sent = [row for row in window if row.id not in outcome.unencodable]
         refused = {row.kind for row in sent if row.id in outcome.failed}

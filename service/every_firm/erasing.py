@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.operations import announcing, email_changes
+from service.every_firm import announcing, email_changes
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
