@@ -39,7 +39,8 @@ _REASONS: Reasons = {
     asyncpg.DiskFullError: "its disk is full",
     asyncpg.InsufficientPrivilegeError: "the user may not write to its tables",
     SchemaOutdated: "its schema is too old, or there is none: run `python -m service schema apply`",
-    PostgresUnavailable: "it takes no writes: does DATABASE_URL lead to a standby?",
+    PostgresUnavailable: "it takes no writes: it is a standby, or default_transaction_read_only is on",
+    asyncpg.LockNotAvailableError: "another session has locked its tables: pg_stat_activity shows which",
 }
 
 
@@ -153,9 +154,11 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
 
 
 async def _try_to_write(connection: Connection) -> None:
-    """Write ten pages and roll them back: a full disk has no room for them."""
+    """Write ten pages, for which a full disk has no room, with the locks of a create. Then roll back."""
     writing = connection.transaction()
     await writing.start()
+    await connection.execute("SET LOCAL lock_timeout = '1s'")
+    await connection.execute("LOCK TABLE calculation_request, outbox, email IN ROW EXCLUSIVE MODE")
     await connection.execute(
         """
         INSERT INTO operator_action (request_id, action, operator, note)

@@ -126,7 +126,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
         do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
         yield Finding("wrong", discrepancy.name, f"{discrepancy.count} requests: {discrepancy.meaning}", do)
     if not found:
-        yield Finding("ok", "requests", "no customer is without an e-mail, and nothing is overdue")
+        yield Finding("ok", "requests", "each has its e-mail or is about to, and nothing is overdue")
 
 
 async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
@@ -170,7 +170,7 @@ async def _alarm(connection: AbstractConnection) -> Finding:
     await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
     await asyncio.sleep(_ALARM_SECONDS)
     if await is_blocked(channel):
-        says, do = "it is short of memory or disk, and takes no messages", "see BrokerBlocked in the runbook"
+        says, do = "it is over its limit of memory or disk: no messages", "see BrokerBlocked in the runbook"
         return Finding("wrong", "rabbitmq's alarm", says, do)
     return Finding("ok", "rabbitmq's alarm", "none")
 

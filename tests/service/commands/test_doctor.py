@@ -75,6 +75,16 @@ async def test_every_bad_variable_is_named_and_its_checks_are_skipped(environmen
     ]
 
 
+async def test_table_that_another_session_has_locked_is_found(environment, database):
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request IN SHARE MODE")
+
+        finding = await found(environment, "postgres")
+
+    assert finding.state == "wrong"
+    assert finding.says.startswith("another session has locked its tables")
+
+
 async def test_checks_run_side_by_side_and_wait_for_no_silent_server(environment, authority, monkeypatch):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.0)
     async with answering(None) as one, answering(None, authority.server_context()) as other:

@@ -128,7 +128,7 @@ async def test_events_and_emails_are_counted_by_state(environment, database):
     findings = await examined(environment)
 
     assert findings["events"].state == "warning"
-    assert re.search(r"1 retrying, the oldest for \d+ s, 3 pending, ", findings["events"].says)
+    assert re.search(r"3 pending, the oldest for \d+ s, 1 retrying, ", findings["events"].says)
     assert (findings["e-mails"].state, findings["e-mails"].says) == (
         "warning",
         "of the last day: 1 failed cancelled, 1 pending 450",
