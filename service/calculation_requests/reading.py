@@ -104,7 +104,7 @@ async def find_by_secret(
 
 
 # Null for what is the firm's alone, and not for the customer.
-_CUSTOMER_COLUMNS = re.sub("(notes|external_id|meta_data)", r"NULL AS \1", COLUMNS)
+_CUSTOMER_COLUMNS = re.sub(r"\b(notes|external_id|meta_data)\b", r"NULL AS \1", COLUMNS)
 _FIND_BY_SECRET = f"""
     SELECT {_CUSTOMER_COLUMNS}
       FROM calculation_request
