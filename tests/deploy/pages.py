@@ -5,7 +5,9 @@ from pathlib import Path
 
 from deploy.local.machine.folders import CHECKOUT
 
-OPERATORS_PAGE = CHECKOUT / "deploy" / "README.md"
+INSTALLATION = CHECKOUT / "deploy" / "README.md"
+RUNBOOK = CHECKOUT / "deploy" / "runbook.md"
+REFERENCE = CHECKOUT / "deploy" / "reference.md"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
@@ -57,8 +59,8 @@ def _prose(page: Path) -> str:
 
 
 def _rows(section: str, process: str) -> list[list[str]]:
-    """Return the cells of a table that begins with *process*, in one section of the operators' page."""
-    text = OPERATORS_PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    """Return the cells of a table that begins with *process*, in one section of the reference."""
+    text = REFERENCE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     table = text.partition(f"\n| {process} |")[2].partition("\n\n")[0]
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()[2:]]
     return [[cell.strip() for cell in row] for row in cells]

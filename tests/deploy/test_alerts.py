@@ -8,11 +8,11 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.exported_metrics import not_exported
+from tests.deploy.pages import RUNBOOK
 from tests.deploy.promtool import check_rules, run_tests
 
 COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
 RULES = [COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
-RUNBOOK = CHECKOUT / "deploy" / "README.md"
 GROUPS = [group for file in RULES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
@@ -448,7 +448,7 @@ def test_alert_says_how_urgent_it_is_what_is_wrong_and_where_its_runbook_is(aler
 
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["labels"]["service"] == "calculation-requests"
-    assert rule["annotations"]["runbook_url"].endswith(f"deploy/README.md#{alert.lower()}")
+    assert rule["annotations"]["runbook_url"].endswith(f"deploy/runbook.md#{alert.lower()}")
     assert f"\n### {alert}\n" in RUNBOOK.read_text()
     for label in re.findall(r"\$labels\.(\w+)", texts):
         assert all(label in labels for labels in fired)

@@ -33,6 +33,7 @@ from tests.deploy.manifests import (
     the_one,
     workloads,
 )
+from tests.deploy.pages import INSTALLATION
 from worker.settings import WorkerSettings
 
 KUBERNETES_VERSION = "1.33"
@@ -48,7 +49,7 @@ EXPECTED_SECRETS = {
 }
 
 OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
-RUNBOOK = (CHECKOUT / "deploy" / "README.md").read_text()
+PAGE = INSTALLATION.read_text()
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -282,7 +283,7 @@ def test_cluster_without_operators_needs_only_one_secret():
 
     assert given == {("calculation-requests", key) for key in OF_THE_SECRET}
     assert versions == {"v1", "apps/v1", "policy/v1", "networking.k8s.io/v1"}
-    assert all(f"`{key}`" in RUNBOOK for key in OF_THE_SECRET)
+    assert all(f"`{key}`" in PAGE for key in OF_THE_SECRET)
 
 
 def test_secrets_that_production_needs_are_made_by_operators_or_documented():
@@ -302,7 +303,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     assert {name for name in used if name in MADE_BY_OPERATORS} == MADE_BY_OPERATORS.keys()
     assert all(used[name] <= keys for name, keys in MADE_BY_OPERATORS.items())
     for name, keys in EXPECTED_SECRETS.items():
-        assert all(f"`{word}`" in RUNBOOK for word in {name, *keys})
+        assert all(f"`{word}`" in PAGE for word in {name, *keys})
 
 
 def test_secrets_made_by_operators_belong_to_objects_that_exist():
@@ -399,7 +400,7 @@ def test_page_says_how_many_connections_an_external_postgres_must_allow():
     pools = sum(count * connections_of("external", name) for name, count in pods.items())
     listening, schema, operators = pods["relay"], pods["api"], 5
 
-    assert f"{pools + listening + schema + operators:.0f} connections" in RUNBOOK
+    assert f"{pools + listening + schema + operators:.0f} connections" in PAGE
 
 
 def test_autoscalers_target_deployments_that_exist_and_set_no_replicas():

@@ -12,7 +12,7 @@ from worker.settings import WorkerSettings
 
 _PAGES = [
     CHECKOUT / "README.md",
-    *sorted(CHECKOUT.glob("[!.]*/README.md")),
+    *sorted(CHECKOUT.glob("[!.]*/*.md")),
     *sorted(CHECKOUT.glob("tests/*/README.md")),
 ]
 # Settings without a default that need not be set, with what the page has in place of one.

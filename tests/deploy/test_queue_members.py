@@ -10,8 +10,9 @@ import pytest
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from tests.deploy.pages import INSTALLATION
 from tests.deploy.promtool import run_tests
-from tests.deploy.test_alerts import GROUPS, RUNBOOK, Case, unit_test_of
+from tests.deploy.test_alerts import GROUPS, Case, unit_test_of
 from tests.harness.queues import declare_topology, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.waiting import eventually
@@ -45,7 +46,7 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker, tmp_p
 
 async def exported_by(port: int) -> list[str]:
     """Return the series of our queues, read as the page says, once there are some of each queue."""
-    (path,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", RUNBOOK.read_text()))
+    (path,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", INSTALLATION.read_text()))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         text = (await client.get(path)).text
     series = [line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("rabbitmq_detailed_")]

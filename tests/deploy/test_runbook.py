@@ -1,4 +1,4 @@
-"""The runbook names commands that exist, every alert, and behaviour that a test shows."""
+"""The pages for operators name commands that exist, every alert, and behaviour that a test shows."""
 
 import re
 
@@ -8,9 +8,10 @@ import pytest
 import service.__main__
 import worker.__main__
 from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.test_alerts import ALERTS, RUNBOOK
+from tests.deploy.pages import RUNBOOK
+from tests.deploy.test_alerts import ALERTS
 
-TEXT = RUNBOOK.read_text()
+TEXT = "\n".join(page.read_text() for page in sorted(RUNBOOK.parent.glob("*.md")))
 # Inline, or a line of a shell block. `…` stands for any command.
 COMMANDS = sorted(
     set(re.findall(r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", TEXT, re.MULTILINE))
@@ -37,7 +38,7 @@ def test_command_can_be_run(command):
 
 
 def test_every_section_on_an_alert_says_what_it_means_and_what_to_do():
-    alerts = f"\n{TEXT}".partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    alerts = RUNBOOK.read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
     sections = dict(section.split("\n", 1) for section in alerts.split("\n### ")[1:])
 
     assert list(sections) == list(ALERTS)

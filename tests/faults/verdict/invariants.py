@@ -233,7 +233,7 @@ def recovery_in_time(record: Record) -> Iterable[str]:
     """Soon after a fault, new requests are published within the bar.
 
     If RabbitMQ does not answer and the machine of a relay vanishes, its lanes are free later, as
-    deploy/README.md says of BROKER_TIMEOUT_SECONDS.
+    deploy/reference.md says of BROKER_TIMEOUT_SECONDS.
     """
     for recovery in record.recoveries:
         bar = record.recovery_bar_seconds
