@@ -41,7 +41,7 @@ def exported_metrics() -> Mapping[str, frozenset[str]]:
 
 
 def our_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series of our processes, as the operators' page lists them, by its name."""
+    """Return the labels of every series of our processes, as deploy/reference.md lists them, by its name."""
     series = dict(_OF_THE_LIBRARY)
     for process in ("both processes", "API", "worker"):
         for name, (labels, is_histogram) in metrics_listed(process).items():

@@ -47,7 +47,7 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
         )
     by_token = await client.get(STRUCTURE)
     listed = await run("service", "conveyancer", "list", "--json", environment=environment)
-    in_a_pod = {**environment, "LOGNAME": "Grace"}  # as `operate` of the runbook sets it
+    in_a_pod = {**environment, "LOGNAME": "Grace"}  # as `operate` in deploy/README.md sets it
     enabled = await run("service", "conveyancer", "enable", CONVEYANCER, environment=in_a_pod)
     after = await statuses(client, created["uuid"])
 
