@@ -1,3 +1,3 @@
-"""The HTTP API, and what both processes share: the tables, the events, the settings."""
+"""The HTTP API, and the code that both processes share: tables, events and settings."""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""The API as a list of its parts."""
+"""Assembles the API from its parts."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,16 +26,16 @@ from service.settings import ServiceSettings
 
 
 def create_app(settings: ServiceSettings) -> ASGIApp:
-    """Return the ASGI application, from its outermost layer. Raises InvalidSetting as `create_api` does."""
+    """Return the ASGI application: the API in its outer layer. Raises InvalidSetting as `create_api` does."""
     return OuterLayer(create_api(settings))
 
 
 def create_api(settings: ServiceSettings) -> Litestar:
-    """Return the routes alone. Raises InvalidSetting when REQUEST_SECRET_KEYS cannot be read."""
+    """Return the API without its outer layer. Raises InvalidSetting if REQUEST_SECRET_KEYS is malformed."""
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            handlers.show_methods,  # First, or Litestar answers OPTIONS itself.
+            handlers.show_methods,  # First: otherwise Litestar answers OPTIONS itself.
             handlers.create_request,
             handlers.list_requests,
             handlers.retrieve_request,
@@ -48,14 +48,14 @@ def create_api(settings: ServiceSettings) -> Litestar:
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=None,  # contracts/openapi.py makes the document.
+        openapi_config=None,  # contracts/openapi.py generates the document.
         logging_config=None,  # telemetry/logs.py configures logging.
     )
 
 
 @get([*probes.PATHS])
 async def answer_probe(request: ApiRequest[None]) -> Response:
-    """Answer a probe: anyone may call it."""
+    """Answer a probe. It needs no authentication."""
     return await probes.answer(request.scope["path"], request.app.state.checks)
 
 
@@ -63,7 +63,7 @@ async def answer_probe(request: ApiRequest[None]) -> Response:
 async def _lifespan(
     app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
 ) -> AsyncIterator[None]:
-    """Open what the handlers work with, and close it in reverse."""
+    """Open the resources that the handlers use, and close them in reverse order."""
     seconds = settings.database_timeout_seconds
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))

@@ -1,7 +1,7 @@
-"""What the commands of `python -m service` and `python -m worker` share, on top of click.
+"""The code that the commands of `python -m service` and `python -m worker` share, on top of click.
 
-A command is an async function that returns its Answer. It stands below click's decorators and `@answering`.
-Errors for the operator, click.ClickException and those that `run` expects, are printed as one line.
+A command is an async function that returns an Answer, below click's decorators and `@answering`.
+click.ClickException and the errors that `run` expects are printed as one line for the operator.
 """
 
 import asyncio
@@ -57,13 +57,13 @@ class Answer(msgspec.Struct, frozen=True):
 
     @classmethod
     def listing(cls, found: Sequence[msgspec.Struct]) -> "Answer":
-        """Return the answer of a command that lists things of one kind: a column for each field."""
+        """Return the answer of a command that lists structs of one type, with a column for each field."""
         headings = found[0].__struct_fields__ if found else ("none",)
         return cls(found, table(headings, map(msgspec.structs.astuple, found)))
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
-    """Run one command and return its exit status: 2 on bad usage; 1, and one line on stderr, on failure."""
+    """Run one command and return its exit status: 2 for bad usage; 1 for a failure, which it prints."""
     try:
         status: int | None = program.main(list(words), prog_name=program.name, standalone_mode=False)
     except click.UsageError as error:
@@ -77,12 +77,12 @@ def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Excep
 
 
 def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[..., int]:
-    """Make an async function a callback of click, which prints its answer. Adds --json."""
+    """Turn an async function into a click callback that prints its answer. Adds --json."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
     @functools.wraps(function)
     def callback(*, as_json: bool, **arguments: Any) -> int:  # noqa: ANN401 - click's
-        # Only the answer is printed. The libraries log what they also raise.
+        # Only the answer is printed. The libraries raise the errors that they log.
         logging.disable()
         structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
         try:
@@ -98,11 +98,11 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
 
 def show(answer: Answer, *, as_json: bool) -> None:
     """Print an answer to stdout."""
-    # json escapes what is not ASCII: control and bidirectional characters could manipulate the terminal.
+    # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
     click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
 
 
-# Types of arguments, for click's `type=`.
+# Argument types, for click's `type=`.
 
 
 def line(text: str) -> str:
@@ -123,14 +123,14 @@ def uuid(text: str) -> UUID:
 
 
 def time(text: str) -> datetime:
-    """Read a time in ISO 8601, UTC without an offset, or a span before now, such as 90m, 2h or 3d."""
+    """Read an ISO 8601 time, in UTC unless it has an offset, or a span before now, such as 90m, 2h or 3d."""
     if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
         return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
         read = datetime.min  # noqa: DTZ901 - refused below
-    if not 1970 < read.year < MAXYEAR:  # no request can be as old, and commands calculate with times
+    if not 1970 < read.year < MAXYEAR:  # no request is that old; calculating with later times overflows
         raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
@@ -142,7 +142,7 @@ POSITIVE = click.IntRange(1, 100_000_000)
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --note to a command that changes something. It gets them as *by*."""
+    """Add the options --by and --note to a command that changes something. It receives both as *by*."""
 
     @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; else the login.")
     @click.option("--note", metavar="TEXT", type=line, help="Why; no personal data.")
@@ -162,9 +162,9 @@ def _login() -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a long command is, and the time left: on a terminal only, and not with --json.
+    """Show the progress of a long command and the time left, on a terminal only and not with --json.
 
-    Lends the function that adds steps that are done.
+    Yields a function that adds completed steps.
     """
     hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
     with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
@@ -175,9 +175,9 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 async def postgres(
     *, checks_schema: bool = True, statement_seconds: float | None = _STATEMENT_SECONDS
 ) -> AsyncIterator[Connection]:
-    """Lend a direct connection to Postgres, which may be a standby as long as the command only reads.
+    """Open a direct connection to Postgres. A standby is enough for commands that only read.
 
-    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated, and ClickException if a lock is held for long.
+    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated, or ClickException on a lock timeout.
     """
     try:
         connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
@@ -214,7 +214,7 @@ async def _connect(url: str, statement_seconds: float | None) -> Connection:
             server_settings={"application_name": "calculation-requests operator"},
         )
     except ValueError as error:
-        if outages.is_outage(error):  # A certificate that is refused may be renewed.
+        if outages.is_outage(error):  # A rejected certificate may be renewed.
             raise
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
 
@@ -243,7 +243,7 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* with control and bidirectional characters escaped: they could manipulate the terminal."""
+    """Return *text* with control and bidirectional characters escaped, which could manipulate a terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

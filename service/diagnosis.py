@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong, and what to do first. The checks of both processes, and how they are run."""
+"""`doctor` says what is wrong and what to do first: how checks run, and the checks of both processes."""
 
 import asyncio
 import socket
@@ -21,11 +21,11 @@ from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting, Settings
 
-CHECK_SECONDS = 10.0  # for each, side by side
+CHECK_SECONDS = 10.0  # for each check; they run concurrently
 APP_SECONDS = 5.0
 WATCH_SECONDS = 5.0
 
-# What is wrong, by the class of the error, which the words may format.
+# What is wrong, by class of error. The text may contain the error, as `{0}`.
 Reasons: TypeAlias = Mapping[type[BaseException], str]
 _REASONS: Reasons = {
     ssl.SSLError: "the TLS handshake failed",
@@ -45,7 +45,7 @@ _REASONS: Reasons = {
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of a check, and what to do if something is wrong. It contains no secret."""
+    """The result of a check, and what to do if something is wrong. It contains no secrets."""
 
     state: Literal["wrong", "warning", "ok"]
     check: str
@@ -54,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check of a server: the variables it needs, and what to do if it raises, which is a finding, too."""
+    """A check of a server: the variables that it needs, and what to do if it raises an error."""
 
     name: str
     needs: Collection[str]
@@ -64,7 +64,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 async def answer(examine: Callable[[], Awaitable[list[Finding]]], *, watch: bool) -> Answer:
-    """Return what *examine* finds, what is wrong first. With *watch*, print it every few seconds instead."""
+    """Return the findings of *examine*, worst first. With *watch*, print them every few seconds instead."""
     while True:
         findings = sorted(await examine(), key=lambda each: ("wrong", "warning", "ok").index(each.state))
         width = max(len(finding.check) for finding in findings)
@@ -84,10 +84,10 @@ async def answer(examine: Callable[[], Awaitable[list[Finding]]], *, watch: bool
 async def diagnose(
     problems: Mapping[str, str], parsers: Mapping[str, Callable[[], object]], checks: Iterable[Check]
 ) -> list[Finding]:
-    """Return a finding for each bad variable, and those of *checks*, which run side by side.
+    """Return a finding for each bad variable, and the findings of *checks*, which run concurrently.
 
-    *problems* are those of `settings.examine`. *parsers* raise InvalidSetting for what the form of a
-    variable does not show.
+    *problems* come from `settings.examine`. *parsers* look more closely at variables without a problem, and
+    raise InvalidSetting.
     """
     bad = dict(problems)
     for variable in parsers.keys() - problems.keys():
@@ -109,14 +109,14 @@ async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             async for finding in check.run():
-                found.append(finding)  # noqa: PERF401 - what was found before an error is kept
-    except Exception as error:  # noqa: BLE001 - whatever a server answers, the other findings are shown
+                found.append(finding)  # noqa: PERF401 - findings before an error are kept
+    except Exception as error:  # noqa: BLE001 - a failing check must not hide the other findings
         found.append(Finding("wrong", check.name, reason(error, check.reasons), check.do))
     return found
 
 
 def reason(error: BaseException, reasons: Reasons = _REASONS) -> str:
-    """Return why a server is unavailable. Addresses are left out: they may contain passwords."""
+    """Return why a server is unavailable, without addresses, because they may contain passwords."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -134,7 +134,7 @@ Part = Callable[[Connection], AsyncIterator[Finding]]
 
 
 def postgres_check(settings: Settings, *parts: Part) -> Check:
-    """Return the check of Postgres, with what else one process looks for in its tables."""
+    """Return the check of Postgres. *parts* are further checks that one process makes in its tables."""
 
     async def run() -> AsyncIterator[Finding]:
         connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
@@ -154,7 +154,7 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
 
 
 async def _try_to_write(connection: Connection) -> None:
-    """Write ten pages, for which a full disk has no room, with the locks of a create. Then roll back."""
+    """Write ten pages and roll back. This fails if the disk is full."""
     writing = connection.transaction()
     await writing.start()
     await connection.execute("SET LOCAL lock_timeout = '1s'")
@@ -171,11 +171,11 @@ async def _try_to_write(connection: Connection) -> None:
 
 def _secret_keys(text: str | None) -> Part:
     async def check(connection: Connection) -> AsyncIterator[Finding]:
-        """Look for keys that were in use and are missing, and for others under their ids."""
+        """Look for keys that were used and are now missing, and for ids that now name another key."""
         try:
             ring = SecretKeyRing.parse(text or "")
         except InvalidSetting:
-            return  # A finding of the settings.
+            return  # The settings have a finding for it.
         used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
         looking = connection.transaction()
         await looking.start()
@@ -202,7 +202,7 @@ _USED_KEYS = """
 
 
 def app_check(settings: Settings) -> Check:
-    """Return the check of the customer's application: the links in e-mails lead there."""
+    """Return the check of the customers' application, to which the links in e-mails lead."""
     do = "customers cannot use their links: is APP_URL right, and the application well?"
 
     async def run() -> AsyncIterator[Finding]:
@@ -210,7 +210,7 @@ def app_check(settings: Settings) -> Check:
             status = await asyncio.to_thread(_status_of, settings.app_url)
         except OSError as error:
             says = reason(error)
-            # A worker's network policy may let nothing out to it.
+            # A worker's network policy may block the way to it.
             yield Finding("warning" if says == _REASONS[TimeoutError] else "wrong", "application", says, do)
             return
         fault = Finding("wrong", "application", f"it answers {status}", do)

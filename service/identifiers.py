@@ -33,7 +33,7 @@ def uuid_of(request_id: UUID) -> str:
 
 
 def parse_uuid(text: str) -> UUID | None:
-    """Return the id that *text* is the `req_…` form of, or None if it is not one."""
+    """Return the id whose `req_…` form is *text*, or None if *text* is malformed."""
     if not _SHAPE.fullmatch(text):
         return None
     number = 0

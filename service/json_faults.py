@@ -1,11 +1,11 @@
-"""What msgspec finds wrong with JSON, in the words of JSON, and without quoting any of it."""
+"""Describes msgspec's errors in terms of JSON, without quoting the input."""
 
 import re
 from functools import lru_cache
 
 import msgspec
 
-# What msgspec raises for input that is not what was asked for.
+# The errors that msgspec raises for malformed or unexpected input.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean"} | {
@@ -13,7 +13,7 @@ _TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "
     "array": "an array",
 }
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
-# What quotes the value, or our pattern for it.
+# Messages that quote the value, or our pattern for it.
 _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)
 
 
@@ -32,16 +32,16 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     return str(error).removeprefix("JSON is malformed: ")
 
 
-@lru_cache(maxsize=256)  # It took half of the time of a refusal.
+@lru_cache(maxsize=256)  # Uncached, this took half the time of a rejection.
 def in_json_words(problem: str) -> str:
-    """Return a problem as msgspec reports it, with the types of JSON in place of Python's."""
+    """Return a problem that msgspec reported, with JSON's type names in place of Python's."""
     return _QUOTED_TYPES.sub(
         lambda types: " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ")), problem
     )
 
 
 def describe(error: msgspec.ValidationError) -> str:
-    """Return what is wrong and in which field, such as `data.calculation_id`: never its value."""
+    """Return what is wrong and in which field, such as `data.calculation_id`, but never its value."""
     problem, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").removeprefix(".")
     reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))

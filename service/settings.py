@@ -12,25 +12,25 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
 # The part of a server's URL after `scheme://`. It is checked here because the libraries that parse it later
-# quote what they reject: they take part of a password that contains a `/` for the port.
+# quote what they reject. If a password contains a `/`, they take part of it for the port.
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
-# Several hosts are allowed, and none: `?host=` may name them.
+# Several hosts are allowed. So is none, because `?host=` may name them.
 _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
-# Shown to callers, and its origin is part of a header: no user or password, and a plain host.
+# Shown to callers, and its origin goes into a header, so it has a plain host, and no user or password.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 
 
 # Shares of `database_timeout_seconds`. Durations are named `seconds`, monotonic deadlines `until`.
-CONNECT_SHARE = 0.8  # for connecting, which so fails before the deadline of the caller
-QUEUE_SHARE = 0.5  # for the wait for a connection: after a longer one too little time is left
-JOIN_SHARE = 0.75  # that the leader of a group commit has left while others may join it
-SLOW_SHARE = 0.25  # from which on a group commit is slow
-KEY_WAIT_SHARE = 0.4  # for the wait of a create for another one with its idempotency key
+CONNECT_SHARE = 0.8  # for connecting, so that it fails before the caller's deadline
+QUEUE_SHARE = 0.5  # for waiting for a connection; after a longer wait too little time is left
+JOIN_SHARE = 0.75  # that the leader of a group commit must have left for others to join
+SLOW_SHARE = 0.25  # from which a group commit counts as slow
+KEY_WAIT_SHARE = 0.4  # for a create to wait for another one with the same idempotency key
 
 
 class InvalidSetting(Exception):
@@ -38,7 +38,7 @@ class InvalidSetting(Exception):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
-    """What both processes need. Durations are in seconds."""
+    """The settings of both processes. Durations are in seconds."""
 
     database_url: PostgresUrl
     app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
@@ -53,22 +53,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
 
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):
-    """What the API needs. It gets no broker address, because the outbox is its only way out."""
+    """The settings of the API. It gets no broker address, because it publishes only through the outbox."""
 
     port: Port = 8000
-    # Longer than proxies keep theirs, or a request over a connection that is just closed would get their 502.
+    # Longer than proxies keep theirs: otherwise they could use a connection as we close it, and answer 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
     auth_issuer: NonBlank
     auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
     auth_token_url: PublicUrl | None = None
     auth_tenant_claim: NonBlank = "client_id"
-    auth_internal_clients: str = ""  # client ids, with commas between them
+    auth_internal_clients: str = ""  # comma-separated client ids
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
-    """What a command needs that uses nothing but Postgres."""
+    """The settings of a command that uses only Postgres."""
 
     database_url: PostgresUrl
 
@@ -79,7 +79,7 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> AnyStruct:
     """Read the settings of one process from *environment*. An empty variable counts as unset.
 
-    Raises InvalidSetting, which names the variable but never shows its value: it may be a password.
+    Raises InvalidSetting, which names the variable but not its value, because that may be a password.
     """
     settings, problems = examine(kind, environment)
     for problem in problems.values():
@@ -92,7 +92,7 @@ def examine(
 ) -> tuple[AnyStruct, dict[str, str]]:
     """Read all valid settings, and return a problem for every variable that is missing or invalid.
 
-    An invalid setting has its default, or None if it has none: check the problems before using the settings.
+    Check the problems first: a missing or invalid setting has its default, or None if it has none.
     """
     values: dict[str, Any] = {}
     problems = {}

@@ -1,4 +1,4 @@
-"""Single lines of text, such as names, references and identifiers, and the characters they may have."""
+"""The rules for single lines of text, such as names and references: which characters they may contain."""
 
 import re
 from typing import Literal, NamedTuple
@@ -6,22 +6,22 @@ from typing import Literal, NamedTuple
 CHARACTERS = 255
 
 # Control characters, line and paragraph separators, and the bidirectional controls of UAX #9, which can make
-# a name read as another one. This and the next two constants go inside classes of regular expressions, some
-# of them in the OpenAPI document.
+# one name look like another. This and the next two constants go inside character classes of regular
+# expressions, some of them in the OpenAPI document.
 FORBIDDEN = r"\u0000-\u001f\u007f-\u009f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SPACES = r" \u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 
-# Characters that show nothing on their own: Default_Ignorable_Code_Point of DerivedCoreProperties.txt
-# (Unicode 16.0), the annotation characters U+FFF9 to U+FFFB, the blanks that Unicode counts among letters and
-# symbols, and the combining marks that belong to no script. Those of a script would take hundreds of ranges,
-# and fonts show them on a dotted circle.
+# Characters that are invisible on their own: Default_Ignorable_Code_Point of DerivedCoreProperties.txt
+# (Unicode 16.0), the annotation characters U+FFF9 to U+FFFB, the blanks that Unicode classifies as letters or
+# symbols, and the combining marks that belong to no script. The combining marks of scripts are not listed:
+# they would take hundreds of ranges, and fonts show them on a dotted circle.
 INVISIBLE = (
     r"\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
     r"\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f"
 )
 
-# Not in the OpenAPI document: without its flag `u`, JavaScript refuses ranges of characters beyond U+FFFF.
+# Not in the OpenAPI document, because JavaScript rejects ranges beyond U+FFFF without the flag `u`.
 _INVISIBLE_BEYOND_FFFF = (
     "\U00013441\U00013442\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
@@ -31,7 +31,7 @@ _SHOWN = re.compile(f"[^{FORBIDDEN}{SPACES}{INVISIBLE}{_INVISIBLE_BEYOND_FFFF}]"
 
 
 class Fault(NamedTuple):
-    """Why a text is refused: a code, and a sentence for the person who wrote it."""
+    """Why a text is rejected: a code, and a message for its author."""
 
     code: Literal["blank", "invalid_characters"]
     message: str
@@ -44,12 +44,12 @@ _INVALID_CHARACTERS = Fault(
 
 
 def check_line(value: str) -> Fault | None:
-    """Return why *value* is not a single line of text, if it is not."""
+    """Return the fault of *value*, or None if it is a single line of text."""
     return _INVALID_CHARACTERS if _FORBIDDEN.search(value) else None
 
 
 def check_filled_line(value: str) -> Fault | None:
-    """Return why *value* is not a single line of text that shows something, if it is not."""
+    """Return the fault of *value*, or None if it is a single line of text with a visible character."""
     if not value.strip():
         return BLANK
     if value.isascii() and value.isprintable():  # The usual case, and quick to check.
@@ -58,5 +58,5 @@ def check_filled_line(value: str) -> Fault | None:
 
 
 def is_blank(value: str) -> bool:
-    """Whether nothing in *value* is visible: only spaces, controls, joiners, fillers and lone marks."""
+    """Whether *value* has no visible character: only spaces, controls, joiners, fillers and lone marks."""
     return not _SHOWN.search(value)

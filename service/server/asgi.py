@@ -17,12 +17,12 @@ Header: TypeAlias = tuple[bytes, bytes]  # the name in lower case, and the value
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return the values of a header; *name* is in lower case. Litestar would decode all headers."""
+    """Return the values of the header *name*, in lower case. Litestar would decode every header."""
     return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response and ASGI application. Litestar sends it without a `Response`, which takes 16 µs."""
+    """A response that is an ASGI application. Litestar sends it as it is; its own `Response` takes 16 µs."""
 
     status: HTTPStatus
     headers: Sequence[Header]

@@ -1,4 +1,4 @@
-"""Background work: restarted when it fails, cancelled with the resource that it belongs to."""
+"""Background work: restarted when it fails, cancelled when the block around it ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run *work* until it returns; restart it after a pause whenever it fails.
 
-    A CancelledError is a failure, too, unless this task is being cancelled: aiormq raises it by itself.
+    A CancelledError is a failure unless this task is being cancelled, because aiormq raises it on its own.
     """
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()
@@ -37,7 +37,7 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
         except (
             Exception,
             asyncio.CancelledError,
-        ) as error:  # An unforeseen error must not stop the work for good.
+        ) as error:  # An unforeseen error must not stop the work permanently.
             is_ending = task is not None and task.cancelling() > 0
             if is_ending and isinstance(error, asyncio.CancelledError):
                 raise

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on what a caller may hold."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on the memory and time of a caller."""
 
 import asyncio
 from http import HTTPStatus
@@ -21,18 +21,18 @@ _HEAD_TOO_LARGE = (
     f"There are more than {LARGEST_HEAD // 1024} KiB of headers, or more than {MOST_HEADERS}: send less.",
 )
 _UNKNOWN_CODING = HTTPStatus.NOT_IMPLEMENTED, "The only Transfer-Encoding that is served is chunked."
-# How soon a connection is closed in favour of another: see `HttpProtocol.expendability`.
+# The order in which connections are closed to make room: see `HttpProtocol.expendability`.
 _IDLE, _SLOW, _BUSY = range(3)
 
 
 class UnparsedInput(FlowControl):
-    """What was received and is not parsed yet. Reading stays paused while there is any."""
+    """Received bytes that are not parsed yet. Reading stays paused while there are any."""
 
     unparsed = b""
     parsed_to = 0
 
     def resume_reading(self) -> None:
-        """Read on, unless something is left to parse."""
+        """Resume reading, unless bytes are left to parse."""
         if not self.unparsed:
             super().resume_reading()
 
@@ -40,8 +40,8 @@ class UnparsedInput(FlowControl):
 class JoinedWrites:
     """A transport that sends all small writes of one turn of the event loop together.
 
-    uvicorn writes the head and the body of an answer separately. The second call takes a tenth of the
-    processor time of a create. A large body is not copied: many slow readers may share it.
+    uvicorn writes the head and the body of a response separately, and the second system call takes a tenth
+    of a create's processor time. Large bodies are not copied, because many slow readers may share one.
     """
 
     written = 0  # bytes
@@ -78,24 +78,24 @@ class JoinedWrites:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with bounds on what a caller may hold, see `limits`.
+    """uvicorn's HTTP/1.1 within the bounds of `limits`.
 
-    While a request is answered at most one other waits on the connection, and the rest is not parsed. What is
-    no request yet is refused in plain text, and so are bodies that another server could frame differently.
+    While a request is in flight, at most one more waits on the connection; later input is not parsed. Input
+    that is no request, or that another server could frame differently, is rejected in plain text.
     """
 
     flow: UnparsedInput
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
-    _since = 0.0  # when the caller was to send the next part
-    _deadline: float | None = None  # for that part; None while an answer is made
-    _received = 0  # bytes since a head or the latest piece of its body began: the parser keeps a whole header
-    _read_since, _read = 0.0, 0  # when the bytes of our answers that the caller has read were last counted
+    _since = 0.0  # when we began to wait for the next part
+    _deadline: float | None = None  # for that part; None while a request is in flight
+    _received = 0  # bytes since a head or the last piece of body began: the parser buffers whole headers
+    _read_since, _read = 0.0, 0  # when we last counted how many bytes the caller has read, and that count
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the head of a request. If there are too many connections, close another one.
 
-        That is the one that has been idle for longest. If none is idle, it is the one that has kept us
-        waiting for longest, for the rest of a request or to read an answer.
+        The one that has been idle longest is closed. If none is idle, it is the one that has kept us waiting
+        longest, to send a request or to read a response. If all others are busy, it is this one.
         """
         self._writes = JoinedWrites(transport, self.loop)
         super().connection_made(self._writes)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
             (self if longest.expendability()[0] == _BUSY else longest).cut_off()
 
     def expendability(self) -> tuple[int, float]:
-        """Return a key that is lower the sooner this connection may be closed in favour of another."""
+        """Return a sort key: the connection with the lowest one is the first to be closed to make room."""
         if self.unread:
             return _SLOW, self._read_since
         if self._deadline is None:
@@ -118,26 +118,26 @@ class HttpProtocol(HttpToolsProtocol):
         return _IDLE if self._reading == "nothing" else _SLOW, self._since
 
     def cut_off(self) -> None:
-        """Drop the connection, whatever its caller has not read."""
+        """Drop the connection, even if its caller has not read everything."""
         self.connections.discard(self)
         self.transport.abort()
 
     def _expect(self, seconds: float) -> None:
-        """Start the clock for what the caller has to send next."""
+        """Set the deadline for the next part that the caller has to send."""
         self._since = self.loop.time()
         self._deadline = self._since + seconds
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*, at once or when a request on this connection is answered."""
+        """Parse *data*, at once or after earlier requests on this connection have been answered."""
         self.flow.unparsed = self.flow.unparsed[self.flow.parsed_to :] + data
         self.flow.parsed_to = 0
         self._parse_received()
 
     def _parse_received(self) -> None:
-        """Parse until a request waits for the one before it. Refuse what is not HTTP, and too large a head.
+        """Parse until one request waits behind another. Reject what is not HTTP, and too large a head.
 
-        A message ends where a head does, or before the next one. So at most one head is parsed at a time:
-        otherwise one read of 256 KiB could hold 14,000 requests.
+        A message ends with its head, or before the next head. So the parser gets at most one end of a head at
+        a time: one read of 256 KiB could contain 14,000 requests.
         """
         data, start = self.flow.unparsed, self.flow.parsed_to
         while start < len(data):
@@ -167,9 +167,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
 
         Java's HttpClient offers HTTP/2 with each request. After an offer the parser leaves the rest to the
-        other protocol: the body would be lost, or taken for the next request. So the parser is given a head
-        again, with any request line and without the offer, and expects the body that the first one announced.
-        The application has been started with the first: in state "body" the `on_…` methods ignore a head.
+        other protocol. The body would be lost, or parsed as the next request. So we feed the parser a second
+        head that announces the same body, without the offer. The application was started with the first head,
+        and in state "body" the `on_…` methods ignore the second.
         """
         while True:
             try:
@@ -199,7 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header. Trailers are ignored: a gateway may have checked the headers only."""
+        """Keep a header. Trailers are ignored, because a gateway may have checked only the headers."""
         if self._reading == "head":
             super().on_header(name, value)
 
@@ -225,12 +225,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._expect(limits.BODY_SECONDS)
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body. The framing or trailers after it may be as large as a head."""
+        """Keep a piece of the body. Framing or trailers after it may be as large as a head."""
         self._received = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the clock until the answer is sent; it may have been sent before the body was read."""
+        """Clear the deadline until the response is sent. It may be sent before the body has been read."""
         if self.parser.should_upgrade():
             return  # The body follows: see `_parse`.
         self._reading = "nothing"
@@ -241,7 +241,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Do as uvicorn does, but without its timer for an idle connection, which costs every request."""
+        """Do what uvicorn does, except for its keep-alive timer, which costs time on every request."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -254,10 +254,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def end_if_overdue(self, now: float) -> None:
-        """Cut off a caller that has been too slow to send the next part or to read its answers.
+        """Cut off a caller that has been too slow to send the next part or to read its responses.
 
-        A caller is not to blame while the server has paused reading. The application itself bounds the time
-        for a body that it reads.
+        While the server has paused reading, the caller is not at fault. The application itself bounds the
+        time for reading a body.
         """
         read = self._writes.written - self.unread
         if not self.unread or now - self._read_since >= limits.BODY_SECONDS:
@@ -274,11 +274,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def unread(self) -> int:
-        """The number of bytes of our answers that the caller has not read."""
+        """The number of bytes of our responses that the caller has not read."""
         return self.transport.get_write_buffer_size()
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Answer what is no request, and close. An earlier request is answered first, and is the last."""
+        """Reject invalid input, and close. If an earlier request is in flight, only that one is answered."""
         if self.transport.is_closing():
             return
         latest: RequestResponseCycle | None = self.cycle  # None before the first, contrary to uvicorn's type

@@ -15,8 +15,8 @@ from service.server.asgi import ASGIApp
 from service.server.http_protocol import HttpProtocol
 from service.settings import InvalidSetting
 
-_SWEEP_SECONDS = 1.0  # between two looks for overdue callers
-# A request or an event frees nearly all it allocates without the collector, so collections may be rare.
+_SWEEP_SECONDS = 1.0  # between two checks for overdue callers
+# Nearly all that a request or an event allocates is freed without the collector, so it may run rarely.
 _OBJECTS_PER_COLLECTION = 10_000
 
 
@@ -26,13 +26,13 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        # Errors of name resolution have negative numbers, which strerror does not know.
+        # Name resolution errors have negative numbers, which strerror does not know.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
         raise InvalidSetting(f"cannot listen on {host}:{port} ({reason})") from None
 
 
 def spare_loaded_objects() -> None:
-    """Exempt all modules from collections: scanning their 70,000 objects stops the event loop for 50 ms."""
+    """Exempt loaded modules from collections: scanning 70,000 objects blocks the event loop for 50 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
@@ -54,9 +54,9 @@ async def serve(
     shutdown_seconds: float,
     keep_alive_seconds: int = 5,
 ) -> None:
-    """Serve until *stop*, then finish the current requests, in at most *shutdown_seconds*.
+    """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
-    An application whose startup fails ends the process; its log says why.
+    If the application fails to start, the process ends. The log says why.
     """
     config = uvicorn.Config(
         app,
@@ -67,7 +67,7 @@ async def serve(
         access_log=False,
         log_config=None,
         server_header=False,
-        reset_contextvars=True,  # Else a pipelined request would continue the trace of the one before.
+        reset_contextvars=True,  # Otherwise a pipelined request would continue the trace before it.
         timeout_keep_alive=keep_alive_seconds,
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )
@@ -75,7 +75,7 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """A server that is one part of a process: it handles no signals, and stops on an event."""
+    """A server that handles no signals and stops on an event, because it is only part of a process."""
 
     def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
         super().__init__(config)
@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
         while not self._stop.is_set():
             await self.on_tick(0)  # updates the Date header
             now = asyncio.get_running_loop().time()
-            # All connections at once: a timer for each request would cost every request.
+            # One pass over all connections: a timer for each request would cost more.
             end_overdue(self.server_state.connections, now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
@@ -97,7 +97,7 @@ class _Server(uvicorn.Server):
 
 
 def end_overdue(connections: Iterable[object], now: float) -> None:
-    """Cut off callers that are too slow, and the slowest readers while too much is unread by all together."""
+    """Cut off overdue callers, then the slowest readers until the total of unread bytes is in bounds."""
     ours = [each for each in connections if isinstance(each, HttpProtocol)]
     for connection in ours:
         connection.end_if_overdue(now)

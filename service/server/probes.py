@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`: beside the routes of the API, and alone in the worker."""
+"""`/livez`, `/readyz` and `/metrics`: next to the API's routes, and on their own in the worker."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
 
-# Raises an error while the process cannot do its work. Returns what is wrong if it should get work even so.
+# Raises an error if the process cannot work. Returns a warning if it can work but something is wrong.
 Check: TypeAlias = Callable[[], Awaitable[str | None]]
 Checks: TypeAlias = Mapping[str, Check]
 ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
@@ -33,9 +33,9 @@ class NotReady(Exception):
 def lasting(check: Check, pool: Pool) -> Check:
     """Return a check of Postgres that, once passed, runs again only while the pool has no open connection.
 
-    An unreachable Postgres does not fail it then: it is unreachable for every API at once, and if none were
-    ready, callers would get the ingress's answer instead of our 503. A rejected login or an outdated schema
-    may concern this process alone, so it does. Workers do not use this, because no callers depend on them.
+    From then on an unreachable Postgres does not fail it, because that affects every API process. If none
+    were ready, callers would get the ingress's error instead of our 503. A rejected login or an outdated
+    schema fails it, because it may affect only this process. Workers do not use this: they have no callers.
     """
     has_passed = False
 
@@ -59,7 +59,7 @@ def lasting(check: Check, pool: Pool) -> Check:
 
 
 async def answer(path: str, checks: Checks, read_gauges: ReadGauges | None = None) -> Response:
-    """Return the answer to GET for one of PATHS. Gauges whose values are in Postgres are read first."""
+    """Return the response to GET on one of PATHS. For /metrics, gauges from Postgres are read first."""
     match path:
         case "/livez":
             return _in_json(HTTPStatus.OK, {"status": "alive"})
@@ -78,7 +78,7 @@ def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
 
 
 async def _result(check: Check) -> tuple[bool, str]:
-    """Return whether the process may get work, and the state of what was checked."""
+    """Return whether the process may get work, and the state that the check found."""
     try:
         return True, await check() or "ok"
     except (NotReady, PostgresUnavailable, SchemaOutdated) as error:
