@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
-    """Run one command and return its exit status: 2 for bad usage; 1 for a failure, which it prints."""
+    """Run one command and return its exit status: 2 on bad usage; on failure 1, and one line on stderr."""
     try:
         status: int | None = program.main(list(words), prog_name=program.name, standalone_mode=False)
     except click.UsageError as error:
@@ -177,7 +177,7 @@ async def postgres(
 ) -> AsyncIterator[Connection]:
     """Open a direct connection to Postgres. A standby is enough for commands that only read.
 
-    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated, or ClickException on a lock timeout.
+    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated; ClickException without a lock or privilege.
     """
     try:
         connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)

@@ -1,1 +1,1 @@
-"""What workers and operators do to the requests of every conveyancer. The API uses none of it."""
+"""Changes that workers and operators make to requests of any conveyancer. The API does not use them."""

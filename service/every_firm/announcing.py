@@ -1,6 +1,6 @@
-"""Changes of locked requests, and the events that announce them.
+"""Changes to locked requests, and the events that announce them.
 
-A transaction locks the requests first and then their e-mails, so that no two deadlock.
+A transaction locks requests before their e-mails, so that no two transactions deadlock.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,11 +21,11 @@ async def lock(
 ) -> dict[UUID, EventSource]:
     """Lock the rows of these requests until the transaction ends, and return those that exist.
 
-    So the events of each stay in order. The rows are locked in the order of their ids, so that transactions
-    with several requests do not deadlock.
+    The locks keep each request's events in order. Rows are locked in the order of their ids, so that
+    transactions with several requests do not deadlock.
 
-    If it does not wait, rows that another transaction has locked are left out. So one that is locked for
-    minutes, by hand for instance, does not delay a batch.
+    Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
+    minutes, for instance by hand, does not delay a batch.
     """
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     return {row["id"]: EventSource(*row) for row in rows}
@@ -80,27 +80,27 @@ async def announce(connection: Connection, announcements: Sequence[Announcement]
 
 
 class EmailEnd(msgspec.Struct, frozen=True):
-    """An e-mail that was sent, or has failed for a reason."""
+    """How a pending e-mail ended: it was sent, or failed for a reason."""
 
     event_id: str
     request_id: UUID
-    reply: str | None  # the mail server's, or our own words
+    reply: str | None  # the mail server's, or our own text
     reason: Reason | None = None  # None: sent
     smtp_code: int = 0
     traceparent: str | None = None
 
     @property
     def label(self) -> Literal["sent", "failed"]:
-        """The state of the e-mail from then on."""
+        """The final state of the e-mail."""
         return "sent" if self.reason is None else "failed"
 
 
 async def announce_ends(
     connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, EventSource]
 ) -> None:
-    """Record the ends of pending e-mails and announce them. Their rows and those of *requests* are locked.
+    """Record and announce how pending e-mails ended. Their rows and the rows of *requests* must be locked.
 
-    The claims are not checked: a mail server's reply holds even if another process has taken the e-mail over.
+    Claims are not checked: the mail server's reply is valid even if another process has claimed the e-mail.
     """
     if not ends:
         return
@@ -125,7 +125,7 @@ async def announce_ends(
     await announce(connection, announcements)
 
 
-# An operator who cancels an e-mail makes no attempt at it.
+# Cancelling an e-mail is not counted as an attempt.
 _END = """
     UPDATE email
        SET state = CASE WHEN ended.reason IS NULL THEN 'sent' ELSE 'failed' END,

@@ -1,7 +1,7 @@
-"""How operators change the e-mails of requests: they cancel pending ones, and add further ones.
+"""Changes that operators make to the e-mails of requests: cancelling pending ones, and adding new ones.
 
-The first e-mail of a request is brought about by its request.created, and identified by the id of that event.
-The event_id of the others is that of the first one and a number, from 2 on. The Message-ID is made from it.
+The e-mail key (`event_id`) of a request's first e-mail is the id of its request.created, which causes it.
+Later e-mails add a number to this key, from 2 on. The Message-ID is made from the key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from service.postgres.pool import Connection
 
 
 async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> str | None:
-    """End the pending e-mails of a locked request unsent, and record that another is to be sent.
+    """Cancel the pending e-mails of a locked request, and record that a new one is to be sent.
 
-    Returns its event_id. It is the first e-mail if request.created has not been consumed: the consumer then
-    adds none. Without *sends* no e-mail is sent, not even that one.
+    Returns its e-mail key. If request.created has not been consumed, the new e-mail is the first one, and the
+    consumer adds none. Without *sends* no e-mail is sent at all.
     """
-    # Waits for a consumer that is adding this e-mail, so that it is seen below.
+    # This waits for a consumer that is adding the e-mail, so that the e-mail is seen below.
     if await _add_first(connection, [request_id]) and sends:
         return first_event_id(request_id)
     await cancel(connection, [request_id])
@@ -33,9 +33,9 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
 
 
 async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """End the pending e-mails of these requests unsent, in the caller's transaction, also those not begun.
+    """Cancel the pending e-mails of these requests in the caller's transaction, even if not recorded yet.
 
-    Returns their event_ids, by request. An e-mail that a worker has claimed may be sent all the same: the
+    Returns their e-mail keys by request. An e-mail that a worker has claimed may still be sent, because the
     worker may have read its row already.
     """
     requests = await announcing.lock(connection, request_ids)
@@ -60,12 +60,12 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
 
 
 def first_event_id(request_id: UUID) -> str:
-    """Return the event_id of the first e-mail of a request."""
+    """Return the e-mail key of a request's first e-mail."""
     return events.event_id(uuid_of(request_id), RequestCreated.type, 1)
 
 
 async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> bool:
-    """Add the first e-mails of locked requests, those that do not exist. False when there is none to add."""
+    """Add the missing first e-mails of locked requests. Returns False if none was missing."""
     added = await connection.execute(
         """
         INSERT INTO email (event_id, request_id)
@@ -81,10 +81,10 @@ async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> boo
 
 
 async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[UUID, str]:
-    """Record that another e-mail is to be sent after each of these, in the caller's transaction.
+    """Record that a new e-mail is to be sent after each of these, in the caller's transaction.
 
-    *emails* are their event_ids, with their requests. Returns the new ones by request. An e-mail that is
-    pending, or is not the last of its request, gets none, nor does one of an erased request.
+    *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets no new e-mail while
+    one is pending, if the given e-mail is not its last one, or after it was erased.
     """
     requests = await announcing.lock(connection, set(emails.values()))
     rows = await connection.fetch(

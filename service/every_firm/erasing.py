@@ -1,4 +1,4 @@
-"""Erasing requests: their personal data is deleted, and erased_request keeps that they existed."""
+"""Erases requests: deletes their personal data, and records in erased_request that they existed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from service.every_firm import announcing, email_changes
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
-# Each has the events that have not been published.
+# The tables of events that are not published yet.
 _OUTBOXES = ("outbox", "outbox_held")
 
 
 async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
-    """Erase requests, in the caller's transaction. Returns those that there were.
+    """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
-    The transaction must have locked their lanes, or a relay could move an event while it is changed here.
-    Pending e-mails are cancelled, also those that have not begun: request.email_failed says so. One that a
-    process has in hand may arrive all the same.
+    The transaction must hold the locks of their lanes. Otherwise a relay could move an event while it is
+    changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and announced by
+    request.email_failed. An e-mail in flight may still arrive.
     """
     found = list(await announcing.lock(connection, request_ids))
     if found:
@@ -47,7 +47,7 @@ _REPLACE_ROWS = """
 
 
 async def _strip_events(connection: Connection, outbox: str, request_ids: Sequence[UUID]) -> None:
-    """Take the external_id, which the firm chose, out of unpublished events."""
+    """Remove the external_id, which the firm chose, from unpublished events."""
     rows = await connection.fetch(
         f"""
         SELECT lane, id, payload

@@ -20,7 +20,7 @@ class OperatorAction(msgspec.Struct, frozen=True):
     """A change that an operator made to a request."""
 
     action: str  # the words of the command
-    subject: str | None  # the id of the event, or the event_id of the e-mail
+    subject: str | None  # the id of the event, or the e-mail key
     operator: str
     note: str | None
     at: datetime
@@ -34,9 +34,9 @@ async def record(
     *,
     conveyancer_id: str | None = None,
 ) -> None:
-    """Record what was changed: requests, and of each the event or e-mail. None: very many requests.
+    """Record changes, each as a request and its subject. The request is None if there are very many.
 
-    Or the conveyancer. In the caller's transaction, if there is one.
+    It is None for changes to a conveyancer. Uses the caller's transaction, if there is one.
     """
     rows = [
         (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed
@@ -51,7 +51,7 @@ async def record(
 
 
 async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
-    """Return the changes of a request, oldest first."""
+    """Return the changes that operators made to a request, oldest first."""
     rows = await connection.fetch(
         """
         SELECT action, subject, operator, note, at

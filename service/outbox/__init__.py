@@ -1,1 +1,1 @@
-"""What writing to the outbox takes. calculation_requests/storing.py has the statements that write it."""
+"""The outbox: its events, its lanes, and how relays are woken. Rows are written where changes are made."""

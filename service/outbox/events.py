@@ -1,4 +1,4 @@
-"""The events sent and received: their names, types and encoding. CloudEvents 1.0 without personal data."""
+"""The events sent and received: their names, types and encoding. CloudEvents 1.0, without personal data."""
 
 from datetime import datetime
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
@@ -107,7 +107,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
 EVENT_TYPES = tuple(event.type for event in SENT)
 
-# These count as delivered only if a queue took them. The others may have no subscriber.
+# These count as published only if a queue accepted them. The others may have no subscriber.
 MUST_BE_ROUTED = frozenset({RequestCreated.type})
 
 Data = TypeVar("Data")

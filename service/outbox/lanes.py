@@ -17,34 +17,34 @@ LANES = 16
 LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
 CHANNEL = "outbox"  # for LISTEN and NOTIFY
 
-_INTERVAL_SECONDS = (0.005, 0.02)  # from one NOTIFY to the next, with few commits and with many
+_INTERVAL_SECONDS = (0.005, 0.02)  # between two NOTIFYs: after few commits, and after many
 _SECONDS_PER_COMMIT = 0.001
 
-# Before a commit carries a NOTIFY of its own.
+# The quiet time after which a commit carries a NOTIFY of its own.
 _QUIET_SECONDS = 0.005  # since the last commit
-_QUIET_SHARE = 4  # times as long as the last commit with a NOTIFY took
+_QUIET_SHARE = 4  # times the duration of the last commit with a NOTIFY
 
 
 def lane_of(request_id: UUID) -> int:
-    """Return the lane of a request. Its events share it, so any number of relays keep them in order."""
+    """Return the lane of a request. All its events share it, so any number of relays keep them in order."""
     return request_id.int % LANES
 
 
 async def lock(connection: Connection, lane: int) -> None:
-    """Wait for the lock of a lane, and hold it until the transaction ends, which is a `bounded_transaction`.
+    """Wait for a lane's lock, and hold it until the transaction ends, which must be a `bounded_transaction`.
 
-    A relay holds it for a pass, which relies on the rows it has read. Raises asyncpg.LockNotAvailableError
-    when a relay has to wait for RabbitMQ.
+    A relay holds the lock during a pass, because it relies on the rows that it has read. Raises
+    asyncpg.LockNotAvailableError if a relay holds it for long, waiting for RabbitMQ.
     """
     await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCKS, lane)
 
 
 async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
-    """Lock those of *lanes* that are free, until the transaction ends. Returns them.
+    """Lock the free ones among *lanes* until the transaction ends, and return them.
 
-    This is a statement of its own, so that the next one sees everything the previous holders settled.
+    This is a statement of its own, so that the next one sees everything that previous holders committed.
 
-    Raises PostgresUnavailable on a read-only server: it would grant the locks, and then refuse to settle.
+    Raises PostgresUnavailable on a read-only server, which would grant the locks but reject later writes.
     """
     (row,) = await connection.fetch(
         """
@@ -63,20 +63,20 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 
 
 async def notify(connection: Connection) -> None:
-    """Wake the relays. Seldom in the transaction that writes: NOTIFY makes commits queue for one lock.
+    """Wake the relays. Rarely used in transactions that write: NOTIFY makes commits queue for one lock.
 
-    In every commit it cut 12,700 creates a second to 3,600. If the server's queue for NOTIFY is full, which
-    clients of any of its databases can cause, the relays find events by their poll.
+    With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. The server's queue for NOTIFY may
+    be full, which clients of any of its databases can cause. Then the relays find events by polling.
     """
     with suppress(asyncpg.ProgramLimitExceededError):
         await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
 
 
 class RelayWaker:
-    """Wakes the relays after commits. If a NOTIFY is lost, a relay's poll finds the events.
+    """Wakes the relays after commits. If a NOTIFY is lost, the relays find the events by polling.
 
-    A commit after a quiet time carries a NOTIFY. The others share one, which is sent after them. The more
-    there are, the longer it waits until the next one: a busy relay looks without a NOTIFY.
+    A commit after a quiet time carries a NOTIFY. Other commits share one, which is sent after them. The more
+    commits, the longer the pause until the next one, because a busy relay needs no NOTIFY.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
@@ -91,9 +91,9 @@ class RelayWaker:
         """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
 
         A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
-        `notify`. So one of this process carries it at a time, and the slower it was, the longer none
-        does afterwards. Without that, where a commit takes 10 ms, as with a synchronous replica, a create
-        took 600 ms instead of 11 in eight processes with 160 creates a second.
+        `notify`. So a process has at most one such commit at a time. The slower it was, the longer the next
+        one waits. Without this rule, where a commit takes 10 ms, as with a synchronous replica, a create took
+        600 ms instead of 11 ms in eight processes with 160 creates per second.
         """
         began = time.monotonic()
         if began < self._quiet_until:
@@ -107,7 +107,7 @@ class RelayWaker:
             self._quiet_until = ended + max(_QUIET_SECONDS, _QUIET_SHARE * (ended - began))
 
     def wake(self) -> None:
-        """Note a commit without a NOTIFY. Returns at once."""
+        """Record a commit without a NOTIFY. Returns at once."""
         self._quiet_until = max(self._quiet_until, time.monotonic() + _QUIET_SECONDS)
         self._commits += 1
         self._committed.set()

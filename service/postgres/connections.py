@@ -1,4 +1,4 @@
-"""Connections and transactions connection from the pool, each with a deadline."""
+"""Connections and transactions from the pool, each with a deadline."""
 
 import asyncio
 import time
@@ -11,21 +11,21 @@ from service.postgres.pool import Connection, Pool
 from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
-# SQL: makes the commit wait for a synchronous standby even if the transaction writes nothing else. When such
-# a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat that finds its work
-# done must wait, too, before it is answered or acknowledged.
+# SQL that makes the commit wait for a synchronous standby even if the transaction writes nothing else. If
+# such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat that finds its
+# work done must wait for the standby before it is answered or acknowledged.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
-SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and frees its locks
-LOCK_SECONDS = 5.0  # for which an operator's command waits: others may wait for the locks that it holds
+SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and releases its locks
+LOCK_SECONDS = 5.0  # for which an operator's command waits for a lock; others may wait for its locks
 
 
 class Acquired(AbstractAsyncContextManager["Connection"]):
-    """Lends a connection for at most *seconds*, including the wait for it, which may take half of them.
+    """A connection from the pool, for at most *seconds*. The wait for it may take half of that time.
 
-    An interrupted statement is then ended in the background, by force after as long again.
+    A statement that is interrupted is cancelled in the background, by force after *seconds* more.
 
-    Raises PostgresUnavailable when Postgres or the pool does not answer in that time. A class, because a
+    Raises PostgresUnavailable if Postgres or the pool does not respond in time. This is a class because a
     generator would take twice the time.
     """
 
@@ -67,7 +67,7 @@ class Acquired(AbstractAsyncContextManager["Connection"]):
 
 
 def allow_silence(seconds: float) -> str:
-    """Return the SQL after which Postgres ends this transaction once its client is silent for *seconds*."""
+    """Return SQL that makes Postgres end this transaction if its client is silent for *seconds*."""
     return f"SET LOCAL idle_in_transaction_session_timeout = '{seconds * 1000:.0f}ms'"
 
 
@@ -75,12 +75,12 @@ def allow_silence(seconds: float) -> str:
 async def transaction(
     pool: Pool, *, seconds: float, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
-    """Lend a connection with an open transaction, on the terms of a Acquired.
+    """Acquire a connection, as `Acquired` does, and open a transaction.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
-    If a client's machine disappears from the network, TCP would keep its locks for two hours. So Postgres
-    ends a transaction that has been silent for SILENCE_SECONDS.
+    Postgres ends a transaction that has been silent for SILENCE_SECONDS. Otherwise, if a client's machine
+    disappeared from the network, its locks would be held until TCP notices, which takes two hours.
     """
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
@@ -104,10 +104,10 @@ async def transaction(
 
 @asynccontextmanager
 async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
-    """Open a transaction over a connection of the caller's own, which is not from a pool.
+    """Open a transaction on a connection that is not from a pool.
 
-    Postgres ends it, too, after SILENCE_SECONDS of silence. Its commit waits for a standby: see REPLICATE.
-    It waits LOCK_SECONDS for each lock, then raises asyncpg.LockNotAvailableError.
+    Postgres ends it after SILENCE_SECONDS of silence. Its commit waits for a synchronous standby: see
+    REPLICATE. Raises asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
     """
     async with own.transaction():
         await own.execute(allow_silence(SILENCE_SECONDS))

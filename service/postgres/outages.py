@@ -1,4 +1,4 @@
-"""How Postgres fails: errors that mean it is unavailable, and errors that leave a session usable."""
+"""Classifies the errors of Postgres: which ones are outages, and which ones leave a session usable."""
 
 import ssl
 
@@ -6,7 +6,7 @@ import asyncpg
 
 from service.telemetry import metrics
 
-# What asyncpg raises when the server, its network or a timeout is at fault, never the statement.
+# The errors that the server, the network or a timeout causes, never the statement.
 OUTAGE_ERRORS = (
     OSError,
     TimeoutError,
@@ -45,8 +45,8 @@ class PostgresUnavailable(Exception):
 def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later.
 
-    Not with asyncpg's ValueErrors: a bad argument or DSN stays bad. The error of a refused certificate is a
-    ValueError too, but the certificate may be renewed.
+    It cannot after asyncpg's ValueErrors, because a bad argument or DSN stays bad. The error for a rejected
+    certificate is a ValueError, but the certificate may be renewed.
     """
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)
@@ -54,9 +54,9 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Whether the session is known to be as it was before this error, so that it can be connection again.
+    """Whether this error is known to leave the session as it was, so that it can be used again.
 
-    After any other error a statement may still run, a transaction be open, or the server be read-only.
+    After other errors a statement may still run, a transaction may be open, or the server may be read-only.
     """
     if isinstance(error, asyncpg.PostgresError):
         # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.

@@ -1,4 +1,4 @@
-"""The pool of Postgres connections: one per process, opened when first needed, with a bounded queue."""
+"""The pool of Postgres connections: one per process, filled on demand, with a bounded queue."""
 
 import asyncio
 import math
@@ -19,10 +19,10 @@ Connection: TypeAlias = "asyncpg.Connection[Any]"
 
 _QUEUE_PER_CONNECTION = 32  # callers that may wait: as many as a group commit stores at once
 _LARGEST_SHARE = 0.5  # of the queue, for one firm
-_RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect: refusing must be cheap
+_RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
-# For whom the current task waits: a firm, "" for all callers without one. None, in the worker, has no share.
+# The firm that the current task serves; "" for all callers without one. None, in the worker: no share.
 firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
@@ -30,10 +30,10 @@ class Pool:
     """A lazily filled connection pool with a bounded queue, in which callers wait for their turn.
 
     With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
-    asyncpg's own pool has no bound, and takes connections back in a task: a loan with one statement took 44 %
-    longer. Sessions are not reset between callers: nothing outlives its transaction.
+    asyncpg's own pool has one. It releases connections in a task, so that running one statement took 44 %
+    longer. Sessions are not reset between callers, because nothing outlives its transaction.
 
-    Where Postgres accepts fewer connections than the pool may open, callers wait for one that is connection.
+    If Postgres accepts fewer connections than the pool may open, callers wait for one that is in use.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
@@ -41,12 +41,12 @@ class Pool:
         self._size = size
         self._queue_size = _QUEUE_PER_CONNECTION * size
         self._waiting = 0
-        self._waiting_of: Counter[str | None] = Counter()  # by firm, those without a caller left out
+        self._waiting_of: Counter[str | None] = Counter()  # by firm, without firms that have none
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
-        self._idle: deque[tuple[Connection, float]] = deque()  # with the time since when; last in, first out
+        self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; last in, first out
         self._reconnect_after = -math.inf
         self.is_login_rejected = False  # by the latest attempt to connect
 
@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def idle_size(self) -> int:
-        """The number of open connections that are not connection."""
+        """The number of open connections that are not in use."""
         return sum(not each.is_closed() for each, _ in self._idle)
 
     def check_available(self) -> None:
@@ -69,8 +69,8 @@ class Pool:
     def place_in_queue(self) -> Iterator[None]:
         """Take a place in the queue for the block.
 
-        Raises PostgresUnavailable when it is full, or when callers of one firm take half of it: the others
-        are for the callers of other firms.
+        Raises PostgresUnavailable if the queue is full, or if the callers of this firm have half of it. The
+        other half is for the callers of other firms.
         """
         firm = firm_served.get()
         share = self._queue_size if firm is None else self._queue_size * _LARGEST_SHARE
@@ -87,11 +87,11 @@ class Pool:
                 del self._waiting_of[firm]
 
     async def acquire(self, *, queue_seconds: float) -> Connection:
-        """Lend a connection. The caller has a deadline of its own, and must give the connection back.
+        """Return a connection. The caller sets its own deadline, and must release or retire the connection.
 
-        Raises PostgresUnavailable at once when the queue is full or an attempt to connect has just failed;
-        TimeoutError when the wait took longer than *queue_seconds*, since too little time is left then; and
-        what asyncpg raises while connecting.
+        Raises PostgresUnavailable at once if the queue is full or connecting has just failed. Raises
+        TimeoutError if the wait took longer than *queue_seconds*, because too little time is left then.
+        Raises what asyncpg raises while connecting.
         """
         until = time.monotonic() + queue_seconds
         while (connection := self._take_idle()) is None:
@@ -113,13 +113,13 @@ class Pool:
             return
         while self._turns:
             turn = self._turns.popleft()
-            if not turn.done():  # or its caller has given up
+            if not turn.done():  # otherwise its caller has given up
                 turn.set_result(connection)
                 return
         self._idle.append((connection, time.monotonic()))
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
-        """Close a connection in the background. It keeps its place meanwhile: its statement may still run."""
+        """Close a connection in the background. It keeps its place, because its statement may still run."""
         self._retiring[connection] = asyncio.create_task(self._retire(connection, seconds))
 
     async def _retire(self, connection: Connection, seconds: float) -> None:
@@ -134,7 +134,7 @@ class Pool:
         await asyncio.gather(*closing, *self._retiring.values())
 
     async def _wait_for_turn(self, until: float) -> "Connection | None":
-        """Return the next connection that is given back, or None when one may be opened."""
+        """Return the next connection that is released, or None if one may be opened."""
         turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         with self.place_in_queue():
             self._turns.append(turn)
@@ -150,7 +150,7 @@ class Pool:
         return connection
 
     def _call_all(self) -> None:
-        """Let all callers in the queue look whether they may open a connection."""
+        """Let all callers in the queue check whether they may open a connection."""
         turns = [*self._turns]
         self._turns.clear()
         for turn in turns:
@@ -169,7 +169,7 @@ class Pool:
         return None
 
     async def _open(self) -> "Connection | None":
-        """Open a connection. None if Postgres accepts no more, while others are open or being opened."""
+        """Open a connection. Returns None if that fails while others are open or being opened."""
         self._opening += 1
         try:
             connection = await self._connect()
@@ -193,7 +193,7 @@ class Pool:
 
     @property
     def _in_use(self) -> int:
-        """The number of connections that are connection or being opened."""
+        """The number of connections that are in use or being opened."""
         return len(self._opened) - len(self._idle) + self._opening
 
     @property
@@ -210,7 +210,7 @@ async def _close(connection: Connection, *, seconds: float) -> None:
 
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
-    """Open the pool of this process. It connects on first use, so a process starts without Postgres."""
+    """Open the pool of this process. It connects on first use, so a process can start without Postgres."""
 
     async def connect() -> Connection:
         return await asyncpg.connect(

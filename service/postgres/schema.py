@@ -1,10 +1,10 @@
-"""The database schema: lays schema.sql into an empty database, and carries a stored one forward.
+"""The database schema: installs schema.sql in an empty database, and upgrades an existing schema.
 
 Versions after the first release are numbered files. They are applied while requests are stored: indexes are
-built concurrently, and a table's lock is given up after 200 ms and tried again.
+built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
 
-Not Alembic or yoyo: they bring SQLAlchemy or a second driver, and neither gives up waiting for a table's lock
-while callers queue behind it.
+Alembic and yoyo are not used: they bring SQLAlchemy or a second driver, and neither stops waiting for a
+table's lock while callers queue behind it.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql
 
 
 async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
-    """Bring a database to the newest version, while it is in use; return its version afterwards.
+    """Upgrade a database to the newest version, while it is in use; return its version afterwards.
 
-    An empty one gets schema.sql. Then the versions that it lacks are applied, each once. A database at the
-    newest version, or a newer one, is neither locked nor changed. The connection must be direct: a
+    An empty database gets schema.sql. Then missing versions are applied, each once. A database at the newest
+    version, or a newer one, is neither locked nor changed. The connection must be direct, because a
     transaction pooler would lose the lock.
 
     Raises SchemaNotApplied.
@@ -80,7 +80,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 
 
 async def read_version(connection: Connection) -> int:
-    """Return the version of the database schema, 0 if there is none of this service."""
+    """Return the version of the database schema, or 0 without a schema of this service."""
     try:
         version = await connection.fetchval("SELECT max(version) FROM schema_version")
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
@@ -89,7 +89,7 @@ async def read_version(connection: Connection) -> int:
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated on too old a schema or none, PostgresUnavailable on a read-only server."""
+    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
     if await read_version(connection) < VERSION:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":
@@ -107,10 +107,10 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply what the database lacks. Raises SchemaNotApplied on one with tables of others.
+    """Apply the missing versions. Raises SchemaNotApplied if the database has other tables.
 
-    A version is one transaction, unless it says CONCURRENTLY, which Postgres rejects in a transaction. Then
-    it runs statement by statement, so each of its statements must be safe to repeat after an interruption. An
+    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
+    Then it runs statement by statement, so each statement must be safe to repeat after an interruption. An
     interrupted concurrent index build leaves an invalid index, which the statement before it drops.
     """
     if await read_version(connection) == 0:

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of the API alone: the worker must not import this module, or it exports them too."""
+"""The Prometheus metrics of the API. The worker must not import this module, or it would export them."""
 
 import math
 import time
@@ -30,5 +30,5 @@ def note_keys_fetched() -> None:
 
 @lru_cache(maxsize=1024)
 def series(method: str, route: str, status: int) -> Histogram:
-    """Return the series of `request_seconds` for such requests; nonstandard methods share one."""
+    """Return the series of `request_seconds` with these labels. Nonstandard methods share one."""
     return request_seconds.labels(method if method in METHODS else "other", route, str(status))

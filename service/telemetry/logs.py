@@ -18,11 +18,11 @@ from structlog.typing import EventDict, Processor
 
 from service.settings import Settings
 
-# What the libraries may say. At INFO some of them print addresses and URLs.
+# From which level on libraries may log. At INFO some of them print addresses and URLs.
 _LEVELS = {
     **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
-    "aiormq": "CRITICAL",  # Its errors quote messages, and the part that needs a connection reports outages.
-    "uvicorn": "ERROR",  # Its warnings are about callers' errors, which the access log has already.
+    "aiormq": "CRITICAL",  # Its errors quote messages. Outages are logged by the code that needs a connection.
+    "uvicorn": "ERROR",  # Its warnings are about callers' errors, which are in the access log.
 }
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder(enc_hook=repr)
 def configure(settings: Settings) -> None:
     """Send our logs and those of all libraries to standard output, in one format.
 
-    Ours bypass the standard library's logging, which takes several times as long.
+    Our own bypass the standard library's logging, which takes several times as long.
     """
     shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level]
     structlog.configure(
@@ -52,7 +52,7 @@ def configure(settings: Settings) -> None:
 
 
 class _StandardOutput:
-    """Writes log lines, all those of one turn of the event loop at once: a system call each costs more.
+    """Writes log lines. The lines of one turn of the event loop share a system call, which is cheaper.
 
     A line that cannot be written must not stop the work.
     """
@@ -88,7 +88,7 @@ def _attempt(operation: Callable[..., object], *arguments: str) -> None:
 
 
 def _in_json(_logger: object, _method: str, event: EventDict) -> str:
-    """Return the line with its time. structlog's own processors for both took 2 µs longer."""
+    """Return the event as JSON, with its time. structlog's own processors for this took 2 µs longer."""
     event["timestamp"] = datetime.now(UTC)
     try:
         return _encoder.encode(event).decode()
@@ -97,7 +97,7 @@ def _in_json(_logger: object, _method: str, event: EventDict) -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return what may be logged of an exception: its class and place, but no text, which may quote values."""
+    """Return what may be logged of an exception: class and place, but not its text, which may quote values."""
     frames = traceback.extract_tb(error.__traceback__)
     facts: dict[str, Any] = {
         "error": type(error).__name__,
@@ -115,7 +115,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
-    """Return the fields that every line about a request has, in all processes, as far as they are known."""
+    """Return the fields that log lines about a request have in every process, if they are known."""
     fields = {} if uuid is None else {"uuid": uuid}
     if traceparent is not None:
         fields["trace_id"] = traceparent[3:35]
@@ -123,16 +123,16 @@ def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
 
 
 def summarize(error: BaseException) -> str:
-    """Return the class of a foreseen exception and those of its causes."""
+    """Return the class of an expected exception and the classes of its causes."""
     name = type(error).__name__
     return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
 
 
 def _tame(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Replace the traceback in a library's log line by what `describe` returns."""
+    """Replace the traceback in a library's log line with what `describe` returns."""
     exc_info = event.pop("exc_info", None)
     if isinstance(exc_info, tuple) and exc_info[1] is not None:
         event.update(describe(exc_info[1]))
-        # asyncio appends the formatted exception, values and all, below its own line.
+        # asyncio appends the formatted exception, including values, below its own line.
         event["event"] = str(event["event"]).partition("\n")[0]
     return event

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of both processes. The values of every label are a bounded set."""
+"""The Prometheus metrics of both processes. Every label has a bounded set of values."""
 
 import math
 import platform

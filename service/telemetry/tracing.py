@@ -1,11 +1,11 @@
-"""Traces, exported over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are made.
+"""Traces, exported over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are created.
 
-Even then each request has a trace: events carry its `traceparent` (W3C Trace Context), and log lines its id.
+Each request has a trace even without spans: events carry its `traceparent` (W3C Trace Context), log lines its id.
 
-Attributes name kinds of things, such as routes and queues, but no path or query as sent, no address, no
-secret. Hence no `url.path`, although the conventions want it: a path may hold anything.
+Attributes are names such as routes and queues, but never the path or query as sent, an address or a secret.
+So there is no `url.path`, although the conventions ask for it, because a path may contain anything.
 
-OpenTelemetry is imported in functions: it is many modules, which only tracing needs.
+OpenTelemetry is imported in functions, because it has many modules, which only tracing needs.
 """
 
 import re
@@ -36,7 +36,7 @@ _tracer: "Tracer | None" = None
 def exporting(settings: Settings, *, service: str) -> Iterator[None]:
     """Trace the block if the settings name a collector; export the remaining spans at its end.
 
-    A thread exports batches. Its queue is bounded: spans are dropped beyond it. Sampling follows the
+    A thread exports batches. Its queue is bounded: excess spans are dropped. Sampling follows the
     caller's flag unless OTEL_TRACES_SAMPLER says otherwise.
     """
     global _tracer  # noqa: PLW0603 - one per process, like the logs
@@ -57,14 +57,14 @@ def exporting(settings: Settings, *, service: str) -> Iterator[None]:
         yield
     finally:
         _tracer = None
-        # The library may wait for half a minute; its daemon thread ends with the process.
+        # Shutting down may take half a minute; the daemon thread ends with the process.
         flushing = threading.Thread(target=provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
 
 
 def is_on() -> bool:
-    """Whether spans are made at all."""
+    """Whether spans are created."""
     return _tracer is not None
 
 
@@ -82,7 +82,7 @@ def span(
 def _exported(
     tracer: "Tracer", name: str, kind: Kind, parent: str | None, attributes: Attributes
 ) -> Iterator[None]:
-    """Run a block as a span. Of an exception it gets the class, not the text, which may quote values."""
+    """Run a block as a span. It records an exception's class, but not its text, which may quote values."""
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -103,7 +103,7 @@ def _exported(
 
 
 def describe(attributes: Attributes, *, name: str | None = None, failed: bool = False) -> None:
-    """Add to the current span what was not known when it began."""
+    """Add to the current span what was unknown when it began."""
     if _tracer is None:
         return
     from opentelemetry.trace import StatusCode, get_current_span
@@ -117,9 +117,9 @@ def describe(attributes: Attributes, *, name: str | None = None, failed: bool = 
 
 
 def onward(incoming: str | None) -> str:
-    """Return the traceparent to pass on: the current span's, else *incoming*, else that of a new trace.
+    """Return the traceparent to pass on: the current span's, else *incoming*, else a new one.
 
-    The flag `sampled` of a new one is off: no span of it was exported.
+    A new one has the flag `sampled` off, because no span of its trace was exported.
     """
     if _tracer is not None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
