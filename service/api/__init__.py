@@ -1,1 +1,1 @@
-"""The HTTP API: endpoints, bodies and parameters, answers and errors."""
+"""The HTTP API: endpoints, bodies, parameters, responses and errors."""

@@ -1,4 +1,4 @@
-"""Which requests reach a handler: load is shed first, then the caller is authenticated."""
+"""Decides which HTTP requests reach a handler: sheds load, then authenticates the caller."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
@@ -19,15 +19,15 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 class SecretHolder(msgspec.Struct, frozen=True):
-    """A caller whose token has the form of a request's secret. Only the request shows whether it is right."""
+    """A caller whose token has the form of a secret. Only reading the request shows whether it is right."""
 
     secret: str
 
 
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
-    """Return the `before_request` of an endpoint that needs Postgres, and an access token with *scope*.
+    """Return the `before_request` of an endpoint that needs Postgres and an access token with *scope*.
 
-    Not a guard: for each guard Litestar copies the handler at every request, which takes 15 µs.
+    Not a guard, because Litestar copies the handler for each guard at every request, which takes 15 µs.
     """
 
     async def admit(request: AnyRequest) -> None:
@@ -72,8 +72,8 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
 def _shed_load(request: AnyRequest) -> Resources:
     """Raise PostgresUnavailable while Postgres is down or its queue is full. Otherwise return the resources.
 
-    This comes before 401: to verify the token and read the body of a request, only to answer 503, costs
-    nearly as much as to serve it.
+    This comes before authentication, because rejecting a request after reading its token and body costs
+    almost as much as serving it.
     """
     resources: Resources = request.app.state.resources
     resources.pool.check_available()
@@ -86,10 +86,10 @@ def _token(request: AnyRequest) -> str:
 
 
 def bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token in the header's values, whatever kind it is. Raises ApiError.
+    """Return the token in the header's values, of any kind. Raises ApiError.
 
-    Two headers are refused (RFC 6750, section 3.1) because a gateway may check the other one. Without a token
-    the challenge has no error code.
+    Two headers are rejected (RFC 6750, section 3.1), because a gateway may have checked the other one.
+    Without a token the challenge has no error code.
     """
     if len(authorization) > 1:
         raise ApiError(
@@ -107,7 +107,7 @@ def bearer_token(authorization: Sequence[str]) -> str:
             challenge="",
         )
     scheme, _, token = authorization[0].partition(" ")
-    token = token.strip(" ")  # Not all white space: it includes characters beyond ASCII.
+    token = token.strip(" ")  # Only spaces, because other white space is not all ASCII.
     if scheme.lower() != "bearer" or not token:
         raise ApiError(
             HTTPStatus.UNAUTHORIZED,

@@ -1,4 +1,4 @@
-"""The shape of every answer (interface, *Response envelope*), and the answer as it is sent."""
+"""The shape of every response (interface, *Response envelope*), and its encoding."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -102,11 +102,11 @@ def _meta() -> Meta:
 
 
 def ok(data: object, *headers: Header) -> Response:
-    """Return an answer with *data*."""
+    """Return a response with *data*."""
     return Response.of(HTTPStatus.OK, _JSON, _encoder.encode(succeed(data)), *headers)
 
 
 def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> Response:
-    """Return an answer with *errors*."""
+    """Return a response with *errors*."""
     envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
     return Response.of(status, _JSON, _encoder.encode(envelope), *headers)

@@ -1,4 +1,4 @@
-"""Every error that a caller can get: its status, code, message and headers."""
+"""Turns exceptions into responses: their status, code, message and headers."""
 
 from asyncio import CancelledError
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from service.server import asgi
 from service.server.asgi import Header, Scope
 from service.telemetry import logs
 
-Failure = tuple[ErrorCode, str]  # why a field is refused: the code, and the message for the caller
+Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
 # The error code in WWW-Authenticate (RFC 6750, section 3.1); "" makes a challenge without one.
 Challenge: TypeAlias = Literal["", "invalid_request", "invalid_token", "insufficient_scope"]
 
@@ -38,7 +38,7 @@ _log = structlog.get_logger()
 
 
 class ApiError(Exception):
-    """An HTTP request is refused, and the caller is told why."""
+    """An HTTP request is rejected, with a reason for the caller."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class ApiError(Exception):
             self.headers.append((b"www-authenticate", value.encode()))
 
     def answer(self) -> asgi.Response:
-        """Return the answer."""
+        """Return the response."""
         return envelope.failed(self.status, self.errors, *self.headers)
 
 
 class InvalidSubmission(ApiError):
-    """Some fields of the body, or some query parameters, are not acceptable."""
+    """Some fields of the body, or some query parameters, are invalid."""
 
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, errors[0].code, errors[0].message)
         self.errors = errors
 
 
-# How the errors of the rooms below, and of Litestar, are answered. An exception counts as the closest of its
-# base classes in this table.
+# The responses to exceptions of the layers below and of Litestar. An exception gets the response of its
+# class, or of its closest base class in this table.
 _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     # Raised by Litestar's router and body reader.
     ClientException: ApiError(
@@ -135,7 +135,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "The secret of this request is unavailable until an operator restores its key: try again later.",
         _AFTER_REPAIR,
     ),
-    # The process stops before it has answered.
+    # The process stops before it could answer.
     CancelledError: ApiError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "unavailable",
@@ -151,7 +151,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
 
 
 def translate(error: BaseException) -> ApiError:
-    """Return the refusal of a request that failed with *error*."""
+    """Return the ApiError for an HTTP request that failed with *error*."""
     match error:
         case ApiError():
             return error
@@ -173,12 +173,12 @@ def translate(error: BaseException) -> ApiError:
                 (b"allow", (error.headers or {})["allow"].encode()),
             )
         case HTTPException(detail="client disconnected prematurely"):  # Litestar's words
-            return _ANSWERED_AS[ClientException]  # Nobody reads it.
+            return _ANSWERED_AS[ClientException]  # Nobody reads the response.
     return next(_ANSWERED_AS[each] for each in type(error).__mro__ if each in _ANSWERED_AS)
 
 
 def refuse(scope: Scope, error: BaseException) -> asgi.Response:
-    """Return the answer to a request that failed with *error*, and note its error codes, for the log."""
+    """Return the response to a request that failed with *error*. Notes its error codes for the log."""
     refused = translate(error)
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
     if refused.status == HTTPStatus.UNAUTHORIZED:
@@ -187,22 +187,22 @@ def refuse(scope: Scope, error: BaseException) -> asgi.Response:
 
 
 def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Answer any exception, and log what operators need to know: Litestar's exception handler."""
+    """Answer any exception, and log what operators need. This is Litestar's exception handler."""
     answer = refuse(request.scope, error)
     facts = describe(request.scope)
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
-        # Without a cause nothing was tried; the access log has a line for each caller already.
+        # Without a cause nothing was tried. The access log has a line for each caller.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return Response(answer.body, status_code=answer.status, headers=headers)
 
 
 def describe(scope: Scope) -> dict[str, Any]:
-    """Return the fields of a log line about a request, beside those that the outer layer binds.
+    """Return the fields of a log line about an HTTP request, except those that the outer layer binds.
 
-    Of the path only a uuid is shown: otherwise it may hold anything.
+    Of the path only a valid uuid is logged, because the rest may contain anything.
     """
     state = scope["state"]
     uuid = state.get("uuid") or scope.get("path_params", {}).get("uuid")

@@ -47,7 +47,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
             new, body.idempotency(key), traceparent=state["traceparent"], until=until
         )
     except (PostgresUnavailable, asyncio.CancelledError):
-        state["uuid"] = new.uuid  # It may be stored all the same.
+        state["uuid"] = new.uuid  # It may have been stored nevertheless.
         raise
     state["uuid"] = stored.uuid
     headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
@@ -67,7 +67,7 @@ async def list_requests(request: ApiRequest[Caller]) -> Response:
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS)
 async def show_methods() -> Response:
-    """Show the methods of the path: Litestar's own answer names only those of one handler."""
+    """Show the methods of the path, because Litestar's own response lists only those of one handler."""
     return Response(HTTPStatus.NO_CONTENT, [(b"allow", b"GET, OPTIONS, POST")], b"")
 
 
@@ -94,7 +94,7 @@ async def retrieve_request(
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
     request_id = parse_uuid(uuid)
-    if request_id is None:  # No statement, because the form of a uuid is no secret.
+    if request_id is None:  # Needs no statement, because the form of a uuid is no secret.
         raise WrongSecret
     async with resources.connection() as connection:
         return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
@@ -114,9 +114,9 @@ async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPa
 
 
 def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
-    """Return the id that a path names. Raises RequestNotFound, without a statement, if it names none.
+    """Return the id in a path. Raises RequestNotFound, without a statement, if it is malformed.
 
-    Each attempt of an internal reader, who may read the requests of any firm, is logged.
+    Each attempt of an internal reader is logged, because it may read the requests of any firm.
     """
     request_id = parse_uuid(uuid)
     if isinstance(reader, InternalReader):

@@ -6,9 +6,9 @@ from http import HTTPStatus
 
 from service.api.errors import ApiError
 
-REPLAYED = "Idempotent-Replayed"  # the header of an answer to a repeat
-# A string of RFC 8941 (section 3.3.3) without escapes; or a token, which unlike those of RFC 8941 may begin
-# with a digit, as many UUIDs do. A token has no comma: two headers joined by one are not one key.
+REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
+# A string of RFC 8941 (section 3.3.3) without escapes, or a token. Unlike in RFC 8941, a token may begin with
+# a digit, as many UUIDs do. It contains no comma, so two headers joined by a comma are not one key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
 _KEY = re.compile(PATTERN)
@@ -18,7 +18,7 @@ _LONGEST = 255
 def parse_key(values: Sequence[str]) -> str | None:
     """Return the key in the header's *values*, or None without the header. Raises ApiError.
 
-    `"a"` and `a` are the same key: RFC 8941 requires the quotes, and many callers leave them out.
+    `"a"` and `a` are the same key, because RFC 8941 requires the quotes but many callers leave them out.
     """
     if not values:
         return None

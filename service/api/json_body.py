@@ -1,4 +1,4 @@
-"""The body of an HTTP request as bytes: how it must be declared, its size, and the time that it may take."""
+"""Reads the body of an HTTP request as bytes, and checks its declared type, its size and its duration."""
 
 import asyncio
 from http import HTTPStatus
@@ -26,7 +26,7 @@ async def read(request: ApiRequest[Any]) -> bytes:
 
 
 def check_declared(content_type: str | None, encoding: str | None) -> None:
-    """Raise ApiError unless a body is declared as JSON, and as not compressed."""
+    """Raise ApiError unless a body is declared as uncompressed JSON."""
     if not content_type:
         raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
     if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
@@ -44,7 +44,7 @@ def _unsupported(message: str) -> ApiError:
 
 
 def body_overdue() -> ApiError:
-    """Return the refusal of a body that takes too long. It may still arrive, so the connection is closed."""
+    """Return the error for a body that takes too long. It may still arrive, so the connection is closed."""
     return ApiError(
         HTTPStatus.REQUEST_TIMEOUT,
         "request_timeout",
@@ -54,7 +54,7 @@ def body_overdue() -> ApiError:
 
 
 def body_too_large(size: int | None) -> ApiError:
-    """Return the refusal of a body, whose size is known if the caller announced it."""
+    """Return the error for a body that is too large. *size* is None if the caller did not declare it."""
     most = f"{LARGEST_BODY // 1024} KiB"
     return ApiError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -21,7 +21,7 @@ DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = uuid_of(UUID(int=2**128 - 1))  # no request is newer
 _PARAMETER = re.compile(r"[^&]+")
-_LONGEST_INTEGER = 18  # digits, as in int64; int() refuses thousands of them
+_LONGEST_INTEGER = 18  # digits, as in int64; int() raises on thousands of them
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -32,9 +32,9 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
 
 
 def parse_listing(query_string: bytes) -> Listing:
-    """Return what a query string asks for. Raises InvalidSubmission with every failing parameter.
+    """Return the listing that a query string describes. Raises InvalidSubmission with all failing parameters.
 
-    Of thousands of parameters it parses those up to the last unknown one that is named.
+    Only the first _PARAMETERS_READ parameters are parsed, because a query may have thousands.
     """
     parts = islice(_PARAMETER.finditer(query_string.decode("latin-1")), _PARAMETERS_READ)
     query = parse_qsl("&".join(part[0] for part in parts), keep_blank_values=True)

@@ -1,4 +1,4 @@
-"""The layer around the router: logs, counts and traces each request, and completes its answer.
+"""The layer around the router: logs, counts and traces each HTTP request, and completes its response.
 
 Litestar's own middleware never sees the router's 404 and 405.
 """
@@ -20,7 +20,7 @@ from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to repeat
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to echo
 
 _log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class OuterLayer:
             )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> tuple[str | None, int]:
-        """Serve an HTTP request, count and log it. Return its route, if any, and the status, 0 if none."""
+        """Serve, count and log an HTTP request. Return its route or None, and its status or 0."""
         started_at = time.perf_counter()
         method = scope["method"]
         if method == HttpMethod.HEAD:
@@ -89,8 +89,8 @@ class OuterLayer:
         except asyncio.CancelledError as shutdown:
             if status:
                 raise
-            # Only the server cancels a request, at the end of its shutdown, and the task ends here: there
-            # is nothing to pass the exception on to.
+            # Only the server cancels a request, at the end of its shutdown. The task ends here, so nothing
+            # above needs the exception.
             await errors.refuse(scope, shutdown)(scope, receive, send_completed)
         finally:
             api_metrics.requests_in_progress.dec()
@@ -102,21 +102,21 @@ class OuterLayer:
         return route, status
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve each path under one spelling: no other gets around a gateway's rules for it.
+        """Serve each path under one spelling, so that no other spelling bypasses a gateway's rules for it.
 
-        The router also takes `//metrics` and `/%6detrics` for `/metrics`. It remembers many paths, so it gets
-        none that is long.
+        The router would serve `//metrics` and `/%6detrics` as `/metrics`. It caches many paths, so it gets no
+        long ones.
         """
         path = scope["raw_path"]
         if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
-            scope["path"] = path.decode("ascii")  # Not decoded, so it matches no route: none needs encoding.
+            scope["path"] = path.decode("ascii")  # Not decoded, so no route matches: none needs encoding.
         return self._app(scope, receive, send)
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:
-    """Return the caller's X-Request-Id if it is safe to repeat, otherwise a new one."""
+    """Return the caller's X-Request-Id if it is safe to echo, otherwise a new one."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value
@@ -136,9 +136,9 @@ def _complete(message: Message, request_id: bytes) -> Message:
 
 
 def _record(method: str, route: str | None, status: int, seconds: float, facts: dict[str, Any]) -> None:
-    """Count and log a request under its route's template, "unmatched" where the router itself answered.
+    """Count and log an HTTP request under its route's template, or "unmatched" if it has no route.
 
-    The path and the query are not logged: both may hold personal data or secrets.
+    The path and the query are not logged, because both may contain personal data or secrets.
     """
     route = route or "unmatched"
     api_metrics.series(method, route, status).observe(seconds)

@@ -43,7 +43,7 @@ class QuestionnaireStructure(msgspec.Struct, frozen=True):
 
 
 def load() -> QuestionnaireStructure:
-    """Read the questionnaire in the file beside this module, where questions share sets of options."""
+    """Read the questionnaire from the file next to this module, where questions share sets of options."""
     file = resources.files("service.api").joinpath("questionnaire.toml")
     written = msgspec.toml.decode(file.read_bytes())
     questions = [
@@ -68,8 +68,8 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 @get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
 async def questionnaire_structure(request: ApiRequest[None]) -> Response:
     """Return the questions from which a form is built, or 304 when the caller has them."""
-    # Callers keep the questions, and ask each time whether they are current. No `Vary`: the questions are the
-    # same for every caller, and no shared cache may keep them.
+    # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
+    # questions are the same for every caller, and shared caches may not store them.
     headers = [(b"etag", _ETAG.encode()), (b"cache-control", b"private, no-cache")]
     if _is_current(header_values(request.scope, b"if-none-match")):
         return Response(HTTPStatus.NOT_MODIFIED, headers, b"")
@@ -77,6 +77,6 @@ async def questionnaire_structure(request: ApiRequest[None]) -> Response:
 
 
 def _is_current(if_none_match: list[str]) -> bool:
-    """Compare weakly, as If-None-Match does (RFC 9110, section 13.1.2): the tag with its quotes counts."""
+    """Compare weakly, as If-None-Match does (RFC 9110, section 13.1.2): only the quoted tag counts."""
     tag = _ETAG.removeprefix("W/")
     return any(field.strip() == "*" or tag in field for field in if_none_match)

@@ -20,7 +20,7 @@ from service.calculation_requests.model import Idempotency, RequestType
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _INT64 = range(-(2**63), 2**63)
 
-# The patterns show readers of the OpenAPI document what the checks below refuse with codes of their own.
+# The patterns show readers of the OpenAPI document what the checks below reject with their own codes.
 LINE = {"pattern": f"^[^{text_rules.FORBIDDEN}]*$"}
 _SHOWN = f"[^{text_rules.FORBIDDEN}{text_rules.SPACES}{text_rules.INVISIBLE}]"
 _FILLED_LINE = {"minLength": 1, "pattern": f"^[^{text_rules.FORBIDDEN}]*{_SHOWN}[^{text_rules.FORBIDDEN}]*$"}
@@ -46,8 +46,8 @@ def _check_email(value: str) -> Failure | None:
 
 
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
-    with suppress(RecursionError):  # A value too deep to encode is refused as too deep.
-        size = len(msgspec.json.encode(value))  # First: a large value takes long to check.
+    with suppress(RecursionError):  # A value too deep to encode is rejected below.
+        size = len(msgspec.json.encode(value))  # First, because a large value takes long to check.
         if size > META_DATA_BYTES:
             return "too_long", f"Expected at most {META_DATA_BYTES} bytes of JSON, got {size}."
     failure, levels = None, 0
@@ -127,7 +127,7 @@ _checks = {name: check for name, field in _fields.items() if (check := _check_in
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A body as read. Whether its waiver applies is not known yet: that depends on the conveyancer.
+    """A parsed body. Whether its waiver applies depends on the conveyancer, and is not known yet.
 
     *errors* has every failing field except the reason of the waiver.
     """
@@ -152,7 +152,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
         return stored
 
     def idempotency(self, key: str | None) -> Idempotency | None:
-        """Return what identifies a repeat; None without a key. A refused body does not use up its key.
+        """Return what identifies a repeat, or None without a key. A rejected body does not use up its key.
 
         The order of keys, whitespace, a null that is sent or left out, and the conveyancer's fee setting make
         no difference.
@@ -196,7 +196,7 @@ def parse(body: bytes) -> ParsedBody:
 
 
 def _check_reason(value: object) -> Failure | None:
-    """Return why a waiver may not have this reason, which may be any JSON value."""
+    """Return why a waiver cannot have this reason, which may be any JSON value."""
     if value is None:
         return "required", "This field is required when calculation_fee_exempt is true."
     if not isinstance(value, str):
@@ -207,7 +207,7 @@ def _check_reason(value: object) -> Failure | None:
 
 
 def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401 - any JSON value
-    """Return the fields of the right type, and an error for each that is not, is missing or unknown."""
+    """Return the fields of the right type, and an error for each of a wrong type, missing or unknown."""
     if not isinstance(body, dict):
         raise InvalidSubmission([FieldError("invalid_type", "The body must be a JSON object.", None, "")])
     values: dict[str, Any] = {}
@@ -231,7 +231,7 @@ def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]: 
 
 
 def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return 300000.0 as 300000: in JSON Schema, and so in the OpenAPI document, both are integers.
+    """Return 300000.0 as 300000, because both are integers in JSON Schema, and so in the OpenAPI document.
 
     Not applied inside meta_data, where 3.0 stays 3.0.
     """
@@ -244,7 +244,7 @@ def _field_error(name: str, code: ErrorCode, message: str) -> FieldError:
 
 
 def _classify(problem: str, value: Any) -> Failure:  # noqa: ANN401 - any JSON value
-    """Return the error code and sentence for what msgspec reports about one value."""
+    """Return the error code and message for a problem that msgspec reports about one value."""
     if problem.startswith("Expected `str` of length <= "):
         return _too_long(int(problem.rpartition(" ")[2]), value)
     if problem.startswith(("Expected `int` <=", "Expected `int` >=")):

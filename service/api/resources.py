@@ -1,4 +1,4 @@
-"""What the handlers work with, and how they get at it."""
+"""The resources that the handlers use, and how they access them."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +20,7 @@ User = TypeVar("User")
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What the handlers work with; the lifespan opens it."""
+    """The resources that the handlers use. The application's lifespan opens them."""
 
     settings: ServiceSettings
     authenticator: Authenticator
@@ -29,7 +29,7 @@ class Resources(msgspec.Struct, frozen=True):
     secret_keys: SecretKeyRing
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
+        """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
         return connections.Acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
@@ -37,7 +37,7 @@ class Resources(msgspec.Struct, frozen=True):
         return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
-        """Return what a page shows. A missing key costs one request its secret, not the caller the page."""
+        """Return what a page shows. A request whose key is missing is shown without its secret and link."""
         shown: list[RetrievedCalculationRequest] = []
         for stored in found:
             try:
@@ -48,7 +48,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(Request[User, Any, State], Generic[User]):
-    """An HTTP request to the API, with its caller, whom the `before_request` admitted, as `user`."""
+    """An HTTP request to the API. Its `user` is the caller that the `before_request` admitted."""
 
     @property
     def resources(self) -> Resources:

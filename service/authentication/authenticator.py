@@ -26,11 +26,11 @@ _REASONS: dict[type[Exception], str] = {
     jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",
     jwt.InvalidIssuerError: "The access token is from another issuer than the one that the service trusts.",
 }
-# RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, do not open the API.
+# RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, are not accepted.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
-_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres refuses in a text
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres rejects in a text
 _MOST_CACHED = 10_000  # tokens: some 20 MB
-_LONGEST_CACHED_SECONDS = 300.0  # So a token is not trusted for longer after its key is withdrawn.
+_LONGEST_CACHED_SECONDS = 300.0  # the longest that a token is trusted after its key is withdrawn
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class InternalReader(msgspec.Struct, frozen=True):
-    """A service of our own that reads the requests of any firm, and their events, by uuid."""
+    """One of our own services, which reads the requests of any firm, and their events, by uuid."""
 
     client_id: str
     expires_at: float
@@ -85,7 +85,7 @@ class Authenticator:
         return caller
 
     async def verify_reader(self, token: str) -> Caller | InternalReader:
-        """Return the caller whose access token has READ, or the internal reader. Raises as above."""
+        """Return the caller whose access token has READ, or the internal reader. Raises the same."""
         caller = await self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)
@@ -94,7 +94,7 @@ class Authenticator:
     async def verify_api_key_or_token(self, token: str) -> None:
         """Accept any valid API key or access token.
 
-        Raises as `verify_access_token` does, and PostgresUnavailable: API keys are looked up in Postgres.
+        Raises as `verify_access_token` does, and PostgresUnavailable, because API keys are in Postgres.
         """
         if not looks_like_api_key(token):
             await self._verify(token)
@@ -161,7 +161,7 @@ class Authenticator:
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    """Refuse, before any cryptography, tokens that cannot be access tokens of the issuer."""
+    """Reject tokens that cannot be access tokens of the issuer, before any cryptography."""
     if header.get("alg") not in ALGORITHMS:
         raise InvalidCredentials("The access token is signed with an algorithm that is not accepted.")
     if str(header.get("typ", "")).lower() not in _ACCESS_TOKEN_TYPES:

@@ -18,11 +18,11 @@ from service.telemetry import api_metrics
 
 _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
-_REFRESH_SECONDS = 300.0  # between fetches, so a withdrawn key is soon forgotten
-_FETCH_SECONDS = 5.0  # the most for one
-_INTERVAL_SECONDS = 1.0  # from one to the next: anybody can cause another with a made-up key id
-_COOLDOWN_SECONDS = 10.0  # after one that failed
-_CALLER_WAIT_SECONDS = 1.5  # for the interval, and a fetch
+_REFRESH_SECONDS = 300.0  # between fetches, so that a withdrawn key is soon dropped
+_FETCH_SECONDS = 5.0  # for one fetch
+_INTERVAL_SECONDS = 1.0  # between fetches, because anyone can cause one with a made-up key id
+_COOLDOWN_SECONDS = 10.0  # after a failed fetch
+_CALLER_WAIT_SECONDS = 1.5  # for the interval and a fetch
 _LARGEST_DOCUMENT = 1024 * 1024
 
 _log = structlog.get_logger()
@@ -39,7 +39,7 @@ class JwkSet(msgspec.Struct):
 
 
 class SigningKey(msgspec.Struct, frozen=True):
-    """A public key of the issuer, and the algorithms it may verify. They all suit the type of the key."""
+    """A public key of the issuer, and the algorithms that it may verify, which all suit its type."""
 
     key_id: str
     public_key: AllowedPublicKeys
@@ -47,11 +47,11 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class SigningKeys:
-    """The issuer's public keys by key id. While the issuer is down, the last ones fetched stay in use."""
+    """The issuer's public keys by key id. While the issuer is down, the last fetched keys stay in use."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._tls = ssl.create_default_context()  # Once: it takes 20 ms and more.
+        self._tls = ssl.create_default_context()  # Created once, because it takes 20 ms or more.
         self._by_id: dict[str, SigningKey] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
@@ -60,8 +60,8 @@ class SigningKeys:
     async def find(self, key_id: str) -> SigningKey | None:
         """Return the key with this id, or None if the issuer publishes none. Raises SigningKeysUnavailable.
 
-        An unknown id may belong to a new key, so it waits for a fetch that begins after this call, unless one
-        has just failed.
+        An unknown id may belong to a new key, so this waits for a fetch that begins after the call. It does
+        not wait if one has just failed.
         """
         asked = time.monotonic()
         with suppress(TimeoutError):
@@ -72,12 +72,12 @@ class SigningKeys:
                         break
                     await asyncio.wait([self._fetch()])
         if key_id not in self._by_id and (self._fetching or self._failure):
-            # Not None, which is a 401: it makes callers discard a token that may be valid.
+            # None would become a 401, and callers would discard a token that may be valid.
             raise SigningKeysUnavailable from self._failure
         return self._by_id.get(key_id)
 
     async def refresh(self) -> None:
-        """Fetch the keys and wait for the end of the fetch. Raises SigningKeysUnavailable if it fails."""
+        """Fetch the keys and wait until it is done. Raises SigningKeysUnavailable if the fetch fails."""
         await asyncio.wait([self._fetch()])
         if self._failure:
             raise SigningKeysUnavailable from self._failure
@@ -94,7 +94,7 @@ class SigningKeys:
                 self._fetching.cancel()
 
     def _fetch(self) -> asyncio.Task[None]:
-        """Return the running fetch, or start one: concurrent callers share it."""
+        """Return the running fetch, or start one. Concurrent callers share it."""
         if self._fetching is None:
             self._fetching = asyncio.create_task(self._replace())
         return self._fetching
@@ -119,7 +119,7 @@ class SigningKeys:
     async def _download(self) -> bytes:
         """Return the document at an https or file URL. The settings allow no other scheme.
 
-        Redirects are not followed: they may lead to plain HTTP, where anybody could replace the keys.
+        Redirects are not followed, because they may lead to plain HTTP, where anyone could replace the keys.
         """
         address = urlsplit(self._url)
         if address.scheme == "file":
@@ -153,7 +153,7 @@ def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
         return None
     try:
         jwk = jwt.PyJWK.from_dict(entry)
-    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise errors of all kinds on odd members
+    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
         _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
         return None
     if jwk.algorithm_name not in ALGORITHMS:

@@ -1,1 +1,1 @@
-"""The resource: its rows, its SQL and its rules; storing.py writes each row together with its event."""
+"""Calculation requests: rows, SQL and rules. storing.py writes each row together with its event."""

@@ -1,4 +1,4 @@
-"""The conveyancers, who are the tenants: their names, and whether they charge a calculation fee."""
+"""The conveyancers, which are the tenants: their names, and whether they charge a calculation fee."""
 
 from datetime import datetime
 
@@ -25,8 +25,8 @@ async def register(
 ) -> tuple[Conveyancer | None, Conveyancer]:
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
-    Returns it as it was, if it was registered, and as it is now. None keeps its fee setting; a new one
-    charges no fee. Its id and name are lines of text, which the command line has checked.
+    Returns it before the change, or None if it is new, and after the change. A fee setting of None means no
+    change, or no fee if it is new. The command line has checked that id and name are lines of text.
     """
     before = await connection.fetchrow(
         f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only

@@ -1,4 +1,4 @@
-"""The e-mail addresses that are accepted: those of one recipient, to whom an e-mail can be sent."""
+"""Which e-mail addresses are accepted: an address of one recipient, to whom an e-mail can be sent."""
 
 import re
 from functools import lru_cache
@@ -7,16 +7,16 @@ import email_validator
 
 LONGEST = 254  # characters
 
-# An address may contain an encoded word (RFC 2047), but mail programs decode it: the mail would go to another
-# recipient, or could not be composed.
+# An encoded word (RFC 2047) is valid in an address, but mail programs decode it. The e-mail would then go to
+# another recipient, or could not be composed.
 ENCODED_WORD = re.compile(r"=\?.*\?=")
 
-# A label of a domain has at most 63 characters. To find out what else is wrong with a longer one, of Arabic
-# digits for example, would take 20 ms. IDNA knows four full stops.
+# A label of a domain has at most 63 characters. Longer ones are rejected early, because validating one, of
+# Arabic digits for example, would take 20 ms. IDNA has four characters for the dot.
 _LONG_LABEL = re.compile(r"[^.\u3002\uff0e\uff61]{64}")
 
-# Addresses that are valid if their domain is: the part before the @ is valid, and nothing gets longer when it
-# is decoded.
+# Addresses that are valid if their domain is valid. The part before the @ is, and nothing gets longer when
+# decoded.
 _PLAIN_ADDRESS = re.compile(
     r"[a-z0-9_+-]{1,32}(?:\.[a-z0-9_+-]{1,31})?@((?!.*xn--)[a-z0-9.-]+)", re.ASCII | re.IGNORECASE
 )
@@ -30,7 +30,7 @@ def is_accepted(address: str) -> bool:
     return _is_valid_domain(plain[1]) if plain else _is_valid(address)
 
 
-# Most addresses share few domains. Validating both addresses of a request took a seventh of its time.
+# Most addresses share few domains. Uncached, validating both addresses took a seventh of a create.
 @lru_cache(maxsize=4096)
 def _is_valid_domain(domain: str) -> bool:
     return _is_valid(f"a@{domain}")
@@ -43,7 +43,7 @@ def _is_valid(address: str) -> bool:
         email_validator.validate_email(
             address,
             check_deliverability=False,  # no DNS
-            allow_smtputf8=False,  # Mail servers without SMTPUTF8 refuse such addresses for good.
+            allow_smtputf8=False,  # Mail servers without SMTPUTF8 reject such addresses permanently.
             test_environment=True,  # allows `.test` domains, for trials
             strict=True,  # at most 64 characters before the @: mail servers need not accept more
         )

@@ -1,4 +1,4 @@
-"""The events of a request, from its rows: an event that is made again has the same id and the same body."""
+"""Rebuilds the events of a request from its rows: same ids, and same bodies except for the trace context."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -49,7 +49,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     """Return the history of a request of this conveyancer. Raises as `reading.find` does."""
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
-        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises why there is none.
+        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the reason.
         raise RequestNotFound
     return found[0]
 
@@ -68,17 +68,17 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Even
 
 
 async def read_erased(connection: Connection, request_id: UUID) -> EventHistory | None:
-    """Return the history of a request that was erased: the types and times of its events are left."""
+    """Return what is left of an erased request's history, such as the types and times of its events."""
     return next(iter(_histories(await connection.fetch(_READ_ERASED, request_id))), None)
 
 
 async def read_page(connection: Connection, *, after: UUID, limit: int) -> list[EventHistory]:
-    """Return the next histories in the order of the requests' ids, which is the order of creation."""
+    """Return the next histories in the order of request ids, which is the order of creation."""
     return _histories(await connection.fetch(_READ_PAGE, after, limit))
 
 
 def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
-    """Return the histories in these rows: of each request one row, or one for each of its ended e-mails."""
+    """Return the histories in these rows. A request has one row, or one for each of its ended e-mails."""
     return [_history(list(group)) for _, group in groupby(rows, key=lambda row: row["id"])]
 
 
@@ -126,7 +126,7 @@ _READ = f"""{_SELECT}
      WHERE request.id = ANY($1)
      ORDER BY request.id
 """
-# Not a join with the page: for a page of unknown size the planner may read all requests and e-mails.
+# No join with the page, because for an unknown page size the planner may read all requests and e-mails.
 _READ_PAGE = f"""{_SELECT}
      WHERE request.id = ANY(ARRAY(SELECT id
                                     FROM calculation_request

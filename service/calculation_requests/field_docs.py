@@ -1,4 +1,4 @@
-"""What the API's documentation says of each field, written once for the body and for the answer."""
+"""The API's documentation of each field, written once for request bodies and responses."""
 
 from msgspec import Meta
 
@@ -50,7 +50,7 @@ CALCULATION_FEE_EXEMPT_REASON = Meta(
     examples=["Repeat client"],
 )
 
-# Only in the answer.
+# Only in responses.
 UUID = Meta(examples=["req_01a9ZkW3mT6qPxB8vNcR4d"], extra_json_schema={"pattern": "^req_[0-9A-Za-z]{22}$"})
 CALCULATION_ID = Meta(description="Null until a calculation has been made.")
 SECRET = Meta(description="Opens this request and its calculation: send it as the Bearer token.")

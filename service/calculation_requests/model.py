@@ -42,12 +42,12 @@ class Idempotency(NamedTuple):
 
 
 def now() -> datetime:
-    """Return the time in whole seconds: the interface shows no fraction, so none is stored."""
+    """Return the time in whole seconds, because the interface has no fractions of a second."""
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
 class EventSource(msgspec.Struct, frozen=True, dict=True):
-    """The columns of a request that its events are made from: nothing personal, and no secret."""
+    """The columns of a request from which its events are made. None is personal or secret."""
 
     id: UUID
     conveyancer_id: str
@@ -85,7 +85,7 @@ class EventSource(msgspec.Struct, frozen=True, dict=True):
 
 
 class CalculationRequest(EventSource, frozen=True):
-    """A row of calculation_request: what was sent, and what the service adds. See COLUMNS."""
+    """A row of calculation_request: what the caller sent, and what the service added. See COLUMNS."""
 
     updated_at: datetime
     customer_email: str
@@ -104,20 +104,20 @@ class CalculationRequest(EventSource, frozen=True):
     secret_key_id: str
 
     def secret_and_url(self, keys: SecretKeyRing, app_url: str) -> tuple[str, str]:
-        """Return the secret and the link, never to be logged or queued. Raises SecretKeyMissing."""
+        """Return the secret and the link. Never log or queue them. Raises SecretKeyMissing."""
         secret = keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
         return secret, f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={secret}"
 
     def view(self, secret: str | None, request_url: str | None) -> "RetrievedCalculationRequest":
-        """Return what the API shows of this request: all but the two, and these two as given."""
+        """Return what the API shows of this request, with *secret* and *request_url* as given."""
         shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
         if self.meta_data is not None:
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
         return RetrievedCalculationRequest(**shown, secret=secret, request_url=request_url)
 
 
-# Rows become structs by position, so the columns are written once, as the fields of the struct. Not
-# `SELECT *`: a column that a migration adds would make the prepared statements of open transactions fail.
+# Rows become structs by position, so the columns are written once, as the fields of the struct. `SELECT *` is
+# avoided: a column that a migration adds would make the prepared statements of open transactions fail.
 COLUMNS = ", ".join(CalculationRequest.__struct_fields__)
 REQUEST_COLUMNS = ", ".join(f"request.{column}" for column in CalculationRequest.__struct_fields__)
 

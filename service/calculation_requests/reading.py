@@ -26,9 +26,9 @@ from service.postgres.pool import Connection
 async def find_by_idempotency_key(
     connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest | None:
-    """Return the request that was stored with this key, once a standby has it, or None.
+    """Return the request that was stored with this key, or None. Waits until a synchronous standby has it.
 
-    Raises IdempotencyKeyReused if its body was another one, RequestErased and UnknownConveyancer.
+    Raises IdempotencyKeyReused if its body was different, RequestErased and UnknownConveyancer.
     """
     row = await connection.fetchrow(_FIND_BY_IDEMPOTENCY_KEY, idempotency.key, conveyancer_id)
     if row is None:
@@ -66,7 +66,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     return CalculationRequest(*row[:-1])
 
 
-# Erased requests are looked for only if there is no row.
+# Erased requests are looked up only if there is no row.
 _FIND = f"""
     SELECT {REQUEST_COLUMNS},
            CASE WHEN request.id IS NULL
@@ -86,12 +86,12 @@ _FIND = f"""
 async def find_by_secret(
     connection: Connection, request_id: UUID, *, secret: str, keys: SecretKeyRing
 ) -> CalculationRequest:
-    """Return the request that this ASCII secret opens, without what is its firm's alone.
+    """Return the request that this ASCII secret opens, without the fields that only its firm may see.
 
-    Raises WrongSecret, also when there is no such request, or when the key of its secret is missing.
+    Raises WrongSecret, even if there is no such request or the key of its secret is missing.
     """
     row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
-    # It takes as long without a request or its key: the time must not show which uuids exist.
+    # Without a request or its key this takes as long, because the time must not show which uuids exist.
     salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
     try:
         expected = keys.secret(request_id, salt=salt, key_id=key_id)
@@ -103,8 +103,8 @@ async def find_by_secret(
     return CalculationRequest(*row)
 
 
-# Null for what is the firm's alone, and not for the customer.
-_CUSTOMER_COLUMNS = re.sub(r"\b(notes|external_id|meta_data)\b", r"NULL AS \1", COLUMNS)
+# Null for the fields that only the firm may see, not the customer.
+_CUSTOMER_COLUMNS = re.sub("(notes|external_id|meta_data)", r"NULL AS \1", COLUMNS)
 _FIND_BY_SECRET = f"""
     SELECT {_CUSTOMER_COLUMNS}
       FROM calculation_request
@@ -121,8 +121,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# One of the two statements behind an access token that are not limited to one conveyancer. The other is that
-# of `event_history.read`.
+# An access token can read requests of other conveyancers with only two statements: this one and the one in
+# `event_history.read`.
 _READ_INTERNALLY = f"""
     SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request
@@ -130,7 +130,7 @@ _READ_INTERNALLY = f"""
 """  # noqa: S608 - constants only
 
 
-LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links come to at most 30 KB more
+LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add at most 30 KB
 _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
@@ -147,10 +147,10 @@ async def read_page(
 ) -> tuple[list[CalculationRequest], str | None]:
     """Return a page of this conveyancer's requests, newest first, and the cursor of the next page, if any.
 
-    A page ends after *limit* requests, or before LARGEST_PAGE bytes: a request may have 57 KB, and many
-    callers may read pages at the same time.
+    A page ends after *limit* requests, or before LARGEST_PAGE bytes, because a request may have 57 KB, and
+    many callers may read pages at the same time.
 
-    A cursor is a position, not a promise: it is always read within the conveyancer's own requests. Raises
+    A cursor is only a position: a page contains the conveyancer's own requests, whatever its cursor. Raises
     UnknownConveyancer.
     """
     if listing.external_id is None:
@@ -173,7 +173,7 @@ async def read_page(
     return page, None
 
 
-# Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops that
+# Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops this
 # column from the order and may read the primary key backwards: Postgres 18, with a generic plan, read 395,000
 # rows of other conveyancers for a page of 21 (8,699 blocks instead of 4). The constant limit, one more than
 # the largest page has, makes a generic plan expect a small page.
@@ -205,18 +205,18 @@ _LIST_NEWEST_BY_EXTERNAL_ID = f"""
 
 
 async def check_erased(connection: Connection, request_id: UUID) -> None:
-    """Raise RequestErased if this was a request of any conveyancer."""
+    """Raise RequestErased if a request of any conveyancer had this id and was erased."""
     if await find_erased(connection, [request_id]):
         raise RequestErased
 
 
 async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
-    """Return those of these requests, of any conveyancer, that were erased."""
+    """Return which of these requests, of any conveyancer, were erased."""
     rows = await connection.fetch("SELECT id FROM erased_request WHERE id = ANY($1)", request_ids)
     return {row["id"] for row in rows}
 
 
 async def find_existing(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
-    """Return the ids of those of these requests that exist. Only for the worker."""
+    """Return which of these requests exist. Only for the worker."""
     rows = await connection.fetch("SELECT id FROM calculation_request WHERE id = ANY($1)", request_ids)
     return {row["id"] for row in rows}

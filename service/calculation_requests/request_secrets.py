@@ -24,7 +24,7 @@ class WrongSecret(Exception):
 
 
 class SecretKeyRing(msgspec.Struct, frozen=True):
-    """Keys by id. New requests use the current one. Others stay readable while their key is listed."""
+    """Keys by id. New requests use the current key. Earlier secrets stay valid while their key is listed."""
 
     current_id: str
     keys: dict[str, bytes]
@@ -46,7 +46,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
         """Derive the secret of one request: 43 URL-safe characters.
 
-        Raises SecretKeyMissing without the key that the request was made with; `doctor` names it.
+        Raises SecretKeyMissing if the request's key is missing; `doctor` names it.
         """
         if key_id not in self.keys:
             metrics.secret_keys_missing.inc()
@@ -56,7 +56,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
 
 async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str]:
-    """Store the fingerprint of each key whose id is new. Return the ids that another key had before."""
+    """Store the fingerprint of each key whose id is new. Return the ids that had another key before."""
     keys = {key_id: hmac.digest(key, b"fingerprint", "sha256") for key_id, key in ring.keys.items()}
     await connection.execute(
         """

@@ -1,4 +1,4 @@
-"""The statements that write calculation requests, each with the event that announces the change."""
+"""Stores new calculation requests, each with its event in one statement."""
 
 import asyncio
 import secrets
@@ -28,11 +28,11 @@ from service.postgres.pool import Pool
 from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
-_FIRST_PAUSE_SECONDS = 0.005  # before looking again whether a key is free: about as long as a commit takes
+_FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: about as long as a commit takes
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
-    """Return the row of a new request, made from the columns that were sent."""
+    """Return the row of a new request, made from the columns that the caller sent."""
     created_at = now()
     return CalculationRequest(
         id=new_request_id(),
@@ -48,14 +48,14 @@ def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKey
 
 
 class Stored(NamedTuple):
-    """A request as it is stored, and whether it was before."""
+    """A stored request, and whether an earlier create stored it."""
 
     request: CalculationRequest
     is_repeat: bool
 
 
 class Storage:
-    """Stores new requests, each with its request.created, and those that arrive together in a group."""
+    """Stores new requests, each with its request.created. Those that arrive together share a transaction."""
 
     def __init__(self, pool: Pool, relay: RelayWaker, *, seconds: float) -> None:
         self._pool = pool
@@ -70,14 +70,14 @@ class Storage:
         traceparent: str | None,
         until: float,
     ) -> Stored:
-        """Store a request until a deadline, and wake the relay.
+        """Store a request before the deadline *until*, and wake the relays.
 
-        However often a create is sent with one key, one request is stored, and each gets it: the row has the
-        key, and its hash outlives the row. A create that stores nothing looks for the row with its key. While
-        there is none, another uses the key and may fail: this one waits without a connection, and retries.
+        However often a create is sent with one key, one request is stored and returned. The row has the key,
+        and the key's hash outlives the row. A create that stores nothing looks for the row with its key. If
+        there is none, another create has the key and may fail. This one then waits without a connection.
 
-        Raises PostgresUnavailable, after which the request may be stored; and UnknownConveyancer,
-        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased, after which it is not.
+        Raises PostgresUnavailable: the request may have been stored. Raises UnknownConveyancer,
+        IdempotencyKeyReused, IdempotencyKeyInFlight and RequestErased: it has not been stored.
         """
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
@@ -105,7 +105,7 @@ class Storage:
         traceparent: str | None,
         until: float,
     ) -> bool:
-        """Run INSERT, and wake the relay if it stored the request. Returns whether it did."""
+        """Run INSERT, and wake the relays if it stored the request. Returns whether it did."""
         while True:
             span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
             with self._relay.around_commit() as may_notify, span:
@@ -115,7 +115,7 @@ class Storage:
                 except asyncpg.ProgramLimitExceededError:
                     if not may_notify:
                         raise
-                    continue  # without a NOTIFY: the server's queue for it is full, as in `lanes.notify`
+                    continue  # without a NOTIFY, because its queue is full: see `lanes.notify`
             if is_new and not may_notify:
                 self._relay.wake()
             return is_new
@@ -131,7 +131,7 @@ _SPAN = {
 def insert_arguments(
     request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None, *, may_notify: bool
 ) -> tuple[Any, ...]:
-    """Return the arguments of INSERT. With *may_notify* its commit wakes the relays."""
+    """Return the arguments of INSERT. With *may_notify* the commit wakes the relays."""
     created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
     return (
         request.conveyancer_id,  # $1
@@ -146,17 +146,17 @@ def insert_arguments(
     )
 
 
-# Stores a request and its request.created event, so both or neither exist, and returns the id. Stores nothing
-# unless all of these are true, each of which is a clause:
+# Stores a request and its request.created event, either both or neither, and returns the id. Each clause is a
+# condition, and nothing is stored unless all are true:
 #
-# - The conveyancer is active. This is no foreign key: all inserts of a firm would share its lock.
-# - No request is stored with the key. Creates of one group are in one session, which gets a lock that it has:
-#   the second with a key sees the row of the first.
+# - The conveyancer is active. This is no foreign key, because all inserts of a firm would share its lock.
+# - No request is stored with the key. Creates of one group share a session, which may acquire its own lock
+#   again. So the second create with a key must see the row of the first.
 # - No request with the key was erased.
-# - No other session is storing a request with the key, which is locked until the transaction ends.
+# - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began: ON CONFLICT.
 #
-# It never waits for another create: a group would delay its members, and groups with the same keys could
+# It never waits for another create: that would delay the whole group, and groups with the same keys could
 # deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the
 # request stored with it.
 _COLUMN_VALUES = ", ".join(f"${9 + index}" for index in range(len(CalculationRequest.__struct_fields__)))

@@ -61,7 +61,7 @@ async def list_conveyancers() -> Answer:
 @answering
 @on_record
 async def disable(conveyancer_id: str, by: Operator) -> Answer:
-    """Refuse a conveyancer's access tokens and API keys from now on. Its customers' links stay open."""
+    """Reject a conveyancer's access tokens and API keys from now on. Its customers' links keep working."""
     return await _set_disabled(conveyancer_id, by, disabled=True)
 
 
@@ -70,7 +70,7 @@ async def disable(conveyancer_id: str, by: Operator) -> Answer:
 @answering
 @on_record
 async def enable(conveyancer_id: str, by: Operator) -> Answer:
-    """Serve a conveyancer again that was disabled."""
+    """Serve a disabled conveyancer again."""
     return await _set_disabled(conveyancer_id, by, disabled=False)
 
 

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with the API and the servers it needs."""
+"""`doctor`: what is wrong with the API and the servers that it needs."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -21,15 +21,15 @@ _REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code
 @click.option("--watch", is_flag=True, help="Look again every five seconds.")
 @answering
 async def doctor(*, watch: bool) -> Answer:
-    """Say what is wrong with the API, and what to do first. Exit status 1 if anything is.
+    """Say what is wrong with the API, and what to do first. The exit status is 1 if anything is wrong.
 
-    `python -m worker doctor` says more: it sees the queues and the e-mails, too.
+    `python -m worker doctor` reports more: it also checks the queues and the e-mails.
     """
     return await diagnosis.answer(partial(examine_service, os.environ), watch=watch)
 
 
 async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
-    """Check what the API needs."""
+    """Check everything that the API needs."""
     settings, problems = examine(ServiceSettings, environment)
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
     do = "what does AUTH_JWKS_URL answer?"

@@ -1,4 +1,4 @@
-"""`request find|correct|new-secret|erase`: the requests of customers who call, and of every firm."""
+"""`request find|correct|new-secret|erase`: find and change the requests of any firm."""
 
 import hashlib
 import secrets
@@ -41,7 +41,7 @@ class Found(msgspec.Struct, frozen=True):
 @click.option("--case-ref", type=line, help="The case reference.")
 @answering
 async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
-    """Find requests by what a caller on the phone knows: the newest 50, without personal data."""
+    """Find requests by details that a customer knows: the newest 50, without personal data."""
     if not (external_id or customer_email or case_ref):
         raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
@@ -51,8 +51,8 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
     return Answer.listing(found)
 
 
-# Postgres gets the hash of the address: it may log the parameters of a slow statement, and this one may read
-# all rows.
+# Postgres gets only the hash of the address, because it may log the parameters of a slow statement, and this
+# one may read all rows.
 _FIND = """
     SELECT id, conveyancer_id, created_at, external_id, calculation_id
       FROM calculation_request
@@ -65,7 +65,7 @@ _FIND = """
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What came of a change: whether there was any, and the event_id of the e-mail that the customer gets."""
+    """The result of a change: whether anything changed, and the key of the e-mail that the customer gets."""
 
     uuid: str
     changed: bool
@@ -79,7 +79,7 @@ class Changed(msgspec.Struct, frozen=True):
 @answering
 @on_record
 async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
-    """Correct the customer's address. The link that was sent is dead; the right customer gets a new one."""
+    """Correct the customer's address. The old link is no longer valid; the right customer gets a new one."""
     if not email_addresses.is_accepted(customer_email):
         raise click.UsageError("--customer-email: expected the e-mail address of exactly one recipient.")
     return await _answer(uuid, "request correct", by, customer_email, sends_email=not no_email)
@@ -91,16 +91,16 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 @answering
 @on_record
 async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
-    """Make a new link for the customer. The one that was sent is dead, also if this command sent it."""
+    """Make a new link for the customer. Earlier links are no longer valid, even those from this command."""
     return await _answer(uuid, "request new-secret", by, None, sends_email=not no_email)
 
 
 async def _answer(
     request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
 ) -> Answer:
-    """Give a request a new secret, and its customer another address unless that is None.
+    """Give a request a new secret, and its customer a new address unless that is None.
 
-    Pending e-mails are cancelled, because they may have been claimed with the old address and the dead link.
+    Pending e-mails are cancelled, because a worker may have claimed them with the old address and link.
     """
     keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
     email = None
@@ -144,7 +144,7 @@ class Erasure(msgspec.Struct, frozen=True):
 @answering
 @on_record
 async def erase(uuid: UUID, by: Operator) -> Answer:
-    """Delete a request, and the personal data in its e-mails and events, for good."""
+    """Permanently delete a request, and the personal data in its e-mails and events."""
     async with postgres() as connection:
         async with connections.bounded_transaction(connection):
             await lanes.lock(connection, lanes.lane_of(uuid))

@@ -12,7 +12,7 @@ schema = click.Group("schema", help="The schema of the database.")
 @schema.command()
 @answering
 async def apply() -> Answer:
-    """Lay the schema into an empty database, or apply the versions that it lacks. It may be in use."""
+    """Install the schema in an empty database, or apply the missing versions, even while it is in use."""
     async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
         before = await database_schema.read_version(connection)
         found = await database_schema.apply(connection)

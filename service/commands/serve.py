@@ -14,7 +14,7 @@ from service.telemetry import logs, tracing
 
 @click.command()
 def serve() -> None:
-    """Serve the API until SIGTERM, then finish the requests in progress."""
+    """Serve the API until SIGTERM, then finish the requests in flight."""
     settings = load(ServiceSettings)
     logs.configure(settings)
     with (

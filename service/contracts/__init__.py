@@ -1,1 +1,1 @@
-"""The documents that callers and consumers build on, made from the types of the code."""
+"""The documents that callers and consumers build on, generated from the types in the code."""

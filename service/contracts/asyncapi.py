@@ -1,4 +1,4 @@
-"""The AsyncAPI document: the events, exchanges and queues, made from the types that the code uses."""
+"""The AsyncAPI document: the events, exchanges and queues, generated from the types in the code."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -216,7 +216,7 @@ def sent_schemas() -> dict[str, Any]:
     text = {"type": "string"}
     for event in events.SENT:
         envelope = schemas[schema_name(event)]
-        # The type of the envelope describes what we accept; this is what we send.
+        # The envelope's type describes what we accept; this is what we send.
         envelope["properties"] |= {
             "specversion": {"const": events.SPECVERSION},
             "source": {"const": events.SOURCE},

@@ -34,7 +34,7 @@ from service.outbox.events import RequestEmailFailed, in_envelope
 from service.postgres.outages import PostgresUnavailable
 
 _BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
-# The examples of the fields.
+# Made of the examples of the fields.
 FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
 SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
@@ -149,7 +149,7 @@ def _refusal(check: Callable[..., object], *arguments: object) -> ApiError:
     raise ValueError(check)
 
 
-# Failures of every operation, by the name of their example.
+# The failures that every operation can have, by the name of their example.
 ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
     "two_tokens": _refusal(bearer_token, ["Bearer one", "Bearer two"]),
@@ -165,14 +165,14 @@ ANY_FAILURE: Mapping[str, Exception] = {
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of an endpoint beyond its handler."""
 
-    handler: HTTPRouteHandler  # of one path
+    handler: HTTPRouteHandler  # with one path
     tag: str
     security: list[dict[str, list[str]]]
-    examples: Mapping[str, msgspec.Struct]  # payloads by name; all are of the type of "ok"
-    failures: Mapping[str, Exception]  # by the name of their example, beside ANY_FAILURE
+    examples: Mapping[str, msgspec.Struct]  # payloads by name, all of the same type as "ok"
+    failures: Mapping[str, Exception]  # by the name of their example, in addition to ANY_FAILURE
     parameters: tuple[str, ...] = ()  # names in PARAMETERS
-    headers: Mapping[str, bool] = {}  # names in HEADERS, of a success; True for those always sent
-    bodies: Mapping[str, Any] = {}  # examples of the body by name; only POST has one
+    headers: Mapping[str, bool] = {}  # names in HEADERS, for success; True if always sent
+    bodies: Mapping[str, Any] = {}  # example bodies by name; only POST has any
     links: Mapping[str, Any] = {}
 
     @property

@@ -1,7 +1,7 @@
-"""The OpenAPI document, made from the handlers, types and errors themselves.
+"""The OpenAPI document, generated from the handlers, types and errors.
 
 Litestar's own generator leaves out `additionalProperties`, headers, and everything else that the router does
-not know. The examples of failures are the actual answers to those errors.
+not know. The examples of failures are the actual responses to those errors.
 """
 
 import inspect
@@ -76,7 +76,7 @@ _SCOPES = {
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
 
-# What the types cannot say. A keyword applies only to values of its own type, so this is any JSON value.
+# What the types cannot say. A keyword applies only to values of its type, so this allows any JSON value.
 _JSON_VALUE = {
     "description": "Any JSON value without NUL characters. Numbers must be within the range of int64.",
     "minimum": -(2**63),
@@ -102,7 +102,7 @@ def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        # These tokens are those of the other scheme, got in another way.
+        # The tokens are the same as in the other scheme, obtained in another way.
         schemes[_CLIENT_CREDENTIALS] = {
             "type": "oauth2",
             "description": "An access token, requested with the id and the secret of a client of the issuer.",
@@ -208,7 +208,7 @@ def _response(status: HTTPStatus, headers: Mapping[str, bool]) -> dict[str, Any]
 def _content(schema: dict[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
     values = msgspec.to_builtins(dict(examples))
     for value in values.values():
-        if "meta" in value:  # The same whenever the document is made.
+        if "meta" in value:  # Constant, so that the document does not change.
             value["meta"]["timestamp"] = "2026-03-02T09:30:00.123456+00:00"
     named = {name: {"value": value} for name, value in values.items()}
     return {"content": {MediaType.JSON: {"schema": schema, "examples": named}}}
@@ -221,7 +221,7 @@ def _schemas() -> dict[str, Any]:
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
         schema.pop("title", None)  # The name of a class, which Swagger UI would show.
-    for event in events.SENT:  # Among alternatives, it would show the name of the component instead.
+    for event in events.SENT:  # Otherwise it would show the component's name among alternatives.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE

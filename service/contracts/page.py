@@ -1,4 +1,4 @@
-"""The documents over HTTP, and the page of the HTTP API, which loads nothing from elsewhere."""
+"""Serves the documents, and a page for the HTTP API, which loads nothing from other servers."""
 
 from functools import cache
 from html import escape
@@ -69,7 +69,7 @@ of your own.</p>
 
 
 def _policy(token_url: str | None) -> str:
-    """Return what keeps the browser from contacting any server but this one and the issuer's."""
+    """Return the policy that lets the browser contact only this server and the issuer's."""
     issuer = urlsplit(token_url or "")
     return (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -99,7 +99,7 @@ def asset(asset: FromPath[str]) -> Response[bytes]:
     return Response(_content(asset), media_type=_ASSETS[asset][1])
 
 
-@cache  # All callers share it: one of them has 1.5 MB, and slow readers hold it for long.
+@cache  # Shared by all callers, because one file has 1.5 MB, and slow readers hold it for long.
 def _content(asset: str) -> bytes:
     return (_ASSETS[asset][0] / asset).read_bytes()
 

@@ -21,7 +21,7 @@ from service.settings import Settings
 # From which level on libraries may log. At INFO some of them print addresses and URLs.
 _LEVELS = {
     **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
-    "aiormq": "CRITICAL",  # Its errors quote messages. Outages are logged by the code that needs a connection.
+    "aiormq": "CRITICAL",  # Its errors quote messages. The code that needs a connection logs outages.
     "uvicorn": "ERROR",  # Its warnings are about callers' errors, which are in the access log.
 }
 _encoder = msgspec.json.Encoder(enc_hook=repr)
@@ -97,7 +97,7 @@ def _in_json(_logger: object, _method: str, event: EventDict) -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return what may be logged of an exception: class and place, but not its text, which may quote values."""
+    """Return what may be logged of an exception: class and place, but no text, which may quote values."""
     frames = traceback.extract_tb(error.__traceback__)
     facts: dict[str, Any] = {
         "error": type(error).__name__,

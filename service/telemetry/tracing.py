@@ -1,6 +1,6 @@
 """Traces, exported over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are created.
 
-Each request has a trace even without spans: events carry its `traceparent` (W3C Trace Context), log lines its id.
+Each request has a trace even so: events carry its `traceparent` (W3C Trace Context), and log lines its id.
 
 Attributes are names such as routes and queues, but never the path or query as sent, an address or a secret.
 So there is no `url.path`, although the conventions ask for it, because a path may contain anything.
