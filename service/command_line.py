@@ -177,7 +177,7 @@ async def postgres(
 ) -> AsyncIterator[Connection]:
     """Open a direct connection to Postgres. A standby is enough for commands that only read.
 
-    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated; ClickException without a lock or privilege.
+    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated; ClickException if access or a lock is denied.
     """
     try:
         connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)

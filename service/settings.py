@@ -16,7 +16,7 @@ NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
-# Several hosts are allowed. So is none, because `?host=` may name them.
+# Several hosts are allowed, or none, because `?host=` may name them.
 _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]

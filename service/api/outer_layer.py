@@ -47,7 +47,7 @@ class OuterLayer:
         with tracing.span(
             name,
             "server",
-            # No `url.path`, which the conventions ask for: a path may hold anything.
+            # No `url.path`, although the conventions ask for it, because a path may contain anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
             parent=tracing.find(scope["headers"]),
         ):

@@ -85,7 +85,7 @@ class Authenticator:
         return caller
 
     async def verify_reader(self, token: str) -> Caller | InternalReader:
-        """Return the caller whose access token has READ, or the internal reader. Raises the same."""
+        """Return the caller with READ, or the internal reader. Raises as `verify_access_token` does."""
         caller = await self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)

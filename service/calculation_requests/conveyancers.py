@@ -26,7 +26,7 @@ async def register(
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
     Returns it before the change, or None if it is new, and after the change. A fee setting of None means no
-    change, or no fee if it is new. The command line has checked that id and name are lines of text.
+    change, and no fee for a new one. The command line has checked that id and name are lines of text.
     """
     before = await connection.fetchrow(
         f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only

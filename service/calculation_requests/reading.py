@@ -121,8 +121,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return CalculationRequest(*row)
 
 
-# An access token can read requests of other conveyancers with only two statements: this one and the one in
-# `event_history.read`.
+# One of the two statements with which an access token can read requests of any conveyancer. The other is
+# in `event_history.read`.
 _READ_INTERNALLY = f"""
     SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request

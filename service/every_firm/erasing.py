@@ -18,8 +18,8 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
     The transaction must hold the locks of their lanes. Otherwise a relay could move an event while it is
-    changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and announced by
-    request.email_failed. An e-mail in flight may still arrive.
+    changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and
+    request.email_failed announces it. An e-mail in flight may still arrive.
     """
     found = list(await announcing.lock(connection, request_ids))
     if found:

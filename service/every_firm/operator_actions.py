@@ -34,9 +34,9 @@ async def record(
     *,
     conveyancer_id: str | None = None,
 ) -> None:
-    """Record changes, each as a request and its subject. The request is None if there are very many.
+    """Record changes, each as a request's id and the event or e-mail that was changed.
 
-    It is None for changes to a conveyancer. Uses the caller's transaction, if there is one.
+    The id is None for very many requests or a conveyancer. Uses the caller's transaction, if there is one.
     """
     rows = [
         (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed

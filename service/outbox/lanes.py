@@ -63,7 +63,7 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 
 
 async def notify(connection: Connection) -> None:
-    """Wake the relays. Rarely used in transactions that write: NOTIFY makes commits queue for one lock.
+    """Wake the relays. Rarely used in transactions that write, as NOTIFY makes commits queue for one lock.
 
     With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. The server's queue for NOTIFY may
     be full, which clients of any of its databases can cause. Then the relays find events by polling.
@@ -92,8 +92,8 @@ class RelayWaker:
 
         A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
         `notify`. So a process has at most one such commit at a time. The slower it was, the longer the next
-        one waits. Without this rule, where a commit takes 10 ms, as with a synchronous replica, a create took
-        600 ms instead of 11 ms in eight processes with 160 creates per second.
+        one waits. Without this rule, in eight processes with 160 creates per second and commits of 10 ms, as
+        with a synchronous replica, a create took 600 ms instead of 11 ms.
         """
         began = time.monotonic()
         if began < self._quiet_until:

@@ -23,7 +23,7 @@ LOCK_SECONDS = 5.0  # for which an operator's command waits for a lock; others m
 class Acquired(AbstractAsyncContextManager["Connection"]):
     """A connection from the pool, for at most *seconds*. The wait for it may take half of that time.
 
-    A statement that is interrupted is cancelled in the background, by force after *seconds* more.
+    An interrupted statement is cancelled in the background. Its connection is dropped after *seconds* more.
 
     Raises PostgresUnavailable if Postgres or the pool does not respond in time. This is a class because a
     generator would take twice the time.
@@ -80,7 +80,7 @@ async def transaction(
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
     Postgres ends a transaction that has been silent for SILENCE_SECONDS. Otherwise, if a client's machine
-    disappeared from the network, its locks would be held until TCP notices, which takes two hours.
+    disappeared from the network, its locks would be held until TCP noticed two hours later.
     """
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:

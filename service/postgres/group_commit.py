@@ -23,7 +23,7 @@ class _Member(NamedTuple):
 
 
 class GroupCommit:
-    """Runs a statement, which returns an id or nothing, for all callers that arrive while one connects.
+    """Runs a statement that returns an id or nothing for all callers that arrive while one gets a connection.
 
     The first caller leads. Once it has a connection, it runs the statement for every caller present, and
     passes on the results. No caller waits for others to arrive. The more callers, the less each one costs:

@@ -22,7 +22,7 @@ _LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
-# The firm that the current task serves; "" for all callers without one. None, in the worker: no share.
+# The firm that the current task serves; "" for all callers without one. None, in the worker, has no share.
 firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
@@ -30,8 +30,8 @@ class Pool:
     """A lazily filled connection pool with a bounded queue, in which callers wait for their turn.
 
     With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
-    asyncpg's own pool has one. It releases connections in a task, so that running one statement took 44 %
-    longer. Sessions are not reset between callers, because nothing outlives its transaction.
+    asyncpg's own pool has one. It releases connections in a task, which made running one statement take
+    44 % longer. Sessions are not reset between callers, because nothing outlives its transaction.
 
     If Postgres accepts fewer connections than the pool may open, callers wait for one that is in use.
     """

@@ -67,7 +67,7 @@ async def serve(
         access_log=False,
         log_config=None,
         server_header=False,
-        reset_contextvars=True,  # Otherwise a pipelined request would continue the trace before it.
+        reset_contextvars=True,  # Otherwise a pipelined request would continue the previous trace.
         timeout_keep_alive=keep_alive_seconds,
         timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
     )

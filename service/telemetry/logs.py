@@ -30,7 +30,7 @@ _encoder = msgspec.json.Encoder(enc_hook=repr)
 def configure(settings: Settings) -> None:
     """Send our logs and those of all libraries to standard output, in one format.
 
-    Our own bypass the standard library's logging, which takes several times as long.
+    Our own logs bypass the standard library's logging, which takes several times as long.
     """
     shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level]
     structlog.configure(
