@@ -154,7 +154,7 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
 
 
 async def _try_to_write(connection: Connection) -> None:
-    """Write ten pages and roll them back: a full disk has no room for them."""
+    """Write ten pages with the locks of a create, then roll back. A full disk has no room for them."""
     writing = connection.transaction()
     await writing.start()
     await connection.execute("SET LOCAL lock_timeout = '1s'")

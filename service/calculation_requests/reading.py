@@ -103,7 +103,7 @@ async def find_by_secret(
     return CalculationRequest(*row)
 
 
-# Null for what is the firm's alone, and not for the customer.
+# Null for the fields that only the firm may see, not the customer.
 _CUSTOMER_COLUMNS = re.sub("(notes|external_id|meta_data)", r"NULL AS \1", COLUMNS)
 _FIND_BY_SECRET = f"""
     SELECT {_CUSTOMER_COLUMNS}
