@@ -1,4 +1,4 @@
-"""The command line of the worker and of its operators: `python -m worker`."""
+"""The command line of the worker and its operators: `python -m worker`."""
 
 import socket
 import sys
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one role, or all, until SIGTERM, or one command of an operator. Returns the exit status."""
+    """Run one role or all roles until SIGTERM, or run one operator command. Returns the exit status."""
     return command_line.run(PROGRAM, words, expects=(BrokerUnavailable,))
 
 

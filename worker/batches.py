@@ -1,4 +1,4 @@
-"""Work in batches: the items that arrive while one batch is done make the next one."""
+"""Batched work: the items that arrive while one batch is processed form the next."""
 
 import asyncio
 import random
@@ -17,44 +17,44 @@ _SHORTEST_PAUSE_SECONDS = 0.005  # before an item is tried again
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Item = TypeVar("Item")
-Failure: TypeAlias = Exception | None  # why an item failed, or None when it is done
+Failure: TypeAlias = Exception | None  # why an item failed, or None if it succeeded
 Failures: TypeAlias = Sequence[Failure]
 
 _log = structlog.get_logger()
 
 
 class RowLocked(Exception):
-    """Another transaction has locked a row that the item changes. The item is to be tried again soon."""
+    """Another transaction has locked a row that the item changes. Try the item again soon."""
 
 
 class Batches(Generic[Item]):
-    """Does items for their callers, in batches of at most LARGEST_BATCH, one after the other.
+    """Processes its callers' items in batches of at most LARGEST_BATCH, one batch at a time.
 
-    No item waits for others to arrive: one that comes alone is a batch. The more arrive, the less each costs.
-    *work* does a batch, in one transaction of Postgres or over one connection to RabbitMQ, and returns a
-    failure or None for each item. It should return RowLocked instead of waiting for a lock, which would delay
-    all the others. After an exception of it, other than an outage of Postgres, each item is done alone, so
-    that only the one at fault fails.
+    No item waits for others to arrive. The more items a batch has, the less each one costs. *work* processes
+    a batch in one Postgres transaction, or over one RabbitMQ connection. It returns a failure or None for
+    each item. It should return RowLocked rather than wait for a lock, which would delay the other items. If
+    it raises an exception that is not a Postgres outage, each item is processed alone, so that only the
+    faulty one fails.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
-        # Each with its failure or None, as a result: asyncio would log an exception that is never retrieved,
-        # values and all. Their callers bound them.
+        # A failure is set as a future's result. asyncio would log an exception that is never retrieved, with
+        # the values in it. The callers bound the queue.
         self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     async def done(self, item: Item) -> None:
-        """Return once *item* is done, however long Postgres is down or a row is locked.
+        """Process *item*. Retry while Postgres is down or a row is locked.
 
-        Raises any other failure, an outage of RabbitMQ included, and what *work* raised for it.
+        Raises any other failure, such as a RabbitMQ outage, and what *work* raised for the item.
         """
         pause = _SHORTEST_PAUSE_SECONDS
         while True:
             failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
             self._waiting.append((item, failure))
             if self._working is None:
-                # In a context of its own: what it logs and traces is not about this item alone.
+                # In a new context, because its logs and traces are not about this item alone.
                 self._working = asyncio.create_task(self._work_through(), context=Context())
             error = await failure
             if error is None:
@@ -67,11 +67,11 @@ class Batches(Generic[Item]):
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _work_through(self) -> None:
-        """Do batches until no item is waiting."""
+        """Process batches until no item is waiting."""
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-                batch = [each for each in batch if not each[1].done()]  # The callers of the others left.
+                batch = [each for each in batch if not each[1].done()]  # The other callers have left.
                 failures = await self._attempt([item for item, _ in batch]) if batch else []
                 for (_, waiting), failure in zip(batch, failures, strict=True):
                     if not waiting.done():
@@ -83,7 +83,7 @@ class Batches(Generic[Item]):
         try:
             return await self._work(items)
         except PostgresUnavailable as outage:
-            # Each item retries by itself: as a warning, an outage would be hundreds of lines a second.
+            # At debug level, because each item retries alone: an outage logs hundreds of lines per second.
             _log.debug("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
             return [outage] * len(items)
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault

@@ -1,1 +1,1 @@
-"""What operators can do with `python -m worker`."""
+"""The operator commands of `python -m worker`."""

@@ -28,11 +28,11 @@ from worker.rabbitmq.topology import Queue
 from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
-ANSWER_SECONDS = 10.0  # for each answer of the broker
-ARRIVAL_SECONDS = 2.0  # for the next of the messages that were counted
-_IN_MEMORY = 200  # messages; fewer than these must stay, or the others are not reached
+ANSWER_SECONDS = 10.0  # for each reply from the broker
+ARRIVAL_SECONDS = 2.0  # for the next of the counted messages
+_IN_MEMORY = 200  # messages; if this many cannot be moved, the rest is not reached
 
-# Headers that say how a message died. They are written anew if it dies again.
+# Headers that record how a message was dead-lettered. They are written anew if that happens again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 
 
@@ -43,7 +43,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter. Headers and body, which may contain personal data of other teams, only if asked for."""
+    """A dead letter. Its headers and body may contain personal data, and are included only if asked for."""
 
     position: int  # 1 is the next to be redriven
     message_id: str | None
@@ -55,7 +55,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """Dead letters of a queue, and how many there are in all."""
+    """Some dead letters of a queue, and the total number."""
 
     queue: str
     count: int
@@ -85,9 +85,9 @@ _message_ids = click.option(
 async def list_letters(
     *, names: Sequence[str], limit: int, message_ids: Sequence[str], position: int | None
 ) -> Answer:
-    """Count the dead letters of each queue and show the first. They stay where they are.
+    """Count the dead letters of each queue and show the first. None is removed.
 
-    Those that are named by --message-id or --position are shown with headers and body (personal data!).
+    Messages named by --message-id or --position are shown with headers and body (personal data!).
     """
     is_any_named = bool(message_ids) or position is not None
     listings = []
@@ -139,17 +139,17 @@ def _as_text(listing: DeadLetters) -> str:
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
     """Move dead letters back to the end of their queue, in order. A crash may leave one in both queues.
 
-    Those with undecodable properties stay: their consumer would refuse them again.
+    Messages with undecodable properties stay, because their consumer would refuse them again.
 
-    Each is recorded before it is moved, so a command that is cut off may leave a record of a message that was
-    not moved. A message that names no request is moved without a record.
+    Each move is recorded first, so an interrupted command may leave a record of a message that was not moved.
+    A message that names no request is moved without a record.
     """
     queue = QUEUES[name]
     moved = undecodable = 0
     async with command_line.postgres() as connection, _opened(queue) as (channel, dead):
         count = _count(dead)
         with command_line.progress("redriving", count) as advance:
-            # Those that are left where they are stay unacknowledged until the end.
+            # Messages that are not moved stay unacknowledged until the end.
             prefetch = 0 if message_ids else _IN_MEMORY
             async for _, message in _read(channel, dead, number=count, prefetch=prefetch):
                 if UNDECODABLE in message.headers:
@@ -172,7 +172,7 @@ dead_letters = click.Group(
 
 
 async def _record(connection: Connection, message: AbstractIncomingMessage, by: Operator) -> None:
-    """Record that this message is moved, under the request that it names, if any."""
+    """Record that this message is moved, if it names a request."""
     uuid = incoming.read(message.body).uuid
     request_id = parse_uuid(uuid) if uuid else None
     if request_id is None:
@@ -180,12 +180,12 @@ async def _record(connection: Connection, message: AbstractIncomingMessage, by: 
     changed = [(request_id, safe_id(message.message_id))]
     try:
         await operator_actions.record(connection, "dead-letters redrive", changed, by)
-    except outages.OUTAGE_ERRORS:  # Some would pass for errors of the broker.
+    except outages.OUTAGE_ERRORS:  # Some would be reported as broker errors.
         raise click.ClickException("Postgres did not record the change. The rest was not moved.") from None
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
-    """Publish a message to its queue as it was before it died, then acknowledge it: a crash repeats it."""
+    """Publish a message without its dead-letter headers, then acknowledge it. A crash may duplicate it."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
     async with asyncio.timeout(ANSWER_SECONDS):
         try:
@@ -198,11 +198,11 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 
 @asynccontextmanager
 async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
-    """Lend the dead letters of a queue, over a connection of their own. Declares nothing.
+    """Open the dead letters of a queue over a connection of their own. Declares nothing.
 
-    They are consumed, and those not acknowledged are returned by closing the connection: RabbitMQ 3.10 then
-    keeps their order, but not that of rejected messages. Dead-letter queues have no delivery limit: reading a
-    message must not lose it. Raises InvalidSetting and BrokerUnavailable.
+    They are consumed. Closing the connection returns the unacknowledged ones. RabbitMQ 3.10 keeps their order
+    then, but not if they are rejected. Dead-letter queues have no delivery limit, because reading a message
+    must not lose it. Raises InvalidSetting and BrokerUnavailable.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)
@@ -228,9 +228,9 @@ def _count(dead: AbstractQueue) -> int:
 async def _read(
     channel: AbstractChannel, dead: AbstractQueue, *, number: int, prefetch: int
 ) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
-    """Yield this many messages from the head, with their positions.
+    """Yield *number* messages from the head of the queue, with their positions.
 
-    At most *prefetch* are unacknowledged at a time; 0: any number. Raises ClickException if fewer arrive.
+    At most *prefetch* are unacknowledged at a time; 0 is no limit. Raises ClickException if fewer arrive.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):
@@ -239,7 +239,7 @@ async def _read(
     for position in range(1, number + 1):
         try:
             message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
-        except TimeoutError:  # A message that another consumer holds never arrives.
+        except TimeoutError:  # A message held by another consumer never arrives.
             text = f"{dead.name}: {number - position + 1} of {number} messages did not arrive. Run it again."
             raise click.ClickException(text) from None
         yield position, message

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with the worker, the servers it needs, and what it has in hand."""
+"""`doctor`: reports what is wrong with the worker, its servers, requests, events and e-mails."""
 
 import asyncio
 import os
@@ -58,15 +58,15 @@ _OF_SMTP: Reasons = {
 @click.option("--watch", is_flag=True, help="Look again every five seconds.")
 @answering
 async def doctor(*, watch: bool) -> Answer:
-    """Say what is wrong with the worker, its servers, events and e-mails, and what to do first.
+    """Report what is wrong with the worker, its servers, events and e-mails, and what to do first.
 
-    Exit status 1 if anything is.
+    The exit status is 1 if anything is wrong.
     """
     return await diagnosis.answer(partial(examine_worker, os.environ), watch=watch)
 
 
 async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
-    """Check what the worker needs, and what it has in hand."""
+    """Check the worker's settings and servers, and its requests, events and e-mails."""
     settings, problems = examine(WorkerSettings, environment)
     parsers = {
         "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
@@ -99,7 +99,7 @@ async def _events(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _emails(connection: Connection) -> AsyncIterator[Finding]:
-    """Count the pending e-mails, and those of the last day's requests, by state and why."""
+    """Count the pending e-mails and those of the last day's requests, by state and reason."""
     rows = await connection.fetch(
         """
         SELECT state, count(*) AS emails,
@@ -119,7 +119,7 @@ async def _emails(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _requests(connection: Connection) -> AsyncIterator[Finding]:
-    """Look for what does not add up of the last day's requests, such as customers without an e-mail."""
+    """Look for discrepancies in the last day's requests, such as customers without an e-mail."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         found = [each for each in await reconciliation.find_recent(connection) if each.count]
     for discrepancy in found:
@@ -130,7 +130,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
-    """Look at the queues and the alarm, and declare what a worker declares every minute."""
+    """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
     url = URL(settings.amqp_url)
     async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
         encrypted = "encrypted" if url.scheme == "amqps" else "not encrypted"
@@ -139,7 +139,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
         for finding in found:
             yield finding
-        if not any(finding.says == _MISSING for finding in found):  # or this would create it
+        if not any(finding.says == _MISSING for finding in found):  # because this would create it
             for name, difference in (await topology.ensure(connection)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)
@@ -147,7 +147,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
 
 
 async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool) -> Finding:
-    """Count the messages of a queue that consumers read, or else of its dead letters."""
+    """Count the messages of a queue if *is_read*, or else its dead letters."""
     name = queue.name if is_read else queue.dead_letters
     try:
         counted = (await (await connection.channel()).get_queue(name)).declaration_result
@@ -165,7 +165,7 @@ async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool)
 
 
 async def _alarm(connection: AbstractConnection) -> Finding:
-    """Publish to nobody, and see whether RabbitMQ blocks the connection for it."""
+    """Publish a message that no queue gets, and check whether RabbitMQ then blocks the connection."""
     channel = await connection.channel(publisher_confirms=False)
     await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
     await asyncio.sleep(_ALARM_SECONDS)
@@ -176,7 +176,7 @@ async def _alarm(connection: AbstractConnection) -> Finding:
 
 
 async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
-    """Begin an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
+    """Start an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
     connection = await Mailer(settings).connect()
     try:
         await connection.mail(Sender.parse(settings.mail_from).address)

@@ -20,21 +20,21 @@ from service.postgres.pool import Connection
 State = Literal["pending", "sent", "failed"]
 
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
-_BATCH = 200  # changed by one transaction
+_BATCH = 200  # changed in one transaction
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which e-mails: a field that is None chooses all. The time is their end, or else their beginning."""
+    """Which e-mails: None chooses all. An e-mail's time is settled_at, or created_at while it is pending."""
 
     request_id: UUID | None = None
     conveyancer_id: str | None = None
     smtp_code: int | None = None  # of the mail server's last reply
-    reply: str | None = None  # is part of that
+    reply: str | None = None  # a part of that reply
     since: datetime | None = None
     until: datetime | None = None
 
     def check_is_narrow(self) -> None:
-        """Raise UsageError if this chooses all."""
+        """Raise UsageError unless a field besides *until* narrows the choice."""
         if self == Choice(until=self.until):
             raise click.UsageError("say which e-mails: --uuid, --conveyancer, --code, --reply or --from")
 
@@ -52,11 +52,11 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None
 
 
-Found = Sequence[tuple[str, UUID]]  # e-mails: their event_ids, and their requests
+Found = Sequence[tuple[str, UUID]]  # e-mails: their keys, and the ids of their requests
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose e-mails to a command. It gets them as *choice*."""
+    """Add the options that choose e-mails. The command gets them as *choice*."""
 
     @click.option("--uuid", "request_id", type=command_line.uuid, help="Only those of this request: req_…")
     @click.option(
@@ -91,7 +91,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 @answering
 @_choosing
 async def list_emails(*, state: State | None, unresolved: bool, limit: int, choice: Choice) -> Answer:
-    """Show e-mails, the newest first, with the mail server's last replies."""
+    """Show e-mails, newest first, with the mail server's last replies."""
     async with command_line.postgres() as connection:
         found = await read(connection, choice, state=state, unresolved=unresolved, limit=limit)
     return Answer.listing(found)
@@ -105,9 +105,9 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
 @on_record
 @_choosing
 async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """Send failed e-mails again, as new ones. Those of requests with another e-mail since are left alone.
+    """Send failed e-mails again, as new ones. A request with a later e-mail is left alone.
 
-    Those that operators cancelled are sent again only with --uuid.
+    E-mails that operators cancelled are sent again only with --uuid.
     """
     if sent and choice.request_id is None:
         raise click.UsageError("--sent needs --uuid: an e-mail that was sent is sent again for one request")
@@ -129,7 +129,7 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
 @on_record
 @_choosing
 async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """End pending e-mails unsent, and those that have not begun. One that is being sent may still arrive."""
+    """Cancel pending e-mails, including those not recorded yet. One that is being sent may still arrive."""
     choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
@@ -158,9 +158,9 @@ async def _change(
     by: Operator,
     dry_run: bool,
 ) -> Answer:
-    """Change the e-mails found batch by batch, each batch and its record in one transaction.
+    """Change e-mails batch by batch, each batch and its record in one transaction.
 
-    Returns how many e-mails *change* wrote. It leaves alone what has changed since it was found.
+    Returns how many e-mails *change* wrote. It skips those that have changed since they were found.
     """
     if dry_run:
         return Answer({"emails": len(found)}, f"{len(found)} e-mails would be changed")
@@ -210,10 +210,9 @@ def _without_addresses(email: LedgerEmail) -> LedgerEmail:
 
 
 async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> Found:
-    """Return those of the chosen e-mails that have ended and are the last of their request.
+    """Return the chosen e-mails that have ended and are the last of their request.
 
-    One that an operator cancelled is left out unless its request is chosen by name, and one of an erased
-    request always.
+    E-mails of erased requests are left out. So are cancelled ones, unless *choice* names their request.
     """
     rows = await connection.fetch(
         f"""
@@ -232,9 +231,9 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
 
 
 async def _find_unsent(connection: Connection, choice: Choice) -> Found:
-    """Return the chosen e-mails that are pending, and those of chosen requests that have had none yet.
+    """Return the chosen e-mails that are pending, and the first e-mails of requests that have none yet.
 
-    The request.created of the latter is still on its way. Their time is that of the request.
+    The request.created of such a request has not been consumed. The request's created_at is compared.
     """
     rows = await connection.fetch(
         f"""
@@ -269,7 +268,7 @@ _CHOSEN = """($1::uuid IS NULL OR request_id = $1)
            AND ($4::text IS NULL OR strpos(server_reply, $4) > 0)
            AND ($5::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $5)
            AND ($6::timestamptz IS NULL OR coalesce(settled_at, created_at) < $6)"""
-# No other e-mail of the request has followed, and the request has not been erased.
+# It is the last e-mail of a request that has not been erased.
 _LAST = """(EXISTS (SELECT
                           FROM calculation_request AS request
                          WHERE request.id = email.request_id)

@@ -1,4 +1,4 @@
-"""`outbox list`: the events that have not been published, how many there are, and why."""
+"""`outbox list`: the events that have not been published, their number, and the reason."""
 
 from datetime import datetime
 from typing import Literal
@@ -28,7 +28,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event, and the last error of its attempts. One that is not retrying is not due by itself."""
+    """An event and its last error. It has a time for its next attempt only while it is retrying."""
 
     event_id: str
     type: str
@@ -53,7 +53,7 @@ class Undelivered(msgspec.Struct, frozen=True):
 )
 @answering
 async def list_events(limit: int) -> Answer:
-    """Count the unpublished events, and show the oldest: those held back, with their errors, come first."""
+    """Count the unpublished events and show the oldest: retrying and waiting ones first, with errors."""
     async with command_line.postgres() as connection:
         found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
     return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
@@ -82,7 +82,7 @@ async def _count(connection: Connection) -> list[Backlog]:
 async def read_undelivered(
     connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
 ) -> list[Event]:
-    """Return the oldest unpublished events, of this request if one is given. The held ones come first."""
+    """Return the oldest unpublished events, of one request or of all, retrying and waiting ones first."""
     rows = await connection.fetch(
         """
         SELECT request_id, type, sequence, state, created_at AS written_at, attempts, last_error,

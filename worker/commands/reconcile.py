@@ -1,4 +1,4 @@
-"""`reconcile`: what does not add up, and the repair of requests without an e-mail."""
+"""`reconcile`: reports discrepancies, and repairs requests without an e-mail."""
 
 from datetime import UTC, datetime
 from uuid import UUID
@@ -20,10 +20,10 @@ from worker.reconciliation import Discrepancy
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """Every discrepancy, also those with a count of 0."""
+    """Every discrepancy, including those with a count of 0."""
 
     discrepancies: list[Discrepancy]
-    announced_again: int = 0  # requests without an e-mail, by a repair
+    announced_again: int = 0  # requests without an e-mail that were repaired
 
 
 @click.command
@@ -32,7 +32,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
 @answering
 @on_record
 async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:
-    """Compare requests, events, e-mails and calculations. Exit status 1 if they do not add up."""
+    """Compare requests, events, e-mails and calculations. The exit status is 1 if there is a discrepancy."""
     first_id = first_id_at(since) if since else UUID(int=0)
     async with command_line.postgres() as connection:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -50,8 +50,7 @@ async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> An
 async def announce_again(connection: Connection, first_id: UUID, by: Operator) -> int:
     """Publish request.created again for every `request_without_email`. Returns their number.
 
-    The event goes through the outbox and has the same id. Where the e-mail was only late, no second one is
-    sent.
+    The event goes through the outbox with the same id, so an e-mail that was only late is not sent twice.
     """
     request_ids = await reconciliation.read_ids_without_email(connection, first_id)
     if not request_ids:

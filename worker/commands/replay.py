@@ -1,4 +1,4 @@
-"""`outbox replay`: writes events to the outbox again, from the rows of their requests."""
+"""`outbox replay`: writes events to the outbox again, rebuilt from the rows of their requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -47,7 +47,7 @@ class Tally(msgspec.Struct):
 
     requests: int = 0
     events: int = 0
-    requests_undelivered: int = 0  # left out: an event of theirs has not been published
+    requests_undelivered: int = 0  # skipped: they have unpublished events
 
     def add(self, selected: Sequence[RecordedEvent]) -> None:
         """Count the selected events of one request."""
@@ -110,7 +110,7 @@ async def replay_events(
 
 
 async def _histories(connection: Connection, request_id: UUID | None) -> AsyncIterator[EventHistory]:
-    """Yield the history of this request, or else all. Raises RequestErased and RequestNotFound."""
+    """Yield the history of this request, or of all requests. Raises RequestErased and RequestNotFound."""
     if request_id is not None:
         yield await event_history.read_internally(connection, request_id)
         return
@@ -128,10 +128,10 @@ async def replay(
     *,
     events_per_second: int = EVENTS_PER_SECOND,
 ) -> Tally:
-    """Write the selected events of these requests again, at most at this rate: new events queue behind them.
+    """Write the selected events of these requests again. The rate is limited: new events queue behind them.
 
-    A request with an unpublished event is left out: that event will be published anyway, and would be out of
-    order after the replay of an earlier one.
+    A request with an unpublished event is skipped. That event will be published anyway, and before an earlier
+    one that is replayed now, so they would be out of order.
     """
     tally = Tally()
     size = min(_BATCH_REQUESTS, events_per_second)
@@ -150,8 +150,8 @@ async def replay_batch(
 ) -> int:
     """Write the selected events of some requests again, and count them. Returns their number.
 
-    The requests are locked, so that no new event comes between those of one request. One that has been erased
-    meanwhile is left out.
+    The requests are locked, so that no new event comes between the replayed events of a request. Requests
+    that have been erased in the meantime are skipped.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
     async with connections.bounded_transaction(connection):

@@ -26,7 +26,7 @@ _MOST_EMAILS = 100
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything known about the progress of a request. It contains no personal data and no secret."""
+    """Everything known about the progress of a request, without personal data or secrets."""
 
     uuid: str
     tenant: str
@@ -94,7 +94,7 @@ def _published(recorded: RecordedEvent) -> Event:
 
 
 def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Iterable[Event]) -> str:
-    """Return in one sentence what the request is waiting for."""
+    """Return one sentence about what the request is waiting for."""
     created = next(event for event in events if event.type == RequestCreated.type)
     if calculation_id is not None:
         return "The request has its calculation."
@@ -142,7 +142,7 @@ def _describe_action(action: OperatorAction) -> str:
 
 
 def _describe_email(email: LedgerEmail, uuid: str) -> str:
-    key = email.key.removeprefix(f"{uuid}.")  # The reply needs the room.
+    key = email.key.removeprefix(f"{uuid}.")  # This leaves room for the reply.
     text = f"{key}, {email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
         text += f", next at {cell(email.next_attempt_at)}"
