@@ -1,4 +1,4 @@
-"""Gauges whose values are in Postgres: they are read on a scrape."""
+"""Gauges whose values are read from Postgres at each scrape."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from service.postgres.pool import Connection, Pool
 from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 
-COUNT_LIMIT = 10_000  # A gauge that shows this number means this many or more: counting has a bounded cost.
+COUNT_LIMIT = 10_000  # A gauge at this value means this many or more. The limit bounds the cost of counting.
 
 Reading: TypeAlias = Callable[[Connection], Awaitable[None]]  # sets the gauges of a role
 

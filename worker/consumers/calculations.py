@@ -23,20 +23,20 @@ from worker.settings import WorkerSettings
 
 
 class CalculationAlreadyRecorded(Exception):
-    """The request has another calculation."""
+    """The request already has a different calculation."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A calculation, and the request that it is for."""
+    """A calculation and the request that it is for."""
 
     request_id: UUID
     calculation_id: str
     traceparent: str | None = None
-    path: str = ""  # `data.` in an envelope, for the reasons of refusals
+    path: str = ""  # `data.` in an envelope; before field names in refusals
 
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
-    """Return the consumer of the calculation teams' results, which wakes the relay."""
+    """Return the consumer of the calculation teams' results. It wakes the relay."""
     seconds = settings.work_timeout_seconds
 
     async def handle(results: Sequence[Result]) -> Failures:
@@ -50,7 +50,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         CALCULATION_RESULTS,
         decode=decode,
         handle=handle,
-        # Also of an erased request: the team that calculated it may have to erase its calculation, too.
+        # For an erased request, too, because the calculation team may have to erase its result.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
         dependency=commits(pool, seconds=seconds),
     )
@@ -75,16 +75,16 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    A failure is RequestNotFound, RequestErased, CalculationAlreadyRecorded when the request has another
-    calculation, or RowLocked. A second result for the same request in one batch is RowLocked, too: the first
-    has taken the row, and must be recorded before the second is compared with it.
+    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. A second result
+    for a request in one batch is RowLocked, too, because it can be compared with the first only once that is
+    recorded.
     """
     ids = {result.request_id for result in results}
     free = await announcing.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
-    # Last: a request that is erased meanwhile must count as locked or as erased, not as unknown.
+    # Read last, so that a request erased in the meantime counts as locked or erased, not as unknown.
     gone = await reading.find_erased(connection, absent) if absent else set()
     failures: list[Failure] = []
     new = []
@@ -103,14 +103,14 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
             failure = CalculationAlreadyRecorded(
                 f"{result.path}calculation_id: the request has another calculation"
             )
-        failures.append(failure)  # None for a redelivery, too: its event was written with the first delivery.
+        failures.append(failure)  # None for a redelivery, too: the first delivery wrote its event.
     if new:
         await _set_calculations(connection, new)
     return failures
 
 
 async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
-    """Set the calculations of locked requests and announce them, which updates each row's sequence, too."""
+    """Set the calculations of locked requests, and announce them. Announcing updates each row's sequence."""
     calculated_at = now()
     announcements = []
     for request, result in results:

@@ -1,4 +1,4 @@
-"""Reads one queue: decodes, handles and settles each message. Many are acknowledged with one frame."""
+"""Reads one queue: decodes, handles and settles each message. Acknowledgements are batched."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -40,16 +40,16 @@ _log = structlog.get_logger()
 
 
 class Consumer(Generic[Content]):
-    """Reads one queue: decodes each message, passes it to the handler, and settles it by hand.
+    """Reads one queue: decodes each message, passes it to the handler, and settles it.
 
-    *decode* also gets the traceparent to pass on: that of the message, or of a new trace. The handler gets
-    messages in batches, and returns a failure or None for each: see `Batches`. *refusals* are the failures
-    that no retry can change: the message is dead-lettered, with the reason in its headers.
+    *decode* gets the message and the traceparent to pass on, which is the message's or a new one. *handle*
+    gets messages in batches, and returns a failure or None for each: see `Batches`. *refusals* are failures
+    that a retry cannot fix. Their messages are dead-lettered, with the reason in the headers.
 
-    While Postgres is down, the messages in hand wait for it. RabbitMQ closes the channel of a message that is
-    not acknowledged for its consumer_timeout, half an hour by default. It may be lost sooner, too, and each
-    loss counts as a delivery. So *dependency*, which raises PostgresUnavailable, keeps the queue closed until
-    the end of the outage: delivered again and again, the messages would reach the delivery limit.
+    While Postgres is down, in-flight messages wait for it. If the channel is lost meanwhile, RabbitMQ returns
+    them to the queue, and each new delivery counts towards the delivery limit. RabbitMQ itself closes the
+    channel if a message is not acknowledged within consumer_timeout, half an hour by default. So the queue is
+    read again only after the outage: until then *dependency* raises PostgresUnavailable.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Consumer(Generic[Content]):
             raise NotReady(self._obstacle or f"not reading {self._queue.name}")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Consume until *stop*, through every outage of RabbitMQ and Postgres."""
+        """Consume until *stop*. Resume after every outage of RabbitMQ or Postgres."""
         pauses = Pauses("consumer_paused")
         name = self._queue.name
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
@@ -101,7 +101,7 @@ class Consumer(Generic[Content]):
                 await pauses.log_and_wait(error, stop)
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Consume on one channel until *stop*. Raises BrokerUnavailable when that becomes impossible."""
+        """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
         in_hand = InHand()
 
         async def receive(message: AbstractIncomingMessage) -> None:
@@ -124,11 +124,11 @@ class Consumer(Generic[Content]):
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
-            # A message can no longer be settled on a channel that is lost.
+            # Messages cannot be settled on a lost channel.
             await in_hand.finish(seconds=0 if in_hand.leaving.is_set() else self._settings.finish_seconds)
 
     async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
-        """Handle and settle one message, and count the outcome. The acknowledgement is written soon after."""
+        """Handle and settle one message, and count the outcome. The acknowledgement is sent soon after."""
         read = incoming.read(message.body)
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
         with (
@@ -143,7 +143,7 @@ class Consumer(Generic[Content]):
                 try:
                     outcome = await self._handle(message, read, traceparent)
                     in_hand.acknowledge(message)
-                except Exception as error:  # noqa: BLE001 - an unforeseen error must not lose the message
+                except Exception as error:  # noqa: BLE001 - an unexpected error must not lose the message
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
@@ -154,7 +154,7 @@ class Consumer(Generic[Content]):
             self._outcomes[outcome].inc()
 
     async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:
-        """Handle one message, or dead-letter it. Returns the outcome, as the metrics name it."""
+        """Handle one message, or dead-letter it. Returns the outcome under its name in the metrics."""
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
@@ -178,7 +178,7 @@ class Consumer(Generic[Content]):
 
 
 def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return a check that Postgres commits. While it waits for a standby, it still answers reads."""
+    """Return a check that Postgres commits. A read would succeed even while commits wait for a standby."""
 
     async def check() -> None:
         async with connections.transaction(pool, seconds=seconds) as connection:
@@ -189,21 +189,21 @@ def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 class InHand:
-    """The messages of one channel that are not settled yet, in the order of their delivery.
+    """The in-flight messages of one channel, in the order of their delivery.
 
-    Handled messages are acknowledged together, with one frame for those before which none is open. The others
-    are acknowledged one by one, so that none waits for another that is still handled or dead-lettered.
+    A contiguous run from the oldest message is acknowledged with one `multiple` ack. Later messages are
+    acknowledged individually, so that none waits for one that is still being processed.
     """
 
     def __init__(self) -> None:
-        self.leaving = asyncio.Event()  # Closing the channel returns what is in hand to the queue.
+        self.leaving = asyncio.Event()  # Closing the channel requeues in-flight messages.
         self._deliveries: set[asyncio.Task[None]] = set()
         self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
         self._done: set[int] = set()
         self._acknowledging: asyncio.Task[None] | None = None
 
     def start(self, message: AbstractIncomingMessage, delivery: Coroutine[None, None, None]) -> None:
-        """Run a delivery in a task that outlives the channel: aio-pika cancels its own when one closes."""
+        """Run a delivery in a task that outlives the channel: aio-pika cancels its own when it closes."""
         self._open[message.delivery_tag or 0] = message
         task = asyncio.create_task(delivery)
         self._deliveries.add(task)
@@ -216,7 +216,7 @@ class InHand:
             self._acknowledging = asyncio.create_task(self._acknowledge())
 
     async def requeue(self, message: AbstractIncomingMessage) -> None:
-        """Return a message to its queue. It counts as a delivery, which a nack does not everywhere."""
+        """Return a message to its queue with a reject. Not every nack counts towards the delivery limit."""
         try:
             await message.reject(requeue=True)
         except Exception as error:  # noqa: BLE001 - see _give_up
@@ -224,7 +224,7 @@ class InHand:
         self._open.pop(message.delivery_tag or 0)
 
     async def finish(self, *, seconds: float) -> None:
-        """Wait for the deliveries, with a bound. Those not settled by then return to the queue."""
+        """Wait at most *seconds* for the deliveries. Messages not settled by then return to the queue."""
         if self._deliveries:
             await asyncio.wait(self._deliveries, timeout=seconds)
         for delivery in self._deliveries:
@@ -240,7 +240,7 @@ class InHand:
                 first = [self._open.pop(tag) for tag in [*takewhile(done.__contains__, self._open)]]
                 others = [self._open.pop(tag) for tag in [*self._open] if tag in done]
                 if first:
-                    await first[-1].ack(multiple=True)  # and those before it
+                    await first[-1].ack(multiple=True)  # and all before it
                 for message in others:
                     await message.ack()
         except Exception as error:  # noqa: BLE001 - see _give_up
@@ -249,6 +249,6 @@ class InHand:
             self._acknowledging = None
 
     def _give_up(self, error: Exception) -> None:
-        """Leave the channel, because a message was not settled: it would use up the prefetch for good."""
+        """Leave the channel, because a message that was not settled would occupy the prefetch permanently."""
         self.leaving.set()
         _log.error("message_not_settled", **logs.describe(error))

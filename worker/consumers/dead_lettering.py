@@ -15,7 +15,7 @@ from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_ch
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
 
-# RabbitMQ also routes a message by the keys in these headers, as its sender wanted. A copy goes to one queue.
+# Headers whose keys RabbitMQ also routes by. A copy must go to one queue only.
 _ROUTING = ("CC", "BCC")
 
 
@@ -29,14 +29,14 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
 
 
 async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
-    """Publish dead letters of *queue*. A message may be acknowledged once its copy is confirmed.
+    """Publish dead letters of *queue*. Acknowledge a message only after its copy is confirmed.
 
-    In that order, so that a crash in between duplicates the message and never loses it.
+    In that order a crash may duplicate the message but never lose it.
 
-    They have a connection of their own: during an alarm RabbitMQ reads nothing from a connection that
-    publishes, acknowledgements included. Each waits for the confirm of the one before, so that at most one is
-    published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS is for all confirms together: the
-    messages of the copies that are not confirmed by then return to the queue.
+    They have a connection of their own, because during an alarm RabbitMQ reads nothing from a publishing
+    connection, not even acknowledgements. Each waits for the previous confirm, so that at most one is
+    published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS covers all confirms together. If a
+    copy is not confirmed by then, its message returns to the queue.
     """
     failures: list[Failure] = []
     try:
@@ -46,7 +46,7 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
         ):
             exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
             for letter in letters:
-                # Raises if no queue takes it: the channel is opened with on_return_raises.
+                # Raises if no queue takes it, because the channel is opened with on_return_raises.
                 await exchange.publish(letter, queue.dead_letters, mandatory=True)
                 failures.append(None)
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
@@ -57,8 +57,8 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Headers that the library can read but not write are left out. So are the expiration, which would end a
-    dead letter early; the priority, which would reorder them; and the user_id: the broker refuses another's.
+    Left out are headers that the library can read but not write, and three properties. The expiration would
+    delete a dead letter early, the priority would reorder them, and the broker refuses another's user_id.
     """
     return Message(
         message.body,

@@ -1,4 +1,4 @@
-"""What a message says. Its JSON is decoded once, for its handler and for the log lines about it alike."""
+"""Decodes the JSON of a message once, for both its handler and its log lines."""
 
 import re
 from typing import Any, TypeVar
@@ -15,16 +15,16 @@ Kind = TypeVar("Kind")
 
 
 class Malformed(Exception):
-    """The message is not what this queue carries."""
+    """The message is not valid for this queue."""
 
     def __init__(self, reason: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {reason}" if field else reason)
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """The JSON of a message, and what it is about, as far as that is well-formed."""
+    """The JSON of a message, and the ids in it that are well-formed."""
 
-    json: Any  # None if *fault* says why the body cannot be read
+    json: Any  # None if the body cannot be read: *fault* is the reason
     fault: str = ""
     is_event: bool = False  # a CloudEvent
     uuid: str | None = None
@@ -32,7 +32,7 @@ class Incoming(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
     def to(self, kind: type[Kind]) -> Kind:
-        """Return what the message says. Raises Malformed, which names the field at fault but no value."""
+        """Convert the JSON. Raises Malformed, which names the faulty field but quotes no value."""
         if self.fault:
             raise Malformed(f"not readable JSON: {self.fault}")
         try:
@@ -42,7 +42,7 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 def read(body: bytes) -> Incoming:
-    """Read a message, however malformed it is. Its sender may be another team."""
+    """Read a message, even if it is malformed: its sender may be another team."""
     try:
         json = msgspec.json.decode(body)
     except json_faults.UNREADABLE as error:
@@ -62,5 +62,5 @@ def read(body: bytes) -> Incoming:
 
 
 def safe_id(value: object) -> str | None:
-    """Return an id if it is fit for a log line: other teams choose theirs freely."""
+    """Return an id if it is safe to log: other teams may choose any."""
     return value if isinstance(value, str) and _SAFE_ID.fullmatch(value) else None

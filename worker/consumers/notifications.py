@@ -1,4 +1,4 @@
-"""Consumes request.created: records in the ledger that the customer is to get an e-mail."""
+"""Consumes request.created: records in the ledger the e-mail that the customer is to get."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from worker.settings import WorkerSettings
 
 
 def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[EmailToSend]:
-    """Return the consumer that records which e-mails to send, and then sets *due* for the postman."""
+    """Return the consumer that records which e-mails to send. It then wakes the postman with *due*."""
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
@@ -42,13 +42,12 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
 def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     """Read a request.created event. Raises Malformed.
 
-    The traceparent is stored: another process may send the e-mail, hours later, and continue the trace.
+    The traceparent is stored for the process that sends the e-mail, perhaps hours later.
     """
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"Expected {RequestCreated.type}", field="type")
-    # The ledger identifies an e-mail by its event id, which contains the sequence: any other sequence would
-    # send the customer a second e-mail.
+    # The sequence is part of the e-mail key. Another one would send the customer a second e-mail.
     if event.data.sequence != 1:
         raise Malformed("Expected 1", field="data.sequence")
     request_id = parse_uuid(event.data.uuid)
@@ -59,9 +58,9 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
 
 
 async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:
-    """Record that one e-mail is to be sent for each event, however often it is delivered.
+    """Record one e-mail to send for each event, however often the event is delivered.
 
-    For an erased request there is nothing to do. The failure is RequestNotFound when there was no request.
+    An erased request needs none. The failure is RequestNotFound if there has never been such a request.
     """
     known = await ledger.add(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:

@@ -1,4 +1,4 @@
-"""The ledger of e-mails: which are pending, sent or failed, with the replies of the mail server."""
+"""The ledger of e-mails: which are pending, sent or failed, with the mail server's replies."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,24 +29,24 @@ class Email(msgspec.Struct, frozen=True):
     traceparent: str | None
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
-        """Return the end of this e-mail: it was sent, or has failed for a reason."""
+        """Return how this e-mail ended: sent, or failed for a reason."""
         return EmailEnd(self.event_id, self.request.id, reply, reason, smtp_code, self.traceparent)
 
 
 class Postponement(msgspec.Struct, frozen=True):
-    """An e-mail that has not ended: it is due again after *seconds*."""
+    """An e-mail that has not ended, and is due again after *seconds*."""
 
     event_id: str
     # `postponed`: the mail server refused it for now. `internal_error`: an error of ours kept it from the
-    # mail server. `given_back`: the mail server was not given it, or took none.
+    # mail server. `given_back`: the mail server was not given it, or accepts no e-mails for now.
     label: Literal["postponed", "internal_error", "given_back"]
     seconds: float = 0.0
-    reply: str | None = None  # the mail server's, or our own words
+    reply: str | None = None  # from the mail server, or our own words
     smtp_code: int = 0
 
 
 class EmailToSend(msgspec.Struct, frozen=True):
-    """An e-mail that is to be sent for an event."""
+    """An e-mail to send for an event."""
 
     event_id: str
     request_id: UUID
@@ -54,9 +54,9 @@ class EmailToSend(msgspec.Struct, frozen=True):
 
 
 async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
-    """Record that e-mails are to be sent. Returns the ids of the requests that exist.
+    """Record e-mails to send. Returns the ids of the requests that exist.
 
-    Repeating an event changes nothing, but waits for a standby, too.
+    A repeated event changes nothing, but its commit waits for a standby, too.
     """
     request_ids = await connection.fetchval(
         f"""
@@ -69,8 +69,8 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
             INSERT INTO email (event_id, request_id, traceparent)
             SELECT event_id, request_id, traceparent
               FROM known
-             -- Otherwise ON CONFLICT would wait for a session that is changing the e-mail. With NOT EXISTS a
-             -- plan made while the table is empty reads all of it later: 57 ms with 500,000 e-mails, not 3.
+             -- Without this, ON CONFLICT would wait for a session that is changing the e-mail. A NOT EXISTS
+             -- planned while the table is empty reads all of it later: 57 ms for 500,000 e-mails, not 3.
              WHERE event_id <> ALL (ARRAY (SELECT event_id FROM email WHERE event_id = ANY ($1)))
              ORDER BY event_id -- otherwise two processes with the same events could deadlock
             ON CONFLICT (event_id) DO NOTHING
@@ -87,20 +87,20 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
 async def claim(
     connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
 ) -> list[Email]:
-    """Claim at most *limit* due e-mails, for *seconds* of the database's clock unless renewed.
+    """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
-    Those *under_way* in this process are excluded: their claims may have expired while Postgres was
+    E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. After a crash, failover or restart of Postgres, expired claims are left alone for another
-    *seconds*: their process may be alive, with the mail server's reply in hand.
+    *seconds*, because their process may be alive and about to record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     return [Email(CalculationRequest(*row[:-5]), *row[-5:]) for row in rows]
 
 
-# next_attempt_at is when an e-mail is due, or once it is claimed, when the claim expires. While postgres_up
-# is empty, no claim is taken over: a statement does not see its own INSERT, and the comparison is null.
+# next_attempt_at is when an e-mail is due, or when its claim expires if it is claimed. While postgres_up is
+# empty, no claim is taken over: a statement does not see its own INSERT, so the comparison is null.
 #
-# Reads the requests one by one, by their primary key: a generic plan expects many e-mails of any limit.
+# LATERAL makes it read each request by primary key: a generic plan expects many e-mails, whatever the limit.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
@@ -135,7 +135,7 @@ _CLAIM = f"""
 async def renew(
     connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
 ) -> set[str]:
-    """Extend the claims of a process on e-mails that it is sending. Returns those that it still held."""
+    """Renew a process's claims on e-mails that it is sending. Returns the keys of those it still held."""
     rows = await connection.fetch(
         """
         UPDATE email
@@ -145,7 +145,7 @@ async def renew(
                              WHERE event_id = ANY($2)
                                AND claimed_by = $1
                                AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED) -- those being ended: waiting for them could deadlock
+                               FOR UPDATE SKIP LOCKED) -- skips those being ended: a wait could deadlock
         RETURNING event_id
         """,
         process_id,
@@ -156,10 +156,10 @@ async def renew(
 
 
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
-    """Record the ends of e-mails, and announce them, in the caller's transaction.
+    """Record that e-mails have ended, and announce it, in the caller's transaction.
 
-    Returns RowLocked for an e-mail whose row, or that of its request, another transaction has locked. One
-    that had ended before is left alone.
+    Returns RowLocked for an e-mail if another transaction has locked its row or its request's row. An e-mail
+    that had already ended is left alone.
     """
     requests = await announcing.lock(connection, {end.request_id for end in ends}, waits=False)
     free = [end.event_id for end in ends if end.request_id in requests]
@@ -180,9 +180,9 @@ _FIND_PENDING = """
 
 
 async def postpone(connection: Connection, process_id: UUID, email: Postponement) -> None:
-    """Give the claim of a process on an e-mail up. Unless it is given back, an attempt is charged.
+    """Release a process's claim on an e-mail. An attempt is counted, unless the e-mail is given back.
 
-    A row that another transaction has locked is left alone: then the claim expires.
+    A row that another transaction has locked is left alone, and its claim expires.
     """
     await connection.execute(
         """
@@ -207,7 +207,7 @@ async def postpone(connection: Connection, process_id: UUID, email: Postponement
 
 
 async def read_gauges(connection: Connection) -> None:
-    """Set the metrics of the pending e-mails. The oldest is that of those counted, the first due."""
+    """Set the metrics of the pending e-mails. The oldest is found among those counted: the first due."""
     (row,) = await connection.fetch(
         """
         SELECT count(*) AS number,
