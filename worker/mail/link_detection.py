@@ -1,4 +1,4 @@
-"""Detects texts that a mail program would turn into a link."""
+"""Detects text that a mail program would turn into a link."""
 
 import re
 import unicodedata
@@ -13,9 +13,9 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 # The last pattern also matches St.John, but not J.Smith.
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
-_IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # one of these; most names have none
-# The linkifier's time grows with the square of its text: 511 characters took 330 ms. So it gets one word at a
-# time, and a word longer than any in a name or a reference counts as a link.
+_IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # has one of these; most names have none
+# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it gets one word
+# at a time, and a word that is too long for a name or a reference counts as a link.
 _LONGEST_WORD = 128
 
 _DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two
@@ -24,7 +24,7 @@ _AROUND_WORDS = re.compile(r"[^\w.-]|_|(?<!\w)[.-]+|[.-]+(?!\w)")
 
 
 def has_link(text: str) -> bool:
-    """Whether a linkifier finds a link in a text, also in one written with other or invisible characters.
+    """Whether a linkifier finds a link in a text, even one written with unusual or invisible characters.
 
     Mail programs differ: some drop invisible characters, some end a link at them, and some begin a link after
     any punctuation. So the text is tested in each of these forms.

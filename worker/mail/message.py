@@ -1,4 +1,4 @@
-"""The e-mail with the link of a request for its customer: its headers and its text."""
+"""Composes the e-mail that brings the customer the link of a request: its headers and its text."""
 
 import html
 from datetime import datetime
@@ -14,9 +14,9 @@ from service.settings import InvalidSetting
 from worker.mail import mime
 from worker.mail.link_detection import has_link
 
-# Characters that a name in a header loses: `"Lovelace, A."` becomes `Lovelace A.`. Some mail programs misread
-# quoted names (RFC 5322, section 3.2.4), so a name needs none. Others show a space between the encoded words
-# of a long name, which could turn its beginning into a domain: with a space after every dot it has none.
+# Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So it needs no
+# quotes, which some mail programs misread (RFC 5322, section 3.2.4). Others show a space between the encoded
+# words of a long name. A space after every dot keeps its beginning from looking like a domain.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
@@ -24,7 +24,7 @@ _LONGEST_NAME = 64
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """The sender of every e-mail, as MAIL_FROM gives it."""
+    """The sender of every e-mail, from MAIL_FROM."""
 
     display_name: str
     address: str
@@ -40,9 +40,9 @@ class Sender(msgspec.Struct, frozen=True):
             raise InvalidSetting("MAIL_FROM: expected `address` or `Name <address>`") from None
 
 
-@lru_cache(maxsize=1024)  # A firm's addresses come again and again, a customer's twice.
+@lru_cache(maxsize=1024)  # A firm's addresses recur. A customer's is used twice.
 def in_ascii(address: str) -> str:
-    """Return an address with its domain in ASCII (IDNA). Raises EmailNotValidError if it is none."""
+    """Return an address with its domain in ASCII (IDNA). Raises EmailNotValidError if it is invalid."""
     if ENCODED_WORD.search(address):
         raise email_validator.EmailNotValidError
     valid = email_validator.validate_email(
@@ -50,7 +50,7 @@ def in_ascii(address: str) -> str:
         check_deliverability=False,
         allow_smtputf8=False,
         test_environment=True,
-        globally_deliverable=False,  # MAIL_FROM may be in a domain of one's own network.
+        globally_deliverable=False,  # MAIL_FROM may be in a domain of a private network.
     )
     return valid.ascii_email or address
 
@@ -62,8 +62,8 @@ def compose(
 
     Raises EmailNotValidError.
 
-    Subject and first sentence name *firm*, the registered conveyancer: a caller must not be able to write in
-    the name of another firm. The caller's own words appear beside it.
+    Subject and first sentence name *firm*, the registered conveyancer, because a caller must not be able to
+    write in another firm's name. The caller's own texts appear beside it.
     """
     words = _Words.of(request)
     firm = " ".join(firm.split())
@@ -80,7 +80,7 @@ def compose(
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """The caller's texts. One with a link is left out: customers would trust it as part of our e-mail."""
+    """The caller's texts. A text with a link is left out, because customers would trust it as ours."""
 
     customer: str
     sender: str
@@ -104,7 +104,7 @@ class _Words(msgspec.Struct, frozen=True):
 
     @property
     def details(self) -> list[str]:
-        """The caller's names and case reference, a line each."""
+        """The caller's names and case reference, one per line."""
         sent_by = ", ".join(filter(None, (self.sender, self.organisation)))
         lines = {"Sent by": sent_by, "Reference": self.reference}
         return [f"{name}: {value}" for name, value in lines.items() if value]
@@ -117,7 +117,7 @@ def _in_header(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Keep mail programs from decoding an encoded word (RFC 2047) in a text: it may hide a line break."""
+    """Keep mail programs from decoding an encoded word (RFC 2047) in a text, which may hide a line break."""
     return text.replace("=?", "= ?")
 
 

@@ -1,6 +1,6 @@
 """The source of an e-mail: header fields, and a text with its HTML alternative (RFC 5322, RFC 2045 to 2047).
 
-Python's email.message writes the same e-mail, but took two thirds of the time of sending it.
+Python's email.message writes the same e-mail, but took two thirds of the time needed to send it.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _FOLDED_LINE = 76  # as Header folds
 def multipart(fields: Mapping[str, str], *, text: str, html: str) -> bytes:
     """Return an e-mail with these header fields, which are in ASCII. Equal arguments make equal e-mails."""
     parts = (_part("plain", text), _part("html", html))
-    # It cannot occur in the parts: they would have to contain their own hash.
+    # It cannot occur in the parts, because they would have to contain their own hash.
     boundary = hashlib.sha256(b"".join(parts)).hexdigest()
     head = {
         **fields,
@@ -28,7 +28,7 @@ def multipart(fields: Mapping[str, str], *, text: str, html: str) -> bytes:
 
 
 def _part(subtype: str, content: str) -> bytes:
-    """Return a part. ASCII is not encoded, so that the link is not broken in the source either."""
+    """Return a part. ASCII is not encoded, so that the link stays unbroken even in the source."""
     lines = content.encode().splitlines()
     body = b"\r\n".join((*lines, b""))
     is_plain = content.isascii() and all(len(line) <= _LONGEST_LINE for line in lines)
@@ -45,7 +45,7 @@ def _head(fields: Mapping[str, str]) -> bytes:
 
 def words(field: str, text: str) -> str:
     """Return a text without line breaks as the value of a header field: folded, and encoded if not ASCII."""
-    # Asking Header whether it would return the text as it is takes longer than all the rest of an e-mail.
+    # Header would return this text unchanged, but takes longer than all the rest of an e-mail.
     if text.isascii() and text.isprintable() and len(f"{field}: {text}") <= _FOLDED_LINE:
         return text
     return Header(text, header_name=field).encode(linesep="\r\n")

@@ -1,4 +1,4 @@
-"""What a mail server's reply means for an e-mail, and which of its words are stored."""
+"""Decides what a mail server's reply means for an e-mail, and which of its words are stored."""
 
 import re
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
 _LONGEST_REPLY = 1000
-_LINE_BREAK = r"(?:=?\s+)?"  # as in a link that is folded, or quoted-printable
+_LINE_BREAK = r"(?:=?\s+)?"  # as in a folded or quoted-printable link
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
 
 
@@ -18,12 +18,12 @@ def outcome_of(
 ) -> EmailEnd | Postponement:
     """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
 
-    A refused one is retried with doubling pauses, unless the refusal is final or the e-mail older than
-    EMAIL_GIVE_UP_SECONDS. If the connection was lost when the content had been sent, the server may have
-    accepted it: an attempt is charged.
+    A refused e-mail is retried with doubling pauses, unless the refusal is final or the e-mail is older than
+    EMAIL_GIVE_UP_SECONDS. If the connection was lost after the content was sent, the server may have accepted
+    it, so an attempt is counted.
 
-    In an outage no attempt is charged. But if only this content is throttled, it must not pause the others
-    each second for ever: its pauses grow with its age, and if *others_accepted* lately, it is given up, too.
+    In an outage no attempt is counted. But if only this content is throttled, it must not pause the others
+    every second. So its pauses grow with its age. If it is that old and *others_accepted*, it is given up.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
@@ -42,9 +42,9 @@ def outcome_of(
 
 
 def storable(text: str, secret: str) -> str:
-    """Return a mail server's words as they may be stored: without the secret of a link that they quote.
+    """Return a mail server's words as they may be stored, without the secret of a link that they quote.
 
-    Postgres stores neither NUL nor lone surrogates.
+    NUL and lone surrogates are replaced, because Postgres cannot store them.
     """
     text = re.sub(_LINE_BREAK.join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()

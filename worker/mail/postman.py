@@ -1,4 +1,4 @@
-"""Sends the e-mails of the ledger that are due."""
+"""Sends the due e-mails of the ledger."""
 
 import asyncio
 import math
@@ -32,31 +32,31 @@ from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_RECORDING_PAUSE_SECONDS = 1.0  # before the outcome of an e-mail is recorded again, after an internal error
+_RECORDING_PAUSE_SECONDS = 1.0  # before recording an outcome is retried, after an internal error
 _REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about as long
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
-_STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to contents that were sent before
+_STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to content that was already sent
 
-# E-mails in hand for each SMTP connection: one is sent while the outcome of another is being recorded.
+# E-mails in flight per SMTP connection: one is sent while the outcome of another is being recorded.
 _EMAILS_PER_CONNECTION = 2
 
 _log = structlog.get_logger()
 
 
 class ContentWithheld(Exception):
-    """The mail server was not given the content: the claim has expired, or the process is stopping."""
+    """The content was not sent, because the claim has expired or the process is stopping."""
 
 
 class Postman:
     """Sends the due e-mails of the ledger, a few at a time, and records the mail server's replies.
 
-    An e-mail is claimed before it is sent, and the claim renewed until its outcome is recorded. A row lock
+    An e-mail is claimed before it is sent, and the claim is renewed until its outcome is recorded. A row lock
     would end with the connection to Postgres, and another process would send the e-mail again.
 
-    Other processes cannot distinguish a killed process from one that has lost Postgres with the mail server's
-    reply in hand, so they leave its e-mails alone until the claim expires. EMAIL_CLAIM_SECONDS, 30 by
-    default, is longer than most network outages: with 4, processes that were cut off for longer sent e-mails
-    twice. A process that was itself suspended for so long finds its claim expired and withholds the content.
+    Other processes cannot distinguish a killed process from one that has a reply to record but has lost
+    Postgres. So they leave its e-mails alone until their claims expire. EMAIL_CLAIM_SECONDS, 30 by default,
+    is longer than most network outages. With 4, processes that were cut off for longer sent e-mails twice. A
+    process that was suspended for that long finds its claim expired, and does not send the content.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -69,11 +69,11 @@ class Postman:
         self._seconds = settings.work_timeout_seconds
         self._longest_pause = settings.longest_email_pause_seconds
         self._process_id: UUID = uuid4()
-        self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail under way
-        self._claimed_until: dict[str, float] = {}  # of each e-mail in hand; by this machine's clock
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail in flight
+        self._claimed_until: dict[str, float] = {}  # of each e-mail in flight, by this machine's clock
         self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by the same clock
         self._due = due  # An e-mail was added to the ledger.
-        self._finished = asyncio.Event()  # An e-mail under way has its outcome: there is room for another.
+        self._finished = asyncio.Event()  # An e-mail has its outcome, so there is room for another.
         self._ends = Batches(self._record_batch)
         self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
@@ -83,10 +83,10 @@ class Postman:
         self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send what is due until *stop*, through every outage of the mail server and of Postgres.
+        """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
-        At the end no further content is sent. E-mails whose content was sent get nearly all the time of the
-        shutdown: a reply that is not awaited would send them again. After that, their claims expire.
+        After *stop* no more content is sent. Nearly all the shutdown time goes to replies to content that was
+        sent before, because an e-mail is sent again if its reply is missed. Claims that remain then expire.
         """
         self._stop = stop
         async with in_background("email_claims", self._renew_claims):
@@ -102,10 +102,10 @@ class Postman:
                 self._mailer.close()
 
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
-        """Start what is due, and wait for more if nothing was.
+        """Start sending due e-mails, or wait if there were none.
 
-        A mail server that refused a connection, login, sender or content is left alone for a fixed pause. One
-        that is unreachable is tried again before each pause, and the pauses grow.
+        A mail server that refused a connection, login, sender or content is left alone for a fixed pause. An
+        unreachable mail server is tried again before each pause, and the pauses grow.
         """
         self._due.clear()
         self._finished.clear()
@@ -128,7 +128,7 @@ class Postman:
             return
         self._pauses.reset()
         if not started:
-            # A first retry must not come much later than it is due.
+            # A first retry must not start much later than it is due.
             seconds = min(_POLL_SECONDS, self._settings.email_retry_seconds)
             if (until_next := self._next_start - time.monotonic()) > 0:
                 seconds = min(seconds, until_next)
@@ -139,7 +139,7 @@ class Postman:
         room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - len(self._claimed_until)
         rate = self._settings.email_rate
         if rate:
-            room = min(room, max(1, int(rate / 10)))  # those of a tenth of a second at once
+            room = min(room, max(1, int(rate / 10)))  # a tenth of a second's worth at once
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
@@ -169,7 +169,7 @@ class Postman:
                 outcome = await self._attempt(email)
                 await self._record(outcome)
                 metrics.emails.labels(outcome.label).inc()
-                # An outage gives thousands back; `mail_paused` reports it.
+                # In an outage thousands are given back; `mail_paused` reports it.
                 log = _log.debug if outcome.label == "given_back" else _log.info
                 log(
                     "email_handled",
@@ -183,7 +183,7 @@ class Postman:
             self._finished.set()
 
     async def _attempt(self, email: Email) -> EmailEnd | Postponement:
-        """Give one e-mail to the mail server. Returns the outcome, which is not recorded yet."""
+        """Try to send one e-mail. Returns the outcome, which is not recorded yet."""
         try:
             secret, recipient, content = self._compose(email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
@@ -203,8 +203,8 @@ class Postman:
             return Postponement(email.event_id, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_attempt_crashed", **logs.describe(error))
-            # For ever, at long intervals: no mail server refused it, so no event may say that it failed. As a
-            # reply does, these words charge an attempt.
+            # It is retried forever, at long intervals: no mail server refused it, so no event may say that it
+            # failed. An attempt is counted.
             return Postponement(
                 email.event_id,
                 "internal_error",
@@ -220,7 +220,7 @@ class Postman:
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _compose(self, email: Email) -> tuple[str, str, bytes]:
-        """Return secret, recipient and content. Raises EmailNotValidError, or SecretKeyMissing."""
+        """Return secret, recipient and content. Raises EmailNotValidError and SecretKeyMissing."""
         secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
         content = message.compose(
             email.request,
@@ -233,7 +233,7 @@ class Postman:
         return secret, message.in_ascii(email.request.customer_email), content
 
     def _check_content_may_go(self, event_id: str) -> None:
-        """Raise ContentWithheld at a stop, or if another process may have the e-mail after a suspension."""
+        """Raise ContentWithheld when stopping, or if the claim has expired during a suspension."""
         if time.monotonic() >= self._claimed_until[event_id]:
             _log.warning("email_claim_lost")
             raise ContentWithheld
@@ -241,13 +241,13 @@ class Postman:
             raise ContentWithheld
 
     async def _record(self, outcome: EmailEnd | Postponement) -> None:
-        """Record an outcome, however often that fails: only this process knows the mail server's reply."""
+        """Record an outcome, retrying forever, because only this process knows the mail server's reply."""
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
                     await self._ends.done(outcome)
                 else:
-                    # In an outage the claim expires instead. The pause and the charged attempt are lost.
+                    # In an outage the claim expires instead. The pause and the attempt are not recorded.
                     with suppress(PostgresUnavailable):
                         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                             await ledger.postpone(connection, self._process_id, outcome)
@@ -264,7 +264,7 @@ class Postman:
         return failures
 
     async def _renew_claims(self) -> None:
-        """Renew the claims on what is under way, as long as this process lives."""
+        """Renew the claims on in-flight e-mails for as long as this process lives."""
         seconds = self._settings.email_claim_seconds
         while True:
             await asyncio.sleep(seconds / 6)

@@ -1,7 +1,7 @@
 """Sends e-mails by SMTP, with pipelining over kept connections (RFC 5321, RFC 2920).
 
-aiosmtplib connects, encrypts and logs in. It waits for each reply before it sends the next command, so a
-session takes its connection over.
+aiosmtplib connects, encrypts and logs in. A session then takes over the connection, because aiosmtplib waits
+for each reply before it sends the next command.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from service.telemetry.tracing import Attributes
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-# In place of the code of a reply that the mail server did not send, or that cannot be one to this command.
+# Stands for the code if the mail server sent no reply, or one that cannot belong to the command.
 NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
-# A provider's limit on e-mails or connections, if it replies so to the content. To RCPT, 454 refuses one
+# In reply to the content, a provider's limit on e-mails or connections. In reply to RCPT, 454 refuses one
 # recipient, as in Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
-# The reply to the content may take so many times as long as any other: ten minutes of filters, by default
-# (RFC 5321, section 4.5.3.2.6).
+# The reply to the content may take this many times as long as any other, because the server filters it first:
+# ten minutes by default (RFC 5321, section 4.5.3.2.6).
 _CONTENT_PATIENCE = 10
 _REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
 _MOST_LINES = 100  # of one reply
@@ -64,8 +64,8 @@ class Reply(NamedTuple):
 class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
 
-    The e-mail is not at fault, so no attempt is charged. A refused login or sender address is an outage too:
-    it concerns every e-mail, and must lose none. So is a provider's limit: it lasts for a second or so.
+    The e-mail is not at fault, so no attempt is counted. A refused login or sender address is an outage, too,
+    because it concerns every e-mail and must lose none. So is a provider's limit, which lasts about a second.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -74,12 +74,12 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """A session that is used for one e-mail at a time, until one is refused before its content was sent."""
+    """An SMTP session for one e-mail at a time. It ends when one is refused before its content was sent."""
 
     def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
-        """Take over the connection, after EHLO. Nothing else may read from it any more.
+        """Take over the connection after EHLO. Nothing else may read from it then.
 
-        Each reply has to arrive within *seconds*, that to the content within ten times as many.
+        Each reply must arrive within *seconds*. The reply to the content has ten times as long.
         """
         if connection.transport is None:
             raise ConnectionResetError
@@ -93,7 +93,7 @@ class Session:
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
         self._pipelines = connection.supports_extension("pipelining")
         self._between_emails = True
-        # Firewalls forget idle connections silently: an e-mail would wait in vain for a reply.
+        # Firewalls drop idle connections silently. An e-mail would then wait for a reply in vain.
         self._expiry = loop.call_later(seconds, self.close)
 
     @property
@@ -125,7 +125,7 @@ class Session:
         return reply
 
     def close(self) -> None:
-        """Close the connection. Between two e-mails QUIT ends the session, without waiting for the reply."""
+        """Close the connection. Between two e-mails, send QUIT first, without waiting for the reply."""
         if self.is_usable:
             self._writer.write(b"QUIT\r\n")
         self._writer.close()
@@ -133,8 +133,8 @@ class Session:
     async def _exchange(self, sent: bytes, commands: Sequence[str], *, seconds: float) -> list[Reply]:
         """Send *commands*, and return a reply for each.
 
-        NO_REPLY is the last if a reply does not arrive in time, or cannot be one to this command: after one
-        reply too many, each would be taken for the reply to the next command.
+        NO_REPLY is the last if a reply is late, or cannot belong to its command. Otherwise one surplus reply
+        would shift every later reply to the next command.
         """
         replies: list[Reply] = []
         try:
@@ -144,7 +144,7 @@ class Session:
             async with asyncio.timeout(seconds):
                 for command in commands:
                     replies.append(await self._read_reply(command))  # noqa: PERF401 - kept when one fails
-        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or no reply to this
+        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or not a reply to this
             self._writer.close()
             replies.append(Reply(commands[len(replies)], NO_REPLY))
         return replies
@@ -166,7 +166,7 @@ class Session:
 
 
 class Mailer:
-    """Sends e-mails over connections that each carry one e-mail at a time, and are kept for the next."""
+    """Sends e-mails over reusable connections, each of which carries one e-mail at a time."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         url = urlsplit(settings.smtp_url)
@@ -188,8 +188,8 @@ class Mailer:
     ) -> Reply:
         """Return the reply with which the mail server accepted or refused an e-mail, as `Session.send` does.
 
-        After a refusal of MAIL, and after 421 or no reply to RCPT or DATA, the e-mail is sent once more, over
-        a new connection: the server may be going down, or limit what it takes over one.
+        If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection. No
+        content has been sent yet. The server may be going down, or limit the e-mails per connection.
 
         Raises MailServerUnavailable for a refusal that concerns every e-mail.
         """
@@ -239,7 +239,7 @@ class Mailer:
             username=self._username,
             password=self._password,
             use_tls=self._scheme == "smtps",
-            # Never None, which uses STARTTLS only if offered: an attacker on the way can hide the offer.
+            # Never None, which uses STARTTLS only if offered: a man in the middle can hide the offer.
             start_tls=self._scheme == "smtp+starttls",
             timeout=self._seconds,
             local_hostname=self._greeting_name,
@@ -250,7 +250,7 @@ class Mailer:
 
 
 def _name_of_this_machine() -> str:
-    """Return its domain name, or else its address as RFC 5321, section 4.1.4, asks: pods have bare names."""
+    """Return its domain name, or its address if it has only a bare name (RFC 5321, section 4.1.4)."""
     name = socket.getfqdn()
     if "." in name:
         return name
