@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, beside those that both processes have. Labels take few, known values."""
+"""The worker's own Prometheus metrics. Labels take few, known values."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -7,7 +7,7 @@ from service.telemetry.metrics import UNKNOWN
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
-# Counting stops at gauges.COUNT_LIMIT: pending events at an equal share of it in each lane, held ones in all.
+# Counting stops at gauges.COUNT_LIMIT: pending events at an equal share per lane, held events at the total.
 outbox_pending = Gauge(
     "outbox_pending_events", "Events not refused so far; at most 625 are counted in each lane, 10,000 in all."
 )
@@ -63,11 +63,11 @@ reconciled_at = Gauge(
 
 FROM_POSTGRES = (*(outbox_pending, outbox_retrying, outbox_oldest_age), *(emails_pending, emails_oldest_age))
 
-# NaN until a role reads them: a process without the role never does.
+# NaN until a role sets them. A process without that role never does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):
     _gauge.set(UNKNOWN)
 
-# Create the series now: Prometheus sees no increase in a series that starts at 1.
+# Create the series now, because Prometheus sees no increase in a series that starts at 1.
 for _type in (*EVENT_TYPES, "other"):
     events_published.labels(_type)
 for _outcome in ("sent", "postponed", "failed", "given_back", "internal_error"):

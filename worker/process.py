@@ -1,4 +1,4 @@
-"""A worker as a list of its parts, which run until SIGTERM."""
+"""Assembles a worker from its parts, and runs them until SIGTERM."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ def assemble(
 async def run(
     settings: WorkerSettings, roles: frozenset[str], probes: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Run *roles* until *stop*. Then they finish work in progress, within *shutdown_seconds*."""
+    """Run *roles* until *stop*. Then let them finish work in progress, within *shutdown_seconds*."""
     async with open_pool(settings) as pool:
         relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
         parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
@@ -87,7 +87,7 @@ async def run(
 
 
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
-    """Store the fingerprints of new keys, for `doctor`. Links made with another key than before are dead."""
+    """Store the fingerprints of new keys, for `doctor`. Links made with a changed key are no longer valid."""
     ring = SecretKeyRing.parse(settings.request_secret_keys)
     async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
         for key_id in await remember_keys(connection, ring):

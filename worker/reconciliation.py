@@ -1,4 +1,4 @@
-"""Finds what does not add up: requests, events, e-mails. For `reconcile`, and as metrics."""
+"""Finds discrepancies between requests, events and e-mails, for `reconcile` and for metrics."""
 
 import asyncio
 import random
@@ -19,14 +19,14 @@ from worker import metrics
 
 INTERVAL_SECONDS = 300.0
 _EXAMPLES = 10
-_WINDOW = timedelta(days=1)  # Older requests are not looked at again and again: `reconcile` checks them.
+_WINDOW = timedelta(days=1)  # Only `reconcile` checks older requests.
 _LONGEST_LOOK_SECONDS = 30.0
 
 _log = structlog.get_logger()
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """Something that should not exist: how many requests it concerns, and the first of them."""
+    """A discrepancy: what it means, how many requests it concerns, and the first of them."""
 
     name: str
     meaning: str
@@ -35,9 +35,9 @@ class Discrepancy(msgspec.Struct, frozen=True):
 
 
 async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Discrepancy]:
-    """Return every discrepancy of the requests from this id on, also those with a count of 0.
+    """Return every discrepancy of the requests from this id on, including those with a count of 0.
 
-    Needs a transaction with isolation level REPEATABLE READ, so that all tables are of one moment.
+    Needs a REPEATABLE READ transaction, so that all statements see the same snapshot.
     """
     discrepancies = []
     for name, (meaning, statement) in _CHECKS.items():
@@ -93,7 +93,7 @@ async def look(pool: Pool) -> None:
     metrics.reconciled_at.set_to_current_time()
 
 
-# Every event is published within five minutes, and then its e-mail is in the ledger.
+# Within five minutes request.created should be published and its e-mail be in the ledger.
 _REQUESTS_WITHOUT_EMAIL = """
     SELECT id AS request_id
       FROM calculation_request AS request
@@ -122,8 +122,8 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# Its events are numbered 1, 2, …: the first for the request itself, the others for its calculation and each
-# ended e-mail.
+# A request's events are numbered 1, 2, …. The first is request.created. The others announce its calculation
+# and each ended e-mail.
 _WRONG_SEQUENCES = """
     SELECT id AS request_id
       FROM calculation_request AS request
@@ -141,7 +141,7 @@ _WRONG_SEQUENCES = """
                      ORDER BY 1)
 """
 
-# What each means, and its statement: the request_id of each, from the id $1 on.
+# The meaning and the statement of each. A statement selects the request_ids from $1 on.
 _CHECKS = {
     "request_without_email": (
         "published over five minutes ago, but not in the ledger of e-mails",

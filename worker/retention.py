@@ -22,14 +22,14 @@ from worker.settings import WorkerSettings
 
 _REST_SECONDS = 3600.0  # between rounds, on average
 _BATCH = 200  # requests looked up together; those of one lane are erased in one transaction
-_PAUSE_SECONDS = 0.2  # between batches, for everything else that Postgres has to do
+_PAUSE_SECONDS = 0.2  # between batches, to leave Postgres time for other work
 _SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that is locked, by hand for instance
 
 _log = structlog.get_logger()
 
 
 class Retention:
-    """Erases what is older than some days, in small batches. Several replicas may do so at once."""
+    """Erases requests older than *days*, in small batches. Several replicas may do so at once."""
 
     def __init__(self, settings: WorkerSettings, pool: Pool, relay: RelayWaker, *, days: int) -> None:
         self._seconds = settings.work_timeout_seconds
@@ -48,9 +48,9 @@ class Retention:
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
     async def erase_old(self, now: datetime) -> None:
-        """Erase every request that is too old *now* and by the clock of Postgres: a fast one erases nothing.
+        """Erase requests that are too old both *now* and by Postgres' clock. A fast clock erases none early.
 
-        The requests of a lane are left for the next round if it, a request or an e-mail of it is locked.
+        A lane's requests are left for the next round if the lane, a request or an e-mail is locked.
         """
         number = 0
         after = UUID(int=0)
@@ -66,7 +66,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
-        """Return the first requests after this one that are too old, in order."""
+        """Return the next requests after this one that are too old, oldest first."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(
@@ -85,7 +85,7 @@ class Retention:
         return [row["id"] for row in rows]
 
     async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
-        """Erase requests of one lane, unless something is locked. Returns their number."""
+        """Erase requests of one lane, or none if anything is locked. Returns their number."""
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             if not await try_lock(connection, [lane]):
                 return 0
@@ -93,7 +93,7 @@ class Retention:
             try:
                 erased = await erasing.erase(connection, request_ids)
             except asyncpg.LockNotAvailableError:
-                return 0  # The COMMIT of a transaction that has failed is a ROLLBACK.
+                return 0  # COMMIT rolls a failed transaction back.
         if erased:
             self._relay.wake()  # E-mails may have been cancelled.
         return len(erased)

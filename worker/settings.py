@@ -1,4 +1,4 @@
-"""What the worker needs beyond the settings that both processes share."""
+"""The worker's settings, in addition to those that both processes share."""
 
 from typing import Annotated
 
@@ -11,9 +11,9 @@ AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
 class WorkerSettings(Settings, frozen=True, kw_only=True):
-    """What the worker needs. Durations are in seconds."""
+    """The worker's settings. Durations are in seconds."""
 
-    listen_database_url: PostgresUrl | None = None  # the way around the pooler of DATABASE_URL
+    listen_database_url: PostgresUrl | None = None  # bypasses the pooler of DATABASE_URL
     amqp_url: AmqpUrl
     smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
@@ -22,22 +22,22 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     relay_poll_seconds: Seconds = 1.0
 
-    # Less would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
+    # Fewer days would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
     consumer_prefetch: Count = 256
 
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
-    email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # a second; 0 is no limit
+    email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # per second; 0 is no limit
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
     email_retry_seconds: Seconds = 30.0  # the first pause; the longest is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
-    smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for that to the content
+    smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for the reply to the content
     smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
 
     @property
     def work_timeout_seconds(self) -> float:
-        """For the statements of one unit of work: nobody waits for it as a caller does, and it is larger."""
+        """For the statements of one unit of work. It is large, and no caller waits for it."""
         return 5 * self.database_timeout_seconds
 
     @property
@@ -47,5 +47,5 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def finish_seconds(self) -> float:
-        """For the messages in hand when their role stops; the rest is for closing connections."""
+        """For the messages in flight when their role stops. The rest is for closing connections."""
         return self.shutdown_seconds / 2

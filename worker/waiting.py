@@ -1,4 +1,4 @@
-"""Waits with a bound, and the growing pauses of a role during an outage."""
+"""Bounded waits, and the growing pauses of a role during an outage."""
 
 import asyncio
 import random
@@ -8,20 +8,20 @@ import structlog
 from service.telemetry import logs
 
 _SHORTEST_SECONDS = 0.05
-_LONGEST_SECONDS = 1.0  # So a role goes on within a second after an outage; an attempt a second is no load.
+_LONGEST_SECONDS = 1.0  # A role resumes within a second after an outage. One attempt per second is no load.
 
 _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable: each twice as long as the one before."""
+    """The pauses of a role while a dependency is unavailable. Each is twice as long, up to a second."""
 
     def __init__(self, event: str) -> None:
         self._event = event
         self._seconds = _SHORTEST_SECONDS
 
     def reset(self) -> None:
-        """Begin with the shortest pause again, after a success."""
+        """Start again with the shortest pause, after a success."""
         self._seconds = _SHORTEST_SECONDS
 
     async def log_and_wait(

@@ -1,4 +1,4 @@
-"""RabbitMQ's alarm: while it is short of memory or disk, it reads nothing from connections that publish.
+"""RabbitMQ's alarm: while short of memory or disk, it reads nothing from publishing connections.
 
 The relay treats an alarm as an outage: /readyz reports it, and the outbox is left alone until it ends.
 """
@@ -8,13 +8,13 @@ import asyncio
 import structlog
 from aio_pika.abc import AbstractChannel
 
-_LOOK_SECONDS = 0.1  # for a connection to be ready, and between looks
+_LOOK_SECONDS = 0.1  # for a connection to be ready, and between checks
 
 _log = structlog.get_logger()
 
 
 class Alarm:
-    """Whether the broker blocks a connection. It says so only after a publish (Connection.Blocked).
+    """Whether the broker blocks a connection, which it reports only after a publish (Connection.Blocked).
 
     aiormq raises nothing then. It logs the broker's reason, and its `ready` returns when the block has ended.
     """

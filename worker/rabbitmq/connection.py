@@ -15,11 +15,11 @@ from worker import metrics
 from worker.rabbitmq import properties, topology
 from worker.settings import WorkerSettings
 
-# What aio-pika raises when the broker or its network fails, or the time is up.
+# aio-pika raises these when the broker or its network fails, or a timeout expires.
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
-CLOSE_SECONDS = 2.0  # to close a connection or a consumer in an orderly way
-_HEARTBEAT_SECONDS = 10  # A peer is gone after two without a sign of life.
+CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly
+_HEARTBEAT_SECONDS = 10  # A peer counts as lost after two are missed.
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
@@ -35,13 +35,13 @@ class BrokerUnavailable(Exception):
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str]
 ) -> AsyncIterator[AbstractChannel]:
-    """Connect, and lend a channel with publisher confirms. On any error a caller leaves, and opens another.
+    """Connect, and yield a channel with publisher confirms. After any error, leave it and open another.
 
-    The topology is declared first, then every _DECLARE_SECONDS. Raises BrokerUnavailable, also when an
-    exchange or queue in *needs* exists with other properties. That stops only the roles that need it, and
-    /readyz reports the difference. Other differences are logged.
+    The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable, even if only
+    an exchange or queue in *needs* exists with other properties. That stops the roles that need it, and
+    /readyz reports the difference. Other differences are only logged.
     """
-    connected = metrics.broker_connected.labels(name)  # The series exists from now on, as 0.
+    connected = metrics.broker_connected.labels(name)  # Creates the series, as 0.
     seconds = settings.broker_timeout_seconds
     async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
         channel = await _new_channel(connection, seconds)
@@ -60,7 +60,7 @@ async def open_role(
 
 @asynccontextmanager
 async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[AbstractChannel]:
-    """Connect, and lend a channel as `open_role` does, but declare nothing. Raises BrokerUnavailable."""
+    """Connect, and yield a channel as `open_role` does, but declare nothing. Raises BrokerUnavailable."""
     seconds = settings.broker_timeout_seconds
     async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
         yield await _new_channel(connection, seconds)
@@ -68,13 +68,13 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
 
 @asynccontextmanager
 async def open_connection(url: str | URL, *, name: str, seconds: float) -> AsyncIterator[AbstractConnection]:
-    """Connect within *seconds*, lend the connection, and close it. Raises BrokerUnavailable."""
+    """Connect within *seconds*, yield the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
         try:
             connection = await aio_pika.connect(
                 URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
             )
-        except StopAsyncIteration as error:  # by aiormq when the broker, or a proxy, closes at once
+        except StopAsyncIteration as error:  # from aiormq if the broker or a proxy closes at once
             raise ConnectionResetError from error
     try:
         yield connection
@@ -110,8 +110,8 @@ async def _declare(connection: AbstractConnection) -> dict[str, str]:
 async def _keep_declared(connection: AbstractConnection) -> None:
     """Declare the topology every _DECLARE_SECONDS while the connection is open.
 
-    This restores lost bindings. They would lose events unnoticed: the broker returns no event that a queue of
-    another team takes. There is no timeout, because during an alarm the broker answers only at its end.
+    This restores lost bindings. Otherwise events could be lost unnoticed: the broker returns no event that
+    another team's queue takes. There is no timeout, because the broker answers only after an alarm has ended.
     """
     while not connection.is_closed:
         await asyncio.sleep(_DECLARE_SECONDS)

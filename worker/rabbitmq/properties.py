@@ -1,7 +1,7 @@
-"""Decodes the properties of messages one by one. Those that pamqp cannot decode are left out and named.
+"""Decodes message properties one by one. Those that pamqp cannot decode are left out and named in a header.
 
-pamqp raises for such a property. That ends the connection, and every message in flight on it is delivered
-again: one message of another team would take its neighbours to the delivery limit.
+pamqp itself raises an error for such a property. That ends the connection, and all messages in flight on it
+are delivered again. So one message of another team would bring the others to the delivery limit.
 """
 
 from typing import Final
@@ -11,19 +11,19 @@ from pamqp.commands import Basic
 
 UNDECODABLE: Final = "x-undecodable"  # the header that names the properties left out
 
-# Of the table of headers. pamqp's time grows with its square: 128 KiB, the most that AMQP carries, take 3 s.
+# Of the headers. pamqp takes time quadratic in their size: 3 s for 128 KiB, the most that AMQP carries.
 _LONGEST_BYTES = 16_384
 _DECODERS = {**decode.METHODS}
 
 
 def decode_tolerantly() -> None:
-    """Change pamqp for all connections of this process. A test checks what is changed against its release."""
+    """Patch pamqp for all connections of this process. A test checks the patch against pamqp's release."""
     decode.METHODS["shortstr"] = _short_text
     setattr(Basic.Properties, "unmarshal", _unmarshal)  # noqa: B010 - mypy lets no method be assigned
 
 
 def _short_text(data: bytes) -> tuple[int, str]:
-    """Read a name in a frame of AMQP itself, such as a routing key."""
+    """Read a short string in an AMQP method frame, such as a routing key."""
     size = 1 + data[0]
     return size, data[1:size].decode(errors="backslashreplace")
 

@@ -21,7 +21,7 @@ DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 _DELIVERY_LIMIT = 20
 _NO_DELIVERY_LIMIT = 1_000_000_000
-_DEAD_LETTER_DAYS = 30  # also how long dead letters may outlive the request that they are about
+_DEAD_LETTER_DAYS = 30  # a dead letter may outlive its request by as much
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Queue(msgspec.Struct, frozen=True):
 
     @property
     def dead_letters(self) -> str:
-        """The queue for messages that could not be handled; also its routing key in DEAD_LETTERS."""
+        """The name of its dead-letter queue, which is the routing key in DEAD_LETTERS, too."""
         return f"{self.name}.dead-letters"
 
     @property
@@ -60,9 +60,9 @@ EXCHANGES: Final = {
     DEAD_LETTERS: ExchangeType.DIRECT,
 }
 
-# The personal data of other teams ends with the message, and so does the external_id of an erased request.
+# The TTL deletes the personal data of other teams, and the external_id of an erased request.
 #
-# Looking at a dead letter must not lose it: by default RabbitMQ 4 drops a message at its twentieth delivery.
+# Reading a dead letter must not lose it, but by default RabbitMQ 4 drops a message at its twentieth delivery.
 # RabbitMQ 3.10 does not know the value -1, for no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
@@ -72,10 +72,10 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 
 
 async def ensure(connection: AbstractConnection) -> dict[str, str]:
-    """Create what is missing and bind every queue. Every role does so, so that any can start first.
+    """Create the missing parts and bind every queue. Every role does so, so that any can start first.
 
     Each part is declared on a channel of its own, so that one difference does not stop the others. Returns
-    the differences: what exists with other properties, by name, in the broker's words.
+    the broker's message for each exchange or queue that exists with other properties, by name.
     """
     differences = {}
     for name, declare_part in PARTS.items():
@@ -92,14 +92,14 @@ async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
 
 
 async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
-    """Declare a queue and its dead letters, and bind both. The answer counts the dead letters."""
+    """Declare a queue and its dead letters, and bind both. The reply counts the dead letters."""
     dead_letters = await channel.declare_queue(
         queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS
     )
     living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
     await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
     await living.bind(queue.exchange, queue.routing_key)
-    # RabbitMQ answers 0 while a queue has no leader.
+    # RabbitMQ reports 0 while a queue has no leader.
     metrics.consumer_dead_letters.labels(queue.name).set(dead_letters.declaration_result.message_count or 0)
 
 
