@@ -1,1 +1,1 @@
-"""Outbox to RabbitMQ."""
+"""Publishes the outbox to RabbitMQ."""

@@ -1,7 +1,7 @@
 """Encodes an event as the AMQP frames that publish it (AMQP 0-9-1, sections 2.3.5 and 4.2).
 
-pamqp produces the same bytes, as a test checks, but takes several times as long: it encodes any message, and
-this module only events, which all have the same properties.
+pamqp produces the same bytes, as a test checks, but takes several times as long, because it encodes any
+message. This module encodes only events, which all have the same properties.
 """
 
 import struct
@@ -16,7 +16,7 @@ from service.outbox import events
 from worker.rabbitmq import topology
 from worker.relay.outbox import OutboxRow
 
-UNENCODABLE = (ValueError, TypeError, struct.error)  # what is raised for an event that AMQP cannot carry
+UNENCODABLE = (ValueError, TypeError, struct.error)  # raised for an event that AMQP cannot carry
 
 _HEADER, _BODY, _END = 2, 3, b"\xce"  # two types of frames, and the octet that ends a frame
 _FRAME = struct.Struct(">BHI")  # type, channel, size
@@ -33,8 +33,8 @@ _FLAGS = sum(
 def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
     """Return the frames that publish an event as a persistent message.
 
-    The body is split into frames of *longest_body* bytes. As in aiormq, that is negative when the broker sets
-    no limit. Raises an error of UNENCODABLE when AMQP cannot carry the event.
+    The body is split into frames of *longest_body* bytes. As in aiormq, a negative number is no limit. Raises
+    an error of UNENCODABLE if AMQP cannot carry the event.
     """
     fields = b"".join(
         (

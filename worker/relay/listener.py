@@ -15,7 +15,7 @@ _CHECK_SECONDS = 30.0  # how long a half-open connection goes unnoticed
 
 
 class Listener:
-    """A direct connection that LISTENs. It is checked, because a half-open connection raises no error."""
+    """A direct connection that LISTENs. It is checked regularly: a half-open connection raises no error."""
 
     def __init__(self, settings: WorkerSettings, woken: asyncio.Event, marks: LaneMarks) -> None:
         self._settings = settings
@@ -42,7 +42,7 @@ class Listener:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(lanes.CHANNEL, lambda *_: self._woken.set())
-            # Postgres may have crashed and undone commits. Behind its pool the relay may not notice.
+            # Postgres may have crashed and undone commits, which the relay may not notice through its pool.
             self._marks.forget()
             while not stop.is_set():
                 await connection.execute("SELECT 1")

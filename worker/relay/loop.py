@@ -1,4 +1,4 @@
-"""Outbox → RabbitMQ: run() is the loop, relay_due() one pass over all lanes with work."""
+"""Publishes the outbox to RabbitMQ: run() is the loop, relay_due() one pass over all lanes with work."""
 
 import asyncio
 import math
@@ -34,20 +34,20 @@ from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# Lanes of one transaction. With a transaction for each lane, an event could wait for sixteen of them. The
-# other half of the lanes is left to other relays.
+# Lanes per transaction. With one lane each, an event could wait behind sixteen transactions. The other half
+# of the lanes is left to other relays.
 _LANES_AT_ONCE = lanes.LANES // 2
-# After a relay has moved something, it looks again after each of these pauses before it waits for a NOTIFY.
-# A busy writer sends one only every 20 ms, which spares its commits. A look costs 0.2 ms.
+# After a relay has moved events, it looks again after each of these pauses before it waits for a NOTIFY. A
+# busy writer sends a NOTIFY only every 20 ms, because each one slows its commits. A look costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-# Without marks a look may step over millions of dead rows, which vacuum cannot remove during a backup.
+# Without marks a look may read millions of dead rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# After the longest publish, which is silence in the transaction, before Postgres takes the relay for dead and
-# frees its lanes. Then another relay would publish the same events again.
+# The transaction is silent during a publish. Postgres ends it and frees its lanes this long after the longest
+# publish. Another relay would then publish the same events again.
 _SPARE_SECONDS = 2.0
-_BATCH_SIZE = 1_000  # events of a window, which are in memory
-_HELD_BATCH_SIZE = 20  # held events of each kind beside them
-_RETRY_SECONDS = 1.0  # the first wait of a refused event, and from one retry to the next
+_BATCH_SIZE = 1_000  # events per window, which are in memory
+_HELD_BATCH_SIZE = 20  # held events of each kind in addition
+_RETRY_SECONDS = 1.0  # the first pause of a refused event, and the pause between retries
 
 _NOT_CONNECTED = "not connected to RabbitMQ"
 
@@ -57,8 +57,8 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes the events of the outbox, in order within each request, and deletes those confirmed.
 
-    Any number of relays share the lanes. Each takes some at a time, under locks that end with the
-    transaction: there is no leader, and nothing to clean up after a crash.
+    Any number of relays share the lanes. Each locks some of them at a time, until its transaction ends. So
+    there is no leader, and nothing to clean up after a crash.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event) -> None:
@@ -80,7 +80,7 @@ class Relay:
             raise NotReady(self._obstacle)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Relay until *stop*, through every outage of RabbitMQ and Postgres."""
+        """Relay until *stop*. Resume after every outage of RabbitMQ or Postgres."""
         pauses = Pauses("relay_paused")
         while not stop.is_set():
             try:
@@ -117,12 +117,12 @@ class Relay:
     async def relay_due(self, publisher: Publisher) -> int:
         """Make one pass over every lane with work.
 
-        Returns the number of events that left their lane, confirmed or held. Raises BrokerUnavailable, after
-        settling what was confirmed.
+        Returns how many events were confirmed or held. Raises BrokerUnavailable after settling the confirmed
+        ones.
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
-            # Some more at each pass, until none is left: their queue takes events again.
+            # Each pass makes some more due, until none is left: their queue takes events again.
             kinds = self._retries.recovering
             if kinds and await outbox.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
                 self._retries.end_recovery()
@@ -139,16 +139,16 @@ class Relay:
     async def _relay_lanes(
         self, publisher: Publisher, some_lanes: Sequence[int], due_lanes: Sequence[int]
     ) -> int:
-        """Publish the oldest events of some lanes, and held events that are due; delete those confirmed.
+        """Publish the oldest events of some lanes, and held events that are due. Delete those confirmed.
 
-        After a crash between confirm and commit the same events are published again: delivery is at least
+        After a crash between confirm and commit the same events are published again. So delivery is at least
         once, in order within a request.
         """
         longest = self._settings.broker_timeout_seconds
         async with connections.transaction(
             self._pool,
             seconds=longest + 2 * self._statement_seconds,
-            # If Postgres crashes and forgets a commit, the same events are published again, in order.
+            # If Postgres crashes and loses a commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
             pending, due = await self._take(connection, some_lanes, due_lanes)
@@ -179,7 +179,7 @@ class Relay:
     async def _take(
         self, connection: Connection, some_lanes: Sequence[int], due_lanes: Sequence[int]
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
-        """Lock those of *some_lanes* that are free. Return their oldest events, and held ones to publish."""
+        """Lock the free lanes of *some_lanes*. Return their oldest events, and held events to publish."""
         locked = await lanes.try_lock(connection, some_lanes)
         if not locked:
             return [], []
@@ -203,15 +203,15 @@ class Relay:
         due: Sequence[OutboxRow],
         result: PublishResult,
     ) -> int:
-        """Hold new events that failed or must wait, and charge an attempt to all that failed.
+        """Hold new events that failed or must wait, and count an attempt for all that failed.
 
-        An event that waits for one which has just failed is held by the next pass, which reads that it must
-        wait. Held events that were confirmed are deleted. Returns how many were held or deleted.
+        The next pass holds the later events of a request whose event has just failed. Held events that were
+        confirmed are deleted. Returns how many were held or deleted.
         """
         redelivered = [row for row in due if row.id in result.confirmed]
         to_hold = [row for row in pending if row.must_wait or row.id in result.failed]
         failed = [row for row in (*pending, *due) if row.id in result.failed]
-        await outbox.hold(connection, to_hold)  # Before the next, which makes those due that waited.
+        await outbox.hold(connection, to_hold)  # Before delete, which makes waiting events due.
         await outbox.delete(connection, "outbox_held", redelivered)
         await outbox.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         for row in redelivered:
@@ -226,7 +226,7 @@ def _story(row: OutboxRow) -> dict[str, Any]:
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Leave out every event that must wait until an earlier one of its request is confirmed."""
+    """Return the first event of each request that has no held event."""
     first: dict[UUID, OutboxRow] = {}
     for row in rows:
         if not row.must_wait:
@@ -235,7 +235,7 @@ def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
 
 
 def _count(settled: Sequence[OutboxRow]) -> None:
-    """Count events that were confirmed and have left the outbox. Unknown types are counted as "other"."""
+    """Count events that were confirmed and deleted. Unknown types are counted as "other"."""
     now = datetime.now(UTC)
     for event_type, number in Counter(row.type for row in settled).items():
         metrics.events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)

@@ -1,4 +1,4 @@
-"""The events in the tables outbox and outbox_held, as the relay reads and settles them."""
+"""Reads and settles the events in the tables outbox and outbox_held, for the relay."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -18,11 +18,11 @@ from worker.relay.work import LaneMarks
 
 
 class LaneLost(Exception):
-    """Published events were gone despite the lock of their lane: deleted by hand, or by another program."""
+    """Published events were gone despite the lock of their lane. A person or another program deleted them."""
 
 
 class Kind(Enum):
-    """The kinds of events that are retried apart from each other."""
+    """The kinds of events that are retried separately."""
 
     CREATED = "request.created"  # causes the customer's e-mail
     OTHER = "other types"
@@ -40,7 +40,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     created_at: datetime
     attempts: int
-    must_wait: bool  # for an earlier event of its request, which is in outbox_held
+    must_wait: bool  # for an earlier event of its request in outbox_held
 
     @property
     def kind(self) -> Kind:
@@ -49,14 +49,14 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_id(self) -> str:
-        """The id of the event, also used as the AMQP message id."""
+        """The id of the event, which is its AMQP message id, too."""
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
 async def read(
     connection: Connection, lanes: Sequence[int], *, low_water: Sequence[int], limit: int
 ) -> list[OutboxRow]:
-    """Return the oldest events of locked lanes, in order, from their low-water marks on: *limit* of each."""
+    """Return the oldest events of locked lanes, in order: at most *limit* per lane, from its mark on."""
     rows = await connection.fetch(
         """
         SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
@@ -82,7 +82,7 @@ async def read(
 async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
     """Return held events of locked lanes that are due, each the first of its request.
 
-    At most *limit* request.created and as many others of each lane. Events that were not refused themselves
+    A lane has at most *limit* request.created and *limit* others. Events that were not refused themselves
     come first, then those that have waited longest.
     """
     rows = await connection.fetch(
@@ -113,10 +113,10 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
 async def delete(
     connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
 ) -> None:
-    """Settle events that the broker has confirmed. Raises LaneLost unless every one was there.
+    """Delete events that the broker has confirmed. Raises LaneLost unless all of them were there.
 
-    Order rests on that: nothing else takes them from a locked lane. Events that are held or postponed are not
-    counted: one that was deleted by hand is not to be sent.
+    The order of events depends on this: nothing else may take them from a locked lane. `hold` and `postpone`
+    do not check, because an event that was deleted by hand is not to be sent.
     """
     if not events:
         return
@@ -136,8 +136,8 @@ async def delete(
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Move events from outbox to outbox_held, due at once and with no attempt.
 
-    `postpone` then charges those that failed. A trigger makes each wait for the earlier ones of its request.
-    When one is settled, another trigger makes the next one due, ahead of all that failed.
+    `postpone` then counts an attempt for those that failed. A trigger makes each event wait for the earlier
+    ones of its request. When one is deleted, another trigger makes the next due, ahead of all that failed.
     """
     if not events:
         return
@@ -163,9 +163,9 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 async def postpone(
     connection: Connection, events: Sequence[OutboxRow], errors: Mapping[int, str], *, base_seconds: float
 ) -> None:
-    """Charge held events one attempt, with its error by the row's id.
+    """Count an attempt for held events. *errors* are by row id.
 
-    They are due again after a delay that doubles with each, up to five minutes.
+    They are due again after a delay that doubles with each attempt, up to five minutes.
     """
     if not events:
         return
@@ -187,10 +187,9 @@ async def postpone(
 
 
 async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, limit: int) -> int:
-    """Make events of these kinds due that the broker refused. Returns how many.
+    """Make events of these kinds due if the broker refused them. Returns how many.
 
-    At most *limit* of a kind in each lane, whether it is locked or not; rows that a relay is settling are
-    skipped.
+    Takes at most *limit* of a kind from each lane, locked or not. Skips rows that a relay is settling.
     """
     woken = await connection.execute(
         """
@@ -225,8 +224,8 @@ async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, lim
 async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
     """Set the gauges of the outbox, at a cost that does not grow with it.
 
-    At most COUNT_LIMIT pending events are counted, an equal share of it in each lane, and as many held ones.
-    Dead rows below the low-water marks cost nothing.
+    At most COUNT_LIMIT pending events are counted, an equal share in each lane, and at most COUNT_LIMIT held
+    ones. Dead rows below the low-water marks cost nothing.
     """
     (row,) = await connection.fetch(
         """

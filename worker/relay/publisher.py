@@ -21,7 +21,7 @@ from worker.waiting import wait_at_most
 _UNBOUND_KEY = "relay.probe"
 _CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel closed
 
-# By the id of the row: its confirm, or the exception for its nack or return.
+# By row id: the future of its confirm, which fails if the event is nacked or returned.
 Confirms: TypeAlias = dict[int, asyncio.Future[Any]]
 
 
@@ -30,7 +30,7 @@ class PublishResult(msgspec.Struct, frozen=True):
 
     confirmed: frozenset[int] = frozenset()
     failed: Mapping[int, str] = {}  # with the reason: refused by the broker, or unencodable
-    unencodable: frozenset[int] = frozenset()  # those of the failed that were not sent: no queue is at fault
+    unencodable: frozenset[int] = frozenset()  # failed without being sent: no queue is at fault
     outage: Exception | None = None  # The channel must not be used again.
 
 
@@ -44,7 +44,7 @@ class Publisher:
     @classmethod
     async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
         """Return a publisher on a channel that raises on returned messages."""
-        # aio-pika's own publish costs half as much again: it waits for the socket after every message.
+        # aio-pika's own publish costs half as much again, because it waits for the socket each time.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
         return cls(underlay, timeout_seconds=timeout_seconds)
 
@@ -52,9 +52,8 @@ class Publisher:
         """Publish two empty messages that no queue gets: the broker reports an alarm only to publishers.
 
         During an alarm RabbitMQ confirms the first, and then reads no more from the connection. This waits
-        until *stop* then, otherwise up to the timeout for each. Raises BrokerUnavailable.
-
-        They do not go to the exchange of the events, where a queue bound to `#` would get them.
+        until the alarm ends or *stop*. Without an alarm it waits up to the timeout for each message. Raises
+        BrokerUnavailable. On the exchange of the events, a queue bound to `#` would get the messages.
         """
         for _ in range(2):
             await self._probe_once(alarm, stop)
@@ -78,9 +77,9 @@ class Publisher:
             probing.cancel()
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
-        """Publish all of *window* side by side and wait for the confirms; both share the timeout.
+        """Publish all of *window* at once, and wait for the confirms. Both share the timeout.
 
-        No two rows may be of one request: if the first were refused, the second would overtake it.
+        No two rows may belong to one request: if the first were refused, the second would overtake it.
         """
         if not window:
             return PublishResult()
@@ -98,14 +97,14 @@ class Publisher:
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
         """Encode all rows, write them at once, and add their *confirms*.
 
-        This does for a window what aiormq's basic_publish does for one message, with a task, a lock and a
-        timeout for each, which halved the rate of the relay. The attributes of aiormq's channel are
-        undocumented: hence the bound on its version in pyproject.toml.
+        This does for a window what aiormq's basic_publish does for one message. The task, lock and timeout
+        that it takes for each message halved the rate of the relay. The attributes of aiormq's channel are
+        undocumented, so pyproject.toml bounds its version.
 
-        The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number;
+        The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number.
         aiormq looks up a number's future in `confirmations`. So each message takes the next `delivery_tag`
         and registers its future under it. The channel's lock is held until all are in the write queue. If
-        this fails, numbers were taken for messages that may never be sent: the channel must be closed.
+        this fails, messages that may never be sent have taken numbers, so the channel must be closed.
         """
         channel, loop = self._channel, asyncio.get_running_loop()
         payload = []
@@ -123,16 +122,16 @@ class Publisher:
                 payload.append(written)
                 channel.delivery_tag += 1
                 channel.confirmations[channel.delivery_tag] = confirm
-                # A return has only the id: unique in a window, which has one event of each request.
+                # A return has only the event id. It is unique, because a window has one event per request.
                 channel.message_id_delivery_tag[event_id] = channel.delivery_tag
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
 
     async def _wait(self, confirms: Sequence[asyncio.Future[Any]], *, until: float) -> Exception | None:
-        """Wait for all confirms, until the deadline or until the channel closes; return why it closed.
+        """Wait for all confirms, until the deadline or until the channel closes. Return why it closed.
 
-        Confirms still missing then are cancelled, and the channel must not be used again.
+        Confirms that are then missing are cancelled, and the channel must not be used again.
         """
-        closing = self._channel.closing  # That alone does not end a future.
+        closing = self._channel.closing  # It does not end the confirms by itself.
         confirming = asyncio.create_task(asyncio.wait(confirms))
         try:
             left = until - asyncio.get_running_loop().time()
@@ -150,9 +149,9 @@ class Publisher:
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
-    """Return the event with its publish, a span of its own, as the parent of what its consumers do.
+    """Return the event with a span of its own for its publish, which its consumers' spans have as parent.
 
-    The span ends at once: the window of many events has but one time.
+    The span ends at once, because the many events of a window are published at one time.
     """
     destination = f"{topology.REQUESTS}:{row.type}"
     with tracing.span(

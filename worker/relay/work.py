@@ -1,4 +1,4 @@
-"""The look for work: which lanes of the outbox have events to publish, and from where to read them."""
+"""Looks for work: which lanes of the outbox have events to publish, and where to start reading them."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ class Work(msgspec.Struct, frozen=True):
 
     All transactions below *xmin* had ended, and none from *next_xid* on had begun. pg_snapshot_xmax() is not
     next_xid. It is one past the last transaction that has ended, and transactions from there on may be open.
-    In a transaction that has no id yet, age(xmax) is the distance from xmax to the next id to be given out,
-    so the sum of both is next_xid.
+    In a transaction that has no id yet, age(xmax) is the distance from xmax to the next id to be assigned, so
+    the sum of both is next_xid.
     """
 
     first_ids: list[int | None]  # the first id in outbox of each lane, from its mark on
     due_lanes: list[int]  # with events in outbox_held that are due for an attempt
-    last_id: int  # the last event id that had been given out
+    last_id: int  # the last event id that had been assigned
     xmin: int
     next_xid: int
 
@@ -31,30 +31,30 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class LaneMarks:
-    """For each lane the id below which it has no event, and never will: the relay reads it from there.
+    """The low-water mark of each lane: the id below which it has no event, and never will.
 
-    While an old snapshot is held, vacuum cannot remove deleted events. Reading from the start of a lane would
-    step over all of them each time.
+    The relay reads a lane from its mark on. While an old snapshot is held, vacuum cannot remove deleted
+    events, and a read from the start of the lane would step over all of them each time.
 
-    Ids are given out before transactions commit, so a gap between ids may still be filled. It takes three
-    looks to exclude that. For example, transaction 700 has got the id 11, and not yet committed:
+    Ids are assigned before transactions commit, so a gap between ids may still be filled. It takes three
+    looks to rule that out. For example, transaction 700 has the event id 11, and has not committed yet:
 
-    1. The first look finds the lane empty and 11 as the last id: 12 is the candidate. It cannot say which
+    1. The first look finds the lane empty and 11 as the last id, so 12 is the candidate. It cannot show which
        transactions to wait for: 700 may have begun after its snapshot, before it read the last id.
-    2. The second began later, so 700 is below its next_xid, 705: the trigger outbox_number_transaction in
-       schema.sql gives a transaction its number before an id.
-    3. A later look has an xmin of 705 or more: 700 has ended. If it finds 11, the mark is 11, otherwise 12.
-       It is also the first look of the next round.
+    2. The second look began later, so 700 is below its next_xid, 705: the trigger outbox_number_transaction
+       in schema.sql assigns a transaction its number before an event id.
+    3. A later look has an xmin of 705 or more, so 700 has ended. If it finds 11, the mark is 11, otherwise
+       12. It is the first look of the next round, too.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Read every lane from its start again: a crash or failover of Postgres may have undone commits."""
+        """Read every lane from its start again, because a crash or failover of Postgres may undo commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # These must end, all below it; None until the second look of a round.
+        self._awaited: int | None = 0  # All transactions below it must end; None before a second look.
 
     def note(self, work: Work) -> None:
         """Record a look at all lanes."""
@@ -69,7 +69,7 @@ class LaneMarks:
 
 
 async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
-    """Look for events that can be published now; *marks* are the low-water marks of the lanes."""
+    """Look for events that can be published now, from the low-water *marks* of the lanes on."""
     (row,) = await connection.fetch(
         """
         WITH look AS MATERIALIZED (
