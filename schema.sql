@@ -1,27 +1,27 @@
--- The schema, which `python -m service schema apply` lays into an empty database.
+-- The database schema. `python -m service schema apply` creates it in an empty database.
 
--- The versions of the schema that were applied. A process is not ready on an older one than it needs.
+-- The schema versions that were applied. A process is not ready until the version it needs is applied.
 CREATE TABLE schema_version (
     version    integer PRIMARY KEY,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The law firms that may ask for calculations: the tenants. Never deleted, so that nothing points into the void.
+-- The law firms that request calculations: the tenants. They are never deleted, so no reference dangles.
 CREATE TABLE conveyancer (
     id                      text PRIMARY KEY CHECK (id <> '' AND length(id) <= 255),
     name                    text NOT NULL,
     charges_calculation_fee boolean NOT NULL,
     created_at              timestamptz NOT NULL DEFAULT now(),
-    disabled_at             timestamptz     -- since when the service refuses it
+    disabled_at             timestamptz     -- the service refuses its calls since then
 );
 
--- The conveyancers that may use the service now.
+-- The conveyancers that are not disabled.
 CREATE VIEW active_conveyancer AS
 SELECT id, name, charges_calculation_fee
   FROM conveyancer
  WHERE disabled_at IS NULL;
 
--- Keys that open the questionnaire. Only the hash of a key is kept; its prefix is its public name.
+-- API keys for the questionnaire. Only the hash of a key is stored. Its prefix identifies it, and is public.
 CREATE TABLE api_key (
     prefix         text PRIMARY KEY,
     key_sha256     bytea NOT NULL UNIQUE,
@@ -30,8 +30,8 @@ CREATE TABLE api_key (
     revoked_at     timestamptz
 );
 
--- Requests for a calculation. No foreign key to conveyancer: the insert selects from it and nothing deletes one,
--- and all concurrent inserts of a firm would share the key's lock on its row.
+-- Calculation requests. A foreign key to conveyancer is not needed, because the insert selects from it and no
+-- row of it is deleted. Such a key would make all concurrent inserts of a firm share a lock on its row.
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
@@ -50,54 +50,54 @@ CREATE TABLE calculation_request (
     property_value                bigint,
     notes                         text,
     external_id                   text,
-    meta_data                     json,     -- not jsonb: keeps the order of the keys
+    meta_data                     json,     -- not jsonb, which loses the order of the keys
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
-    sequence                      integer NOT NULL DEFAULT 1, -- of the latest event about this request
+    sequence                      integer NOT NULL DEFAULT 1, -- of its latest event
     calculation_sequence          integer,  -- of request.calculated
-    calculated_at                 timestamptz, -- its time
-    idempotency_key               text,     -- the Idempotency-Key that the request was sent with
-    idempotency_sha256            bytea     -- of the normalised body: a repeat has the same key and fields
+    calculated_at                 timestamptz, -- the time of that event
+    idempotency_key               text,     -- the Idempotency-Key header it was created with
+    idempotency_sha256            bytea     -- of the normalised body: a repeat has the same
 ) WITH (fillfactor = 90);
 
--- Lists a conveyancer's requests, newest first: it is read backwards from the cursor.
+-- For listing a conveyancer's requests, newest first: it is read backwards from the cursor.
 CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id, id);
 
--- Lists a conveyancer's requests with one external_id.
+-- For listing a conveyancer's requests with one external_id.
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
 
--- Lets a conveyancer use an idempotency key once.
+-- Allows each conveyancer to use an idempotency key only once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key
     ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
--- Erased requests: that they existed, and nothing personal.
+-- A record of each erased request, without personal data.
 CREATE TABLE erased_request (
     id                   uuid PRIMARY KEY,
     conveyancer_id       text NOT NULL,
     created_at           timestamptz NOT NULL,
     erased_at            timestamptz NOT NULL DEFAULT now(),
-    sequence             integer NOT NULL,  -- of the latest event about the request
-    calculation_id       text,              -- for the team that calculated: it may have to erase that, too
+    sequence             integer NOT NULL,  -- of its latest event
+    calculation_id       text,              -- for the calculation team, which may have to erase it, too
     calculation_sequence integer,           -- of request.calculated
-    calculated_at        timestamptz,       -- its time
-    key_sha256           bytea              -- of its Idempotency-Key: a create that repeats it is refused
+    calculated_at        timestamptz,       -- the time of that event
+    key_sha256           bytea              -- of its idempotency key: a create that repeats it is refused
 );
 
--- Keeps the idempotency keys of erased requests from being used again.
+-- For refusing the idempotency keys of erased requests.
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Events to be published to RabbitMQ. Each is written in the transaction of the change it announces. It is deleted once
--- the broker has confirmed it, or moved to outbox_held if it was refused or must wait for one that was. Relays read a
--- lane in the order of the primary key, so one index is enough. Events are deleted rather than marked: that settled
--- 130,000 rows a second, an UPDATE 9,800.
+-- Events to publish to RabbitMQ. Each is written in the transaction of the change it announces, and deleted
+-- once the broker has confirmed it. It moves to outbox_held if it is refused, or behind a refused one. Relays
+-- read a lane in the order of the primary key, so one index is enough. Deleting events settled 130,000 rows
+-- per second. Marking them with an UPDATE settled 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
-    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- ids from the caches of several sessions would be out of order
+    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- cached ids would be out of order
     request_id  uuid NOT NULL,
     type        text NOT NULL,
     sequence    integer NOT NULL,
@@ -108,9 +108,8 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Gives a transaction its own id before its first event gets one. From the transactions that are open, relays know
--- which event ids may still appear (LaneMarks in worker/relay/work.py). An event id given out to a transaction without
--- an id would be passed over.
+-- Assigns a transaction its xid before its first event id. Relays infer from open xids which event ids may
+-- still appear (LaneMarks in worker/relay/work.py). Without an xid, the event could be skipped.
 CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     number xid8 := pg_current_xact_id(); -- not PERFORM, which is a whole query
@@ -120,10 +119,10 @@ END $$;
 CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
 
--- Events that the broker refused, and the later events of the same requests. In a table of their own, they are never at
--- the head of a lane and delay no other request. Only the first event of a request may be due. The others have infinity
--- as next_attempt_at; otherwise every pass of a relay would step over them. When their turn comes it is -infinity, so
--- that they go before the events that were refused themselves, which may be many and are retried one by one.
+-- Events that the broker refused, and the later events of the same requests. In a table of their own, they
+-- never block a lane or delay another request. Only the first event of a request may be due. The others have
+-- infinity as next_attempt_at, so that no relay pass steps over them. When their turn comes, it is -infinity,
+-- so that they go before events that were refused themselves, which may be many and are retried one by one.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -139,19 +138,19 @@ CREATE TABLE outbox_held (
     PRIMARY KEY (lane, id)
 );
 
--- Finds the earlier events of a request.
+-- For finding the earlier events of a request.
 CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 
--- Finds the events that are due.
+-- For finding the events that are due.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
--- The same, with request.created apart from the other types: of each kind, refused events are retried one by one.
+-- The same by kind, request.created or another type: refused events are retried one by one in each kind.
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at);
 
--- Makes an event wait for the earlier ones of its request. It has the search_path of this schema, because that of
--- pg_restore is empty. Sequential scans are off, because the plan may date from when the table was empty, and would
--- then read all of it for each row.
+-- Makes an event wait for the earlier ones of its request. It sets this schema's search_path, because
+-- pg_restore runs with an empty one. It turns sequential scans off, because a plan made while the table was
+-- empty would later read all of it for each row.
 CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -163,8 +162,8 @@ END $$;
 CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
--- Makes the next event of the request due. This is a trigger, so that it also happens when a person deletes an event
--- with psql: an event that is left waiting would never be sent.
+-- Makes the next event of the request due. It is a trigger, so that it works even if a person deletes an
+-- event with psql. Otherwise the next event would wait forever.
 CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -178,8 +177,8 @@ END $$;
 CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
--- Every event that has not left for RabbitMQ, and why. pending: in outbox; retrying: refused, to be retried; waiting:
--- behind a retrying event of its own request.
+-- Every event that has not been published, and its state. pending: in outbox; retrying: refused, to be
+-- retried; waiting: behind a retrying event of its own request.
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at
@@ -190,21 +189,21 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at
   FROM outbox_held;
 
--- The keys of REQUEST_SECRET_KEYS by their ids: another key under the same id would make all links dead that were sent.
+-- The keys of REQUEST_SECRET_KEYS by id. Another key under the same id would invalidate links sent before.
 CREATE TABLE secret_key (
     id          text PRIMARY KEY,
-    fingerprint bytea NOT NULL     -- tells two keys apart, and nothing else about them
+    fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
 );
 
--- The ledger of e-mails: a row for each, written before it is first sent. The event_id of a request's first e-mail
--- is the id of its request.created.
+-- The ledger of e-mails: one row each, written before the first attempt. event_id is the e-mail's key. For
+-- the first e-mail of a request it is the id of request.created.
 CREATE TABLE email (
     event_id        text PRIMARY KEY,
     request_id      uuid NOT NULL,
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz NOT NULL DEFAULT now(),
-    claimed_by      uuid,      -- the process that is sending it; next_attempt_at is then when its claim expires
+    claimed_by      uuid,      -- the process that is sending it; its claim expires at next_attempt_at
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
@@ -215,39 +214,39 @@ CREATE TABLE email (
     CHECK ((state = 'failed') = (reason IS NOT NULL))
 );
 
--- Finds the e-mails of a request: for its events, and for operators (trace, replay, reconcile).
+-- For finding the e-mails of a request: for its events, and for operators (trace, replay, reconcile).
 CREATE INDEX email_request ON email (request_id);
 
--- Finds the e-mails that are due.
+-- For finding the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';
 
--- When Postgres last came up, in one row that the first claim of an e-mail inserts. Crash recovery and failover empty
--- an unlogged table, and change nothing else that every user may read. An orderly restart may keep the
--- row, but changes pg_postmaster_start_time().
+-- When Postgres last came up: one row, which the first claim of an e-mail inserts. The table is unlogged,
+-- because crash recovery and failover empty it, and change nothing else that every user may read. A clean
+-- restart may keep the row, but changes pg_postmaster_start_time().
 CREATE UNLOGGED TABLE postgres_up (
     is_up boolean PRIMARY KEY DEFAULT true CHECK (is_up),
     since timestamptz NOT NULL
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
--- The changes that operators made: a row for each request or conveyancer concerned. They contain no personal data of
+-- The changes that operators made: one row per request or conveyancer. They contain no personal data of
 -- customers.
 CREATE TABLE operator_action (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request_id     uuid,
     conveyancer_id text,
-    action         text NOT NULL,  -- the words of the command
-    subject        text,           -- the id of the event, or the event_id of the e-mail
+    action         text NOT NULL,  -- the command, such as emails resend
+    subject        text,           -- such as an event id or an e-mail key
     operator       text NOT NULL,
     note           text,
     at             timestamptz NOT NULL DEFAULT now(),
-    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither: a replay of many requests
+    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither: a replay or repair of many requests
 );
 
--- Finds the changes to a request, for operators (trace).
+-- For finding the changes to a request (trace).
 CREATE INDEX operator_action_request ON operator_action (request_id) WHERE request_id IS NOT NULL;
 
--- Finds the changes to a conveyancer, for operators (trace).
+-- For finding the changes to a conveyancer (psql).
 CREATE INDEX operator_action_conveyancer ON operator_action (conveyancer_id) WHERE conveyancer_id IS NOT NULL;
 
 INSERT INTO schema_version (version) VALUES (1);

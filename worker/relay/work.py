@@ -54,7 +54,7 @@ class LaneMarks:
         """Read every lane from its start again, because a crash or failover of Postgres may undo commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # All transactions below it must end; None before a second look.
+        self._awaited: int | None = 0  # All transactions below it must end; None until a round's second look.
 
     def note(self, work: Work) -> None:
         """Record a look at all lanes."""
