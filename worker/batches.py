@@ -71,7 +71,7 @@ class Batches(Generic[Item]):
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-                batch = [each for each in batch if not each[1].done()]  # The other callers have left.
+                batch = [each for each in batch if not each[1].done()]  # The other callers have given up.
                 failures = await self._attempt([item for item, _ in batch]) if batch else []
                 for (_, waiting), failure in zip(batch, failures, strict=True):
                     if not waiting.done():

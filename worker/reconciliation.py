@@ -93,7 +93,7 @@ async def look(pool: Pool) -> None:
     metrics.reconciled_at.set_to_current_time()
 
 
-# Within five minutes request.created should be published and its e-mail be in the ledger.
+# Within five minutes request.created should be published, and its e-mail in the ledger.
 _REQUESTS_WITHOUT_EMAIL = """
     SELECT id AS request_id
       FROM calculation_request AS request

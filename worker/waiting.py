@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable. Each is twice as long, up to a second."""
+    """The pauses of a role while a dependency is unavailable. Each is twice as long as the last."""
 
     def __init__(self, event: str) -> None:
         self._event = event

@@ -185,7 +185,7 @@ async def _record(connection: Connection, message: AbstractIncomingMessage, by: 
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
-    """Publish a message without its dead-letter headers, then acknowledge it. A crash may duplicate it."""
+    """Publish a message to its queue without dead-letter headers, then ack it. A crash may duplicate it."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
     async with asyncio.timeout(ANSWER_SECONDS):
         try:

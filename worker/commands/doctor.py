@@ -147,7 +147,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
 
 
 async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool) -> Finding:
-    """Count the messages of a queue if *is_read*, or else its dead letters."""
+    """Count the messages of a queue if *is_read*, otherwise those of its dead-letter queue."""
     name = queue.name if is_read else queue.dead_letters
     try:
         counted = (await (await connection.channel()).get_queue(name)).declaration_result

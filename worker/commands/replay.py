@@ -128,7 +128,7 @@ async def replay(
     *,
     events_per_second: int = EVENTS_PER_SECOND,
 ) -> Tally:
-    """Write the selected events of these requests again. The rate is limited: new events queue behind them.
+    """Write the selected events again. The rate is limited, because new events queue behind them.
 
     A request with an unpublished event is skipped. That event will be published anyway, and before an earlier
     one that is replayed now, so they would be out of order.

@@ -50,7 +50,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         CALCULATION_RESULTS,
         decode=decode,
         handle=handle,
-        # For an erased request, too, because the calculation team may have to erase its result.
+        # RequestErased, too, because the calculation team may have to erase its result.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
         dependency=commits(pool, seconds=seconds),
     )

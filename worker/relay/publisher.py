@@ -131,7 +131,7 @@ class Publisher:
 
         Confirms that are then missing are cancelled, and the channel must not be used again.
         """
-        closing = self._channel.closing  # It does not end the confirms by itself.
+        closing = self._channel.closing  # Its end does not complete the confirms.
         confirming = asyncio.create_task(asyncio.wait(confirms))
         try:
             left = until - asyncio.get_running_loop().time()
@@ -149,7 +149,7 @@ class Publisher:
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
-    """Return the event with a span of its own for its publish, which its consumers' spans have as parent.
+    """Return the event with a new publish span, which becomes the parent of its consumers' spans.
 
     The span ends at once, because the many events of a window are published at one time.
     """
