@@ -37,7 +37,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def work_timeout_seconds(self) -> float:
-        """For the statements of one unit of work. It is long, because the work is large and no caller waits."""
+        """For the statements of one unit of work. It is longer, because no caller waits for them."""
         return 5 * self.database_timeout_seconds
 
     @property

@@ -85,7 +85,7 @@ class Postman:
     async def run(self, stop: asyncio.Event) -> None:
         """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
-        After *stop* no more content is sent. Nearly all the shutdown time goes to replies to content that was
+        After *stop* no more content is sent. Nearly all the shutdown time is for replies to content that was
         sent before, because an e-mail is sent again if its reply is missed. Claims that remain then expire.
         """
         self._stop = stop
