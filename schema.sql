@@ -246,7 +246,4 @@ CREATE TABLE operator_action (
 -- For finding the changes to a request (trace).
 CREATE INDEX operator_action_request ON operator_action (request_id) WHERE request_id IS NOT NULL;
 
--- For finding the changes to a conveyancer (psql).
-CREATE INDEX operator_action_conveyancer ON operator_action (conveyancer_id) WHERE conveyancer_id IS NOT NULL;
-
 INSERT INTO schema_version (version) VALUES (1);
