@@ -44,10 +44,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         return cls(current_id=pairs[0][0], keys=keys)
 
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
-        """Derive the secret of one request: 43 URL-safe characters.
-
-        Raises SecretKeyMissing if the request's key is missing; `doctor` names it.
-        """
+        """Derive the secret of a request, 43 URL-safe characters. Raises SecretKeyMissing."""
         if key_id not in self.keys:
             metrics.secret_keys_missing.inc()
             raise SecretKeyMissing
