@@ -162,7 +162,7 @@ def _login() -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress and the time left, on a terminal only and not with --json. Yields a function."""
+    """Show progress, on a terminal only and not with --json. Yields the function that adds finished steps."""
     hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
     with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
