@@ -7,7 +7,7 @@ import click
 
 from service import command_line
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.commands import access_token, conveyancers, doctor, documents, requests, schema, serve
+from service.commands import conveyancers, development_token, doctor, documents, requests, schema, serve
 
 PROGRAM = click.Group(
     "python -m service",
@@ -21,7 +21,7 @@ PROGRAM = click.Group(
         doctor.doctor,
         documents.openapi,
         documents.asyncapi,
-        access_token.token,
+        development_token.token,
     ],
 )
 

@@ -1,4 +1,4 @@
-"""The rules for single lines of text, such as names and references: which characters they may contain."""
+"""The rules for single lines of text, such as names: which characters they may contain, and the messages."""
 
 import re
 from typing import Literal, NamedTuple

@@ -1,4 +1,4 @@
-"""Assembles a worker from its parts, and runs them until SIGTERM."""
+"""Assembles a worker from its parts, and runs them until SIGTERM: see Shutdown in deploy/operate.md."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ from worker.consumers import calculations, notifications
 from worker.gauges import Reading
 from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.relay import outbox
+from worker.relay import outbox_tables
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.retention import Retention
@@ -50,7 +50,7 @@ def assemble(
         parts["discrepancies"] = partial(reconciliation.run, pool)
         if settings.retention_days is not None:
             parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
-        readings.append(partial(outbox.read_gauges, relay.marks))
+        readings.append(partial(outbox_tables.read_gauges, relay.marks))
         checks["relay"] = relay.check
     if "notifications" in roles:
         due = asyncio.Event()

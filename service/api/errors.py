@@ -1,4 +1,4 @@
-"""Turns exceptions into responses: their status, code, message and headers."""
+"""Turns exceptions into responses: status, code, message, headers, and the reasons that are logged."""
 
 from asyncio import CancelledError
 from collections.abc import Mapping

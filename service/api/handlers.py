@@ -9,7 +9,7 @@ import structlog
 from litestar import HttpMethod, get, post, route
 from litestar.params import FromPath
 
-from service.api import admission, envelope, idempotency_key, json_body, list_query, request_body
+from service.api import admission, envelope, idempotency_key_header, json_body, list_query, request_body
 from service.api.admission import SecretHolder
 from service.api.list_query import CalculationRequestPage
 from service.api.resources import ApiRequest, Resources
@@ -30,7 +30,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
     """Store a request for a calculation; its e-mail and its calculation follow."""
     resources, conveyancer_id = request.resources, request.user.conveyancer_id
     state = request.scope["state"]
-    key = idempotency_key.parse_key(header_values(request.scope, b"idempotency-key"))
+    key = idempotency_key_header.parse_key(header_values(request.scope, b"idempotency-key"))
     body = request_body.parse(await json_body.read(request))
     until = time.monotonic() + resources.settings.database_timeout_seconds
     waiver_applies = False
@@ -50,7 +50,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
         state["uuid"] = new.uuid  # It may have been stored nevertheless.
         raise
     state["uuid"] = stored.uuid
-    headers = [(idempotency_key.REPLAYED.lower().encode(), b"true")] if is_repeat else []
+    headers = [(idempotency_key_header.REPLAYED.lower().encode(), b"true")] if is_repeat else []
     return envelope.ok(resources.view(stored), *headers)
 
 

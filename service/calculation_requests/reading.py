@@ -1,4 +1,4 @@
-"""The statements that read calculation requests."""
+"""The statements that read calculation requests: for a firm, for a secret, and for internal readers."""
 
 import hmac
 import re

@@ -10,7 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from msgspec.structs import replace
 
 from service import text_rules
-from service.api import handlers, idempotency_key, json_body, list_query, questionnaire
+from service.api import handlers, idempotency_key_header, json_body, list_query, questionnaire
 from service.api.admission import bearer_token
 from service.api.errors import ApiError
 from service.api.list_query import CalculationRequestPage
@@ -88,7 +88,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "Makes it safe to send a request again: the same key with the same body returns the "
         "same request. Up to 255 characters, for example a UUID; in double quotes, spaces and more "
         "punctuation are allowed.",
-        "schema": {"type": "string", "pattern": idempotency_key.PATTERN},
+        "schema": {"type": "string", "pattern": idempotency_key_header.PATTERN},
     },
     "If-None-Match": {
         "in": "header",
@@ -120,7 +120,7 @@ HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": "^Bearer "},
         "example": 'Bearer realm="calculation-requests"',
     },
-    idempotency_key.REPLAYED: {
+    idempotency_key_header.REPLAYED: {
         "description": "Present if this request was stored earlier, with the same `Idempotency-Key`.",
         "schema": {"type": "string", "const": "true"},
     },
@@ -192,15 +192,15 @@ OPERATIONS = (
         tag="requests",
         security=[{"access_token": [WRITE]}],
         parameters=("Idempotency-Key",),
-        headers={idempotency_key.REPLAYED: False},
+        headers={idempotency_key_header.REPLAYED: False},
         bodies={"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST},
         examples={"ok": RECORD},
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
             "malformed": _refusal(parse, MALFORMED_REQUEST.encode()),
-            "malformed_key": _refusal(idempotency_key.parse_key, ["a key"]),
-            "two_keys": _refusal(idempotency_key.parse_key, ["one", "two"]),
+            "malformed_key": _refusal(idempotency_key_header.parse_key, ["a key"]),
+            "two_keys": _refusal(idempotency_key_header.parse_key, ["one", "two"]),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),

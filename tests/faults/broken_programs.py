@@ -6,15 +6,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 from service import __main__ as service
-from service.api import idempotency_key
+from service.api import idempotency_key_header
 from service.calculation_requests import reading
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
-from worker.relay import loop, outbox
-from worker.relay.outbox import OutboxRow
+from worker.relay import loop, outbox_tables
+from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
 
 _FORGET_EVERY = 50
@@ -43,7 +43,7 @@ def invert() -> None:
 
 def publish_twice() -> None:
     """Leave every fiftieth confirmed window in the outbox."""
-    delete = outbox.delete
+    delete = outbox_tables.delete
     calls = 0
 
     async def delete_mostly(
@@ -54,7 +54,7 @@ def publish_twice() -> None:
         if calls % _FORGET_EVERY:
             await delete(connection, table, events)
 
-    outbox.delete = delete_mostly
+    outbox_tables.delete = delete_mostly
 
 
 def lose_returned() -> None:
@@ -126,7 +126,7 @@ def forget_keys() -> None:
     def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - the breakage
         return None
 
-    idempotency_key.parse_key = parse_nothing
+    idempotency_key_header.parse_key = parse_nothing
 
 
 BREAKAGES: dict[str, Callable[[], Any]] = {

@@ -8,7 +8,7 @@ from uuid import uuid4
 import schemathesis
 
 from service import text_rules
-from service.api import idempotency_key
+from service.api import idempotency_key_header
 from service.identifiers import parse_uuid
 
 _KEY = "Idempotency-Key"
@@ -17,7 +17,7 @@ _KEY = "Idempotency-Key"
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __: dict[str, Any]) -> None:
     """Use each valid key once: the API refuses the same key with another body. Ask for what is stored."""
-    if case.headers and re.fullmatch(idempotency_key.PATTERN, str(case.headers.get(_KEY, ""))):
+    if case.headers and re.fullmatch(idempotency_key_header.PATTERN, str(case.headers.get(_KEY, ""))):
         case.headers[_KEY] = str(uuid4())
     stored = os.environ.get("STORED_UUID")
     if stored and case.path_parameters and parse_uuid(str(case.path_parameters.get("uuid"))):

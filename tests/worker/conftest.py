@@ -24,9 +24,9 @@ from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
-from worker.relay import loop, outbox
+from worker.relay import loop, outbox_tables
 from worker.relay.loop import Relay
-from worker.relay.outbox import OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
@@ -196,7 +196,7 @@ async def passes(check: Check) -> bool:
 
 async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
     """Move all events of a request out of their lane, as if the broker had refused the first."""
-    rows = await outbox.read(database, [lanes.lane_of(request_id)], low_water=[0], limit=1_000)
+    rows = await outbox_tables.read(database, [lanes.lane_of(request_id)], low_water=[0], limit=1_000)
     events_of_it = [row for row in rows if row.request_id == request_id]
-    await outbox.hold(database, events_of_it)
+    await outbox_tables.hold(database, events_of_it)
     return events_of_it

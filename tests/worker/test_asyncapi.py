@@ -18,7 +18,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import store, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
-from worker.relay.outbox import OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]

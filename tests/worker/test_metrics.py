@@ -29,11 +29,11 @@ from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.relay import outbox
+from worker.relay import outbox_tables
 from worker.relay.loop import Relay
 from worker.relay.work import LaneMarks
 
-READ_OUTBOX = partial(outbox.read_gauges, LaneMarks())
+READ_OUTBOX = partial(outbox_tables.read_gauges, LaneMarks())
 
 
 async def test_events_are_counted_by_state(database):
@@ -41,7 +41,7 @@ async def test_events_are_counted_by_state(database):
         request = await store(database)
         [held] = await hold_events(database, request.id)
         if state == "retrying":
-            await outbox.postpone(database, [held], {held.id: "why"}, base_seconds=60)
+            await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=60)
     for _ in range(2):
         await store(database)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")

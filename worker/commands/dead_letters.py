@@ -23,7 +23,7 @@ from worker.consumers.dead_lettering import copy_of
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
-from worker.rabbitmq.properties import UNDECODABLE
+from worker.rabbitmq.message_properties import UNDECODABLE
 from worker.rabbitmq.topology import Queue
 from worker.settings import AmqpUrl
 

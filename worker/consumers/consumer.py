@@ -24,7 +24,7 @@ from worker.consumers import dead_lettering, incoming
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
-from worker.rabbitmq.properties import UNDECODABLE
+from worker.rabbitmq.message_properties import UNDECODABLE
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most

@@ -1,1 +1,1 @@
-"""Connections to RabbitMQ, and the topology."""
+"""Connections and topology. Relay and consumers publish and read; commands open connections of their own."""

@@ -12,7 +12,7 @@ from yarl import URL
 
 from service.telemetry import logs
 from worker import metrics
-from worker.rabbitmq import properties, topology
+from worker.rabbitmq import message_properties, topology
 from worker.settings import WorkerSettings
 
 # aio-pika raises these when the broker or its network fails, or a timeout expires.
@@ -24,7 +24,7 @@ _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
 
-properties.decode_tolerantly()
+message_properties.decode_tolerantly()
 
 
 class BrokerUnavailable(Exception):

@@ -26,8 +26,8 @@ from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
-from worker.relay import outbox
-from worker.relay.outbox import LaneLost, OutboxRow
+from worker.relay import outbox_tables
+from worker.relay.outbox_tables import LaneLost, OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
 from worker.relay.retries import Retries
 from worker.relay.work import LaneMarks, find_work
@@ -124,7 +124,7 @@ class Relay:
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
             # Each pass makes some more due, until none is left: their queue takes events again.
             kinds = self._retries.recovering
-            if kinds and await outbox.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
+            if kinds and await outbox_tables.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
                 self._retries.end_recovery()
             work = await find_work(connection, self.marks.low_water)
         self.marks.note(work)
@@ -164,7 +164,7 @@ class Relay:
             finally:
                 publishing.cancel()
             delivered = [row for row in pending if row.id in result.confirmed]
-            await outbox.delete(connection, "outbox", delivered)
+            await outbox_tables.delete(connection, "outbox", delivered)
             moved = len(delivered)
             if due or result.failed or any(row.must_wait for row in pending):
                 self._retries.note(window, result)
@@ -184,7 +184,7 @@ class Relay:
         if not locked:
             return [], []
         low_water = self.marks.low_water
-        pending = await outbox.read(
+        pending = await outbox_tables.read(
             connection,
             locked,
             low_water=[low_water[lane] for lane in locked],
@@ -194,7 +194,7 @@ class Relay:
         if not due_lanes:
             return pending, []
         limit = math.ceil(_HELD_BATCH_SIZE / len(due_lanes))
-        return pending, self._retries.choose(await outbox.read_due(connection, due_lanes, limit=limit))
+        return pending, self._retries.choose(await outbox_tables.read_due(connection, due_lanes, limit=limit))
 
     async def _settle_held(
         self,
@@ -211,9 +211,9 @@ class Relay:
         redelivered = [row for row in due if row.id in result.confirmed]
         to_hold = [row for row in pending if row.must_wait or row.id in result.failed]
         failed = [row for row in (*pending, *due) if row.id in result.failed]
-        await outbox.hold(connection, to_hold)  # Before delete, which makes waiting events due.
-        await outbox.delete(connection, "outbox_held", redelivered)
-        await outbox.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
+        await outbox_tables.hold(connection, to_hold)  # Before delete, which makes waiting events due.
+        await outbox_tables.delete(connection, "outbox_held", redelivered)
+        await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         for row in redelivered:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
         for row in failed:

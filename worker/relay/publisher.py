@@ -14,8 +14,8 @@ from service.telemetry import tracing
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
-from worker.relay import frames
-from worker.relay.outbox import OutboxRow
+from worker.relay import amqp_frames
+from worker.relay.outbox_tables import OutboxRow
 from worker.waiting import wait_at_most
 
 _UNBOUND_KEY = "relay.probe"
@@ -113,10 +113,10 @@ class Publisher:
                 confirms[row.id] = confirm = loop.create_future()
                 event_id = row.event_id
                 try:
-                    written = frames.encode_event(
+                    written = amqp_frames.encode_event(
                         row, event_id, channel=channel.number, longest_body=channel.max_content_size
                     )
-                except frames.UNENCODABLE as error:
+                except amqp_frames.UNENCODABLE as error:
                     confirm.set_exception(error)
                     continue
                 payload.append(written)
@@ -186,7 +186,7 @@ def _outcome(confirms: Confirms, reason: Exception | None) -> PublishResult:
                 failed[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
                 failed[row_id] = "refused by the broker"
-            case error if isinstance(error, frames.UNENCODABLE):  # before it took a delivery tag
+            case error if isinstance(error, amqp_frames.UNENCODABLE):  # before it took a delivery tag
                 failed[row_id] = f"unencodable: {error}"
                 unencodable.add(row_id)
             case Exception() as error:

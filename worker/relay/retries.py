@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from worker.relay.outbox import Kind, OutboxRow
+from worker.relay.outbox_tables import Kind, OutboxRow
 from worker.relay.publisher import PublishResult
 
 

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from service.api import idempotency_key
+from service.api import idempotency_key_header
 from service.identifiers import parse_uuid
 from tests.faults.verdict.records import Answer
 from tests.faults.world.load import CUT_OFF, Caller, body_of
@@ -66,7 +66,7 @@ class Callers(Caller):
                 pass
             else:
                 uuid = response.json()["data"]["uuid"] if response.is_success else None
-                is_replay = idempotency_key.REPLAYED in response.headers
+                is_replay = idempotency_key_header.REPLAYED in response.headers
                 self._record.answers.append(Answer(key, response.status_code, uuid, is_replay))
                 if uuid is not None:
                     return parse_uuid(uuid)

@@ -15,7 +15,7 @@ from structlog.typing import EventDict
 
 from service.api import request_body
 from service.api.errors import ApiError
-from service.api.idempotency_key import parse_key
+from service.api.idempotency_key_header import parse_key
 from service.calculation_requests import conveyancers
 from service.identifiers import parse_uuid, uuid_of
 from service.outbox import lanes

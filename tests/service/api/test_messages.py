@@ -12,7 +12,7 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.api import json_body, list_query
 from service.api.errors import ApiError, InvalidSubmission
-from service.api.idempotency_key import parse_key
+from service.api.idempotency_key_header import parse_key
 
 _SERVICE = CHECKOUT / "service"
 # The modules that word messages, those of refusals of fields and of HTTP included.

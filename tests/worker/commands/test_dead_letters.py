@@ -26,7 +26,7 @@ from worker.commands.dead_letters import DeadLetters, Redriven
 from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.rabbitmq.properties import UNDECODABLE
+from worker.rabbitmq.message_properties import UNDECODABLE
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 from worker.settings import WorkerSettings
 

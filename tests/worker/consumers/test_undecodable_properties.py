@@ -9,7 +9,7 @@ from tests.harness.raw_messages import UNDECODABLE as RAW
 from tests.harness.raw_messages import NotText, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, take_all
-from worker.rabbitmq.properties import UNDECODABLE
+from worker.rabbitmq.message_properties import UNDECODABLE
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 
 

@@ -33,7 +33,7 @@ from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay import loop
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
-from worker.relay.outbox import LaneLost
+from worker.relay.outbox_tables import LaneLost
 
 LANE = 0
 

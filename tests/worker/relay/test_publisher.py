@@ -14,7 +14,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import ANY_EVENT, bind_tap, open_publisher, settings_with, take_ids
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
-from worker.relay.outbox import OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
 
 

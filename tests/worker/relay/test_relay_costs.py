@@ -11,9 +11,9 @@ from tests.harness.in_process import running
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from worker.relay import outbox
+from worker.relay import outbox_tables
 from worker.relay.loop import Relay
-from worker.relay.outbox import Kind
+from worker.relay.outbox_tables import Kind
 from worker.relay.work import find_work
 
 _LANE = 3
@@ -103,8 +103,8 @@ async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):
     async with database.transaction():
         before = await _read_so_far(database)
         work = await find_work(database, [0] * LANES)
-        due = await outbox.read_due(database, range(LANES), limit=2)
-        made_due = await outbox.make_refused_due(database, list(Kind), limit=2)
+        due = await outbox_tables.read_due(database, range(LANES), limit=2)
+        made_due = await outbox_tables.make_refused_due(database, list(Kind), limit=2)
         read = await _read_so_far(database) - before
 
     assert (work.due_lanes, [row.id for row in due], made_due) == ([_LANE], [0], 0)

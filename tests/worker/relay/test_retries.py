@@ -21,8 +21,8 @@ from tests.worker.conftest import (
 )
 from tests.worker.relay.test_loop import id_of, into_one_lane, waiting_events
 from worker.rabbitmq import topology
-from worker.relay import outbox
-from worker.relay.outbox import Kind
+from worker.relay import outbox_tables
+from worker.relay.outbox_tables import Kind
 
 RelayOnce = Callable[[], Awaitable[int]]
 
@@ -90,7 +90,7 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
     pauses = []
 
     for _ in range(4):
-        await outbox.postpone(database, [held], {held.id: "why"}, base_seconds=100)
+        await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
         pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
         pauses.append(round(await database.fetchval(pause)))
 
@@ -280,5 +280,5 @@ async def test_event_that_cannot_be_encoded_is_retried_like_a_refused_one_and_li
 
     held = await database.fetch("SELECT attempts, next_attempt_at > now(), last_error FROM outbox_held")
     assert held == [(2, True, "unencodable: longer than 255 bytes")] * 2
-    assert await outbox.make_refused_due(database, list(Kind), limit=20) == 0
+    assert await outbox_tables.make_refused_due(database, list(Kind), limit=20) == 0
     assert await take_ids(tap) == [id_of(good)]

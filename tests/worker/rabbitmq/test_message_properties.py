@@ -10,7 +10,7 @@ from pamqp.base import BasicProperties
 from pamqp.commands import Basic
 
 from tests.harness.raw_messages import UNDECODABLE as RAW
-from worker.rabbitmq.properties import UNDECODABLE
+from worker.rabbitmq.message_properties import UNDECODABLE
 
 EVERY = Basic.Properties(
     content_type="application/json",

@@ -12,8 +12,8 @@ from pamqp.header import ContentHeader
 from service.identifiers import uuid_of
 from tests.worker.relay.test_publisher import row
 from worker.rabbitmq import topology
-from worker.relay.frames import encode_event
-from worker.relay.outbox import OutboxRow
+from worker.relay.amqp_frames import encode_event
+from worker.relay.outbox_tables import OutboxRow
 
 _TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -1,4 +1,4 @@
-"""The Idempotency-Key header (draft-ietf-httpapi-idempotency-key-header)."""
+"""Parses the Idempotency-Key header (draft-ietf-httpapi-…); calculation_requests/storing.py finds repeats."""
 
 import re
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from pamqp import encode
 
 from service.outbox import events
 from worker.rabbitmq import topology
-from worker.relay.outbox import OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 
 UNENCODABLE = (ValueError, TypeError, struct.error)  # raised for an event that AMQP cannot carry
 
