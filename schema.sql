@@ -120,9 +120,10 @@ CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
 
 -- Events that the broker refused, and the later events of the same requests. In a table of their own, they
--- never block a lane or delay another request. A row is deleted once the broker has confirmed it. Only the first event of a request may be due. The others have
--- infinity as next_attempt_at, so that no relay pass steps over them. When their turn comes, it is -infinity,
--- so that they go before events that were refused themselves, which may be many and are retried one by one.
+-- never block a lane or delay another request. A row is deleted once the broker has confirmed it. Only the
+-- first event of a request may be due. The others have infinity as next_attempt_at, so that no relay pass
+-- steps over them. When their turn comes, it is -infinity, so that they go before events that were refused
+-- themselves, which may be many and are retried one by one.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
