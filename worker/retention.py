@@ -48,9 +48,9 @@ class Retention:
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
     async def erase_old(self, now: datetime) -> None:
-        """Erase requests that are too old both *now* and by Postgres' clock. A fast clock erases none early.
+        """Erase requests too old by *now* and by Postgres' clock: a fast clock erases none early.
 
-        A lane's requests are left for the next round if the lane, a request or an e-mail is locked.
+        If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
         number = 0
         after = UUID(int=0)

@@ -146,19 +146,19 @@ def insert_arguments(
     )
 
 
-# Stores a request and its request.created event, either both or neither, and returns the id. Each clause is a
-# condition, and nothing is stored unless all are true:
+# Stores a request and its request.created event, both or neither, and returns the id. All of this must hold,
+# the last four only if there is an idempotency key, "the key":
 #
-# - The conveyancer is active. This is no foreign key, because all inserts of a firm would share its lock.
-# - No request is stored with the key. Creates of one group share a session, which may acquire its own lock
-#   again. So the second create with a key must see the row of the first.
+# - The conveyancer is active. With a foreign key, all inserts of a firm would share a lock on its row.
+# - No request is stored with the key. The lock below cannot show a create of the same group, because both
+#   share a session, which may acquire its own lock again.
 # - No request with the key was erased.
 # - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began: ON CONFLICT.
 #
 # It never waits for another create: that would delay the whole group, and groups with the same keys could
-# deadlock. ON CONFLICT alone would wait for a transaction that has stored the key, or that is updating the
-# request stored with it.
+# deadlock. ON CONFLICT alone would wait for an open transaction that stored, or is updating, the request
+# with the key.
 _COLUMN_VALUES = ", ".join(f"${9 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
 INSERT = f"""
     WITH inserted AS (

@@ -15,7 +15,7 @@ from service.api.resources import ApiRequest
 from service.authentication.authenticator import READ, WRITE
 from service.contracts import asyncapi, openapi
 
-# Swagger UI comes from `openapi-ui-bundles` (5.17, no dependencies): packages with newer versions depend on
+# Swagger UI 5.17 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer one need
 # Django or FastAPI.
 _SWAGGER_UI = resources.files("openapi_ui_bundles.swagger_ui") / "vendor"
 _OUR_OWN = Path(__file__).parent / "static"

@@ -27,7 +27,7 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run *work* until it returns; restart it after a pause whenever it fails.
 
-    A CancelledError is a failure unless this task is being cancelled, because aiormq raises it on its own.
+    aiormq may raise a CancelledError itself. It is a failure, too, unless this task is being cancelled.
     """
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()

@@ -191,8 +191,8 @@ def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 class InHand:
     """The in-flight messages of one channel, in the order of their delivery.
 
-    A contiguous run from the oldest message is acknowledged with one `multiple` ack. Later messages are
-    acknowledged individually, so that none waits for one that is still being processed.
+    The handled messages before the first unhandled one share one `multiple` ack. Those after it are
+    acknowledged individually, so that they need not wait for it.
     """
 
     def __init__(self) -> None:

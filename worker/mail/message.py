@@ -58,12 +58,12 @@ def in_ascii(address: str) -> str:
 def compose(
     request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
 ) -> bytes:
-    """Return the source of the e-mail that contains the customer's link. Equal rows make equal e-mails.
+    """Return the bytes of the e-mail with the customer's link. Equal arguments make equal e-mails.
 
     Raises EmailNotValidError.
 
-    Subject and first sentence name *firm*, the registered conveyancer, because a caller must not be able to
-    write in another firm's name. The caller's own texts appear beside it.
+    Subject and first sentence name *firm*, the registered conveyancer, so that no caller can write in another
+    firm's name. The caller's own texts appear only elsewhere.
     """
     words = _Words.of(request)
     firm = " ".join(firm.split())

@@ -22,8 +22,8 @@ _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 # Stands for the code if the mail server sent no reply, or one that cannot belong to the command.
 NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
-# In reply to the content, a provider's limit on e-mails or connections. In reply to RCPT, 454 refuses one
-# recipient, as in Postfix's "454 4.7.1 Relay access denied".
+# After the content, these codes mean a provider's limit on e-mails or connections. After RCPT, 454 refuses
+# one recipient: Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
 # The reply to the content may take this many times as long as any other, because the server filters it first:
 # ten minutes by default (RFC 5321, section 4.5.3.2.6).

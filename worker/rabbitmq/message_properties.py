@@ -1,7 +1,7 @@
 """Decodes message properties one by one. Those that pamqp cannot decode are left out and named in a header.
 
 pamqp itself raises an error for such a property. That ends the connection, and all messages in flight on it
-are delivered again. So one message of another team would bring the others to the delivery limit.
+are delivered again. So another team's bad message would push them all over the delivery limit.
 """
 
 from typing import Final

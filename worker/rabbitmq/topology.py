@@ -60,10 +60,10 @@ EXCHANGES: Final = {
     DEAD_LETTERS: ExchangeType.DIRECT,
 }
 
-# The TTL deletes the personal data of other teams, and the external_id of an erased request.
+# The TTL deletes personal data that other teams sent, and the external_id of an erased request.
 #
-# Reading a dead letter must not lose it, but by default RabbitMQ 4 drops a message at its twentieth delivery.
-# RabbitMQ 3.10 does not know the value -1, for no limit.
+# The delivery limit is huge: reading must not lose a dead letter. By default, RabbitMQ 4 drops it
+# after 20 redeliveries, and 3.10 does not support -1, for no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": _NO_DELIVERY_LIMIT,
