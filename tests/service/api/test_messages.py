@@ -19,7 +19,7 @@ _SERVICE = CHECKOUT / "service"
 _MODULES = [
     *sorted((_SERVICE / "api").glob("*.py")),
     *sorted((_SERVICE / "authentication").glob("*.py")),
-    _SERVICE / "lines.py",
+    _SERVICE / "text_rules.py",
 ]
 _MARK = "zqmark"
 _SENTENCE = re.compile(r"[A-Z].*\.", re.DOTALL)

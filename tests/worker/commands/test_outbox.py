@@ -9,7 +9,7 @@ from worker.settings import WorkerSettings
 
 
 @pytest.fixture
-async def failing(database):
+async def retrying(database):
     """A request whose request.created was refused, and whose next event waits behind it."""
     request = await store(database)
     await announce_next(database, request.id)
@@ -56,7 +56,7 @@ async def test_events_are_counted_by_state_and_type(worker_settings, database):
 
 
 async def test_held_events_come_first_with_their_errors_and_then_the_oldest_pending_ones(
-    worker_settings, database, failing
+    worker_settings, database, retrying
 ):
     requests = [await store(database) for _ in range(5)]
 
@@ -64,13 +64,13 @@ async def test_held_events_come_first_with_their_errors_and_then_the_oldest_pend
 
     first, second, *pending = found
     assert (first.event_id, first.state, first.attempts) == (
-        f"{failing.uuid}.request.created.1",
+        f"{retrying.uuid}.request.created.1",
         "retrying",
         3,
     )
     assert first.last_error == "returned: no queue is bound for it"
     assert first.next_attempt_at is not None
-    assert (second.event_id, second.state) == (f"{failing.uuid}.request.email_sent.2", "waiting")
+    assert (second.event_id, second.state) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
     assert second.next_attempt_at is None
     assert [event.event_id for event in pending] == [
         f"{request.uuid}.request.created.1" for request in requests[:2]
