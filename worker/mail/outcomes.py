@@ -9,7 +9,7 @@ from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
 _LONGEST_REPLY = 1000
-_LINE_BREAK = r"(?:=?\s+)?"  # as in a folded or quoted-printable link
+_LINE_BREAK = r"=?\s+"  # as in a link that is folded, or quoted-printable
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
 
 
@@ -42,10 +42,9 @@ def outcome_of(
 
 
 def storable(text: str, secret: str) -> str:
-    """Return a mail server's words as they may be stored, without the secret of a link that they quote.
-
-    NUL and lone surrogates are replaced, because Postgres cannot store them.
-    """
-    text = re.sub(_LINE_BREAK.join(map(re.escape, secret)), "[secret]", text)
+    """Return a mail server's words as Postgres can store them, without the secret of a quoted link."""
+    # Compiling the pattern for every reply more than halved the rate of e-mails.
+    if secret in re.sub(_LINE_BREAK, "", text):
+        text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]
