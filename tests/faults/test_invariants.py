@@ -27,6 +27,7 @@ UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
 SENDER, OTHER_SENDER = "notifications-1", "notifications-2"
 ONE_REQUEST = "one key is one request"
+VANISHED = "Postgres clients vanished"
 
 
 def arrival(type_: str, sequence: int, at: float, *, redelivered: bool = False) -> Arrival:
@@ -109,7 +110,12 @@ CHANGES = {
     "no dead letters": ({"dead_letters": []}, "dead letters are poison"),
     "another dead letter": ({"dead_letters": [POISON, "notifications req_1"]}, "dead letters are poison"),
     "slow recovery": ({"recoveries": [Recovery(("RabbitMQ killed",), 5.1)]}, "recovery in time"),
-    "lanes kept": ({"recoveries": [Recovery(("Postgres clients vanished",), 5.1)]}, "recovery in time"),
+    "lanes kept": ({"recoveries": [Recovery((VANISHED, "email locked"), 5.1)]}, "recovery in time"),
+    "lanes kept, silent broker": ({"recoveries": [Recovery((VANISHED, "AMQP connections cut"), 11.9)]}, None),
+    "lanes kept too long": (
+        {"recoveries": [Recovery((VANISHED, "AMQP connections cut"), 12.1)]},
+        "recovery in time",
+    ),
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, "no unhandled exceptions"),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, "no unhandled exceptions"),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, "plan fulfilled"),

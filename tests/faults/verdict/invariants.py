@@ -31,6 +31,7 @@ _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault th
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
+_SILENCES_BROKER = ("AMQP connections", "RabbitMQ", "memory alarm")  # how the names of these faults begin
 _LANES_FREE_SECONDS = 10.0 + 2.0  # BROKER_TIMEOUT_SECONDS, and what the relay adds to it
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 
@@ -237,7 +238,8 @@ def recovery_in_time(record: Record) -> Iterable[str]:
     """
     for recovery in record.recoveries:
         bar = record.recovery_bar_seconds
-        if len(recovery.faults) > 1 and "Postgres clients vanished" in recovery.faults:
+        is_broker_silent = any(fault.startswith(_SILENCES_BROKER) for fault in recovery.faults)
+        if is_broker_silent and "Postgres clients vanished" in recovery.faults:
             bar = max(bar, _LANES_FREE_SECONDS)
         if recovery.seconds > bar:
             yield f"{recovery.seconds:.1f} s after {' + '.join(recovery.faults)}"
