@@ -60,7 +60,7 @@ CREATE TABLE calculation_request (
     calculation_sequence          integer,  -- of request.calculated
     calculated_at                 timestamptz, -- the time of that event
     idempotency_key               text,     -- the Idempotency-Key header it was created with
-    idempotency_sha256            bytea     -- of the normalised body: a repeat has the same
+    idempotency_sha256            bytea     -- of the normalised body, equal for a repeat
 ) WITH (fillfactor = 90);
 
 -- For listing a conveyancer's requests, newest first: it is read backwards from the cursor.

@@ -28,6 +28,7 @@ WATCH_SECONDS = 5.0
 # What is wrong, by class of error. The text may contain the error, as `{0}`.
 Reasons: TypeAlias = Mapping[type[BaseException], str]
 _REASONS: Reasons = {
+    ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
     ssl.SSLError: "the TLS handshake failed",
     FileNotFoundError: "no such file",
     ConnectionRefusedError: "connection refused",
@@ -115,14 +116,10 @@ async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
     return found
 
 
-def reason(error: BaseException, reasons: Reasons = _REASONS) -> str:
+def reason(error: BaseException, reasons: Reasons) -> str:
     """Return why a server is unavailable, without addresses, because they may contain passwords."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not accepted: {cause.verify_message}"
-        if "STARTTLS" in str(cause):
-            return "it does not offer STARTTLS"
         for kind, words in {**reasons, **_REASONS}.items():
             if isinstance(cause, kind):
                 return words.format(cause)
@@ -209,7 +206,7 @@ def app_check(settings: Settings) -> Check:
         try:
             status = await asyncio.to_thread(_status_of, settings.app_url)
         except OSError as error:
-            says = reason(error)
+            says = reason(error, {})
             # A worker's network policy may block the way to it.
             yield Finding("warning" if says == _REASONS[TimeoutError] else "wrong", "application", says, do)
             return

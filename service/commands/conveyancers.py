@@ -77,8 +77,7 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
     done = "disabled" if disabled else "enabled"
     async with postgres() as connection, connections.bounded_transaction(connection):
-        is_known = await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled)
-        if not is_known:
+        if not await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled):
             raise UnknownConveyancer
         action = "conveyancer disable" if disabled else "conveyancer enable"
         await operator_actions.record(connection, action, [(None, None)], by, conveyancer_id=conveyancer_id)

@@ -20,7 +20,7 @@ class OperatorAction(msgspec.Struct, frozen=True):
     """A change that an operator made to a request."""
 
     action: str  # the words of the command
-    subject: str | None  # the id of the event, or the e-mail key
+    subject: str | None  # such as the id of an event or a message, or an e-mail key
     operator: str
     note: str | None
     at: datetime

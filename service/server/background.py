@@ -34,10 +34,7 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await work()
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # An unforeseen error must not stop the work permanently.
+        except (Exception, asyncio.CancelledError) as error:  # No error may stop the work permanently.
             is_ending = task is not None and task.cancelling() > 0
             if is_ending and isinstance(error, asyncio.CancelledError):
                 raise

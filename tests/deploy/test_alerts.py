@@ -42,7 +42,7 @@ REFUSED = 'emails_total{outcome="failed"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
 FAILURES = 'background_failures_total{work="relay"}'
 KEYS_MISSING = "request_secret_keys_missing_total"
-PUT_OFF = 'emails_total{outcome="internal_error"}'
+INTERNAL_ERROR = 'emails_total{outcome="internal_error"}'
 RECONCILED = "reconciliation_last_success_timestamp_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"
 NOT_ARCHIVED = "cnpg_pg_stat_archiver_last_failed_time"
@@ -264,7 +264,7 @@ CASES = [
     ),
     silent("EmailsStuck", "nothing to send", {OLDEST_EMAIL: "0x120", SENT: "9x120"}, at="25m"),
     fires("EmailsFailing", "half", {SENT: "0+1x240", REFUSED: "0+1x240"}, at="30m"),
-    fires("EmailsFailing", "none can be made", {SENT: "0x240", PUT_OFF: "0+1x240"}, at="30m"),
+    fires("EmailsFailing", "none can be made", {SENT: "0x240", INTERNAL_ERROR: "0+1x240"}, at="30m"),
     silent("EmailsFailing", "one in twenty", {SENT: "0+19x240", REFUSED: "0+1x240"}, at="30m"),
     silent("EmailsFailing", "one of two", {SENT: "0 1x240", REFUSED: "0 1x240"}, at="30m"),
     silent("EmailsFailing", "refused for now", {SENT: "0+1x240", POSTPONED: "0+9x240"}, at="30m"),

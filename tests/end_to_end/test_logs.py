@@ -161,8 +161,8 @@ async def _statuses_of_secrets(caller: httpx.AsyncClient, record: dict[str, Any]
         await caller.get("/v1/questionnaire/structure", headers=as_secret),
         await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=as_secret),
         *[
-            await caller.get(f"/v1/request/{record['uuid']}", headers={"Authorization": f"Bearer {spoilt}"})
-            for spoilt in (secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}", MARK.ljust(43, "0"))
+            await caller.get(f"/v1/request/{record['uuid']}", headers={"Authorization": f"Bearer {invalid}"})
+            for invalid in (secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}", MARK.ljust(43, "0"))
         ],
     ]
     assert responses[0].status_code == 200

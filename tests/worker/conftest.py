@@ -78,7 +78,7 @@ async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]
 
 @asynccontextmanager
 async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
-    """Lend a publisher on a new connection."""
+    """Yield a publisher on a new connection."""
     async with open_channel(settings, name="test") as channel:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
@@ -131,7 +131,7 @@ def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
 
 @asynccontextmanager
 async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
-    """Lend a postman with a pool of its own, as another process would have."""
+    """Yield a postman with a pool of its own, as another process would have."""
     async with open_pool(settings) as pool:
         yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, seconds=5.0))
 

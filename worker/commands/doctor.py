@@ -17,7 +17,7 @@ from aiormq.exceptions import (
     InvalidFrameError,
     ProbableAuthenticationError,
 )
-from aiosmtplib import SMTPAuthenticationError, SMTPResponseException, SMTPSenderRefused
+from aiosmtplib import SMTPAuthenticationError, SMTPException, SMTPResponseException, SMTPSenderRefused
 from yarl import URL
 
 from service import diagnosis
@@ -47,6 +47,7 @@ _OF_RABBITMQ: Reasons = {
     ProbableAuthenticationError: "user or password refused",
     InvalidFrameError: "it closes the connection: does the virtual host exist, and may this user access it?",
 }
+_CHECK_SMTP_SETTINGS = "are SMTP_URL and MAIL_FROM right?"
 _OF_SMTP: Reasons = {
     SMTPAuthenticationError: "user or password refused ({0.code})",
     SMTPSenderRefused: "MAIL_FROM refused ({0.code})",
@@ -77,7 +78,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
         diagnosis.postgres_check(settings, _events, _emails, _requests),
         diagnosis.app_check(settings),
         Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
-        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, "are SMTP_URL and MAIL_FROM right?", _OF_SMTP),
+        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),
     )
     return await diagnosis.diagnose(problems, parsers, checks)
 
@@ -177,7 +178,13 @@ async def _alarm(connection: AbstractConnection) -> Finding:
 
 async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
     """Start an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
-    connection = await Mailer(settings).connect()
+    try:
+        connection = await Mailer(settings).connect()
+    except SMTPException as error:
+        if "STARTTLS" not in str(error):
+            raise
+        yield Finding("wrong", "mail server", "it does not offer STARTTLS", _CHECK_SMTP_SETTINGS)
+        return
     try:
         await connection.mail(Sender.parse(settings.mail_from).address)
         certificate = connection.get_transport_info("peercert")

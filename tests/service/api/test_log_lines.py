@@ -51,3 +51,14 @@ async def get(client: httpx.AsyncClient, path: str, *, token: str = "") -> None:
 async def lose_key(database: Connection, key_id: str) -> None:
     """Let the secrets of all requests need a key that the API does not have."""
     await database.execute("UPDATE calculation_request SET secret_key_id = $1", key_id)
+
+
+async def test_line_of_a_401_has_the_reason(service_settings, issuer):
+    async with api_client(service_settings, issuer.token(exp=1)) as client:
+        with capture_logs() as logs:
+            answer = await client.get("/v1/request")
+
+    assert answer.status_code == 401
+    reasons = [line["reason"] for line in logs if line["event"] == "request_served"]
+    assert reasons == [answer.json()["errors"][0]["message"]]
+    assert "expired" in reasons[0]

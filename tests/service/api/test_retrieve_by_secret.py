@@ -77,7 +77,7 @@ async def test_secret_of_an_older_key_opens_its_request(created, service_setting
         assert (await ask(after, created["uuid"], created["secret"])).status_code == 200
 
 
-def spoilt(secret: str) -> Iterator[str]:
+def invalid_forms(secret: str) -> Iterator[str]:
     """Yield texts that are nearly this secret."""
     for position in (0, 20, 42):
         other = "B" if secret[position] == "A" else "A"
@@ -102,7 +102,7 @@ def spoilt(secret: str) -> Iterator[str]:
 
 
 async def test_what_is_nearly_the_secret_gets_one_answer(customer, created):
-    for token in spoilt(created["secret"]):
+    for token in invalid_forms(created["secret"]):
         assert_refused(await ask(customer, created["uuid"], token))
 
 

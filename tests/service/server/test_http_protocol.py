@@ -187,8 +187,8 @@ async def test_missing_body_is_answered_408(impatient, database, framing):
 )
 async def test_body_of_a_refused_request_does_not_keep_a_connection_open(impatient, headers, status):
     connection = await connect_to(impatient)
-    spoilt = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
-    connection.send(head(impatient, *headers).replace(*spoilt))
+    replaced = {401: (b"Bearer", b"Basic"), 415: (b"application/json", b"text/plain")}.get(status, (b"", b""))
+    connection.send(head(impatient, *headers).replace(*replaced))
     assert (await connection.answer()).status == status
 
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")

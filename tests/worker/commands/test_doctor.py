@@ -111,7 +111,7 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     assert "hunter2" not in ended.output
 
 
-# What it has in hand
+# What is pending
 
 
 @pytest.mark.usefixtures("reading")

@@ -68,7 +68,7 @@ async def test_request_with_two_emails_adds_up(database, postman, settled):
     assert unsent == await found(database) == []
 
 
-async def test_recent_request_is_not_an_anomaly(database, stored_request):
+async def test_recent_request_is_no_discrepancy(database, stored_request):
     with_event = await found(database)
     await intend(database, stored_request)
     await database.execute("DELETE FROM outbox")

@@ -60,7 +60,7 @@ async def settled(database: Connection) -> bool:
 
 
 async def attempts(database: Connection) -> int:
-    """Return the number of attempts charged, of all e-mails together."""
+    """Return the number of attempts counted, of all e-mails together."""
     total: int = await database.fetchval("SELECT sum(attempts) FROM email")
     return total
 

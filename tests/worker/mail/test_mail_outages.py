@@ -74,7 +74,7 @@ async def test_refusals_of_many_emails_at_once_are_no_outage_of_postgres(
 
 
 async def each_was_refused(database: Connection) -> bool:
-    """Whether an attempt at every e-mail has been charged."""
+    """Whether an attempt at every e-mail has been counted."""
     return bool(await database.fetchval("SELECT every(attempts > 0) FROM email"))
 
 

@@ -133,7 +133,7 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
     assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
 
 
-async def test_email_whose_secret_key_is_missing_is_put_off_and_the_others_are_sent(database, pool, postman):
+async def test_email_without_its_secret_key_is_postponed_and_the_others_are_sent(database, pool, postman):
     lost, _ = await record_emails(database, pool, 2)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
 

@@ -40,7 +40,7 @@ async def test_email_under_way_is_not_claimed_again_by_its_own_process(
         await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
         started_again = await postman.start_due()
         mail_link.resume()
-        await postman.run(stop)  # It finishes what is in hand.
+        await postman.run(stop)  # It finishes the e-mails that it has claimed.
 
     assert started_again == 0
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

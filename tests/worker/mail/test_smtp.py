@@ -358,9 +358,9 @@ async def test_mail_server_with_a_bad_certificate_gets_neither_login_nor_email(
 
 
 def test_pauses_between_attempts_double_up_to_half_an_hour():
-    put_off = [outcome_of(Reply("RCPT", 451, "Not now"), attempts=attempts) for attempts in range(8)]
+    outcomes = [outcome_of(Reply("RCPT", 451, "Not now"), attempts=attempts) for attempts in range(8)]
 
-    assert [each.seconds for each in put_off if isinstance(each, Postponement)] == [
+    assert [each.seconds for each in outcomes if isinstance(each, Postponement)] == [
         *(30, 60, 120, 240, 480, 960, 1800, 1800)
     ]
 

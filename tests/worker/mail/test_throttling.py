@@ -1,4 +1,4 @@
-"""A mail server that limits the rate slows the postman down. No e-mail is lost or charged an attempt."""
+"""A mail server that limits the rate slows the postman down. No e-mail is lost, and no attempt is counted."""
 
 import time
 

@@ -70,12 +70,12 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay,
                 await database.execute("LOCK TABLE outbox")
                 await asyncio.sleep(1.2 * _TIMEOUT_SECONDS)
                 readers = await database.fetchval(WAITING_READERS)
-            charged = await database.fetchval("SELECT count(*) FROM outbox_held")
+            held = await database.fetchval("SELECT count(*) FROM outbox_held")
             broker.clear_alarm()
             await eventually(lambda: passes(relay.check))
             await eventually(lambda: len(set(broker.taken)) == 2)
 
-    assert (readers, charged) == (0, 0)
+    assert (readers, held) == (0, 0)
     assert set(broker.taken) == {f"{request.uuid}.request.created.1" for request in (first, second)}
     assert broker.connections == 2
     alarms = [line["event"] for line in logs if line["event"].startswith("broker_")]
