@@ -196,10 +196,10 @@ CREATE TABLE secret_key (
     fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
 );
 
--- The ledger of e-mails: one row each, written before the first attempt. event_id is the e-mail's key. For
--- the first e-mail of a request it is the id of request.created.
+-- The ledger of e-mails: one row each, written before the first attempt. For the first e-mail of a request,
+-- email_key is the id of its request.created.
 CREATE TABLE email (
-    event_id        text PRIMARY KEY,
+    email_key       text PRIMARY KEY,
     request_id      uuid NOT NULL,
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,

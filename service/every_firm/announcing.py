@@ -82,7 +82,7 @@ async def announce(connection: Connection, announcements: Sequence[Announcement]
 class EmailEnd(msgspec.Struct, frozen=True):
     """How a pending e-mail ended: it was sent, or failed for a reason."""
 
-    event_id: str
+    email_key: str
     request_id: UUID
     reply: str | None  # the mail server's, or our own text
     reason: Reason | None = None  # None: sent
@@ -115,7 +115,7 @@ async def announce_ends(
         announcements.append(Announcement(end.request_id, event, ended_at, end.traceparent))
     await connection.execute(
         _END,
-        [end.event_id for end in ends],
+        [end.email_key for end in ends],
         [end.reply for end in ends],
         [announcement.event.sequence for announcement in announcements],
         [None if end.reason is None else end.smtp_code for end in ends],
@@ -137,6 +137,6 @@ _END = """
            smtp_code = ended.smtp_code,
            reason = ended.reason
       FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[])
-           AS ended (event_id, server_reply, sequence, smtp_code, reason)
-     WHERE email.event_id = ended.event_id
+           AS ended (email_key, server_reply, sequence, smtp_code, reason)
+     WHERE email.email_key = ended.email_key
 """

@@ -1,6 +1,6 @@
 """Changes that operators make to the e-mails of requests: cancelling pending ones, and adding new ones.
 
-The e-mail key (`event_id`) of a request's first e-mail is the id of its request.created, which causes it.
+The e-mail key of a request's first e-mail is the id of its request.created, which causes it.
 Later e-mails add a number to this key, from 2 on. The Message-ID is made from the key.
 """
 
@@ -23,12 +23,12 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
     """
     # This waits for a consumer that is adding the e-mail, so that the e-mail is seen below.
     if await _add_first(connection, [request_id]) and sends:
-        return first_event_id(request_id)
+        return first_email_key(request_id)
     await cancel(connection, [request_id])
     if not sends:
         return None
-    sent = await connection.fetch("SELECT event_id FROM email WHERE request_id = $1", request_id)
-    another = await add_again(connection, {row["event_id"]: request_id for row in sent})
+    sent = await connection.fetch("SELECT email_key FROM email WHERE request_id = $1", request_id)
+    another = await add_again(connection, {row["email_key"]: request_id for row in sent})
     return another[request_id]
 
 
@@ -42,24 +42,24 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
     await _add_first(connection, list(requests))
     rows = await connection.fetch(
         """
-        SELECT event_id, request_id, traceparent
+        SELECT email_key, request_id, traceparent
           FROM email
          WHERE request_id = ANY($1)
            AND state = 'pending'
-         ORDER BY event_id
+         ORDER BY email_key
            FOR UPDATE
         """,
         list(requests),
     )
     ends = [
-        EmailEnd(event_id, request_id, None, "cancelled", 0, traceparent)
-        for event_id, request_id, traceparent in rows
+        EmailEnd(email_key, request_id, None, "cancelled", 0, traceparent)
+        for email_key, request_id, traceparent in rows
     ]
     await announcing.announce_ends(connection, ends, requests)
-    return {end.request_id: end.event_id for end in ends}
+    return {end.request_id: end.email_key for end in ends}
 
 
-def first_event_id(request_id: UUID) -> str:
+def first_email_key(request_id: UUID) -> str:
     """Return the e-mail key of a request's first e-mail."""
     return events.event_id(uuid_of(request_id), RequestCreated.type, 1)
 
@@ -68,13 +68,13 @@ async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> boo
     """Add the missing first e-mails of locked requests. Returns False if none was missing."""
     added = await connection.execute(
         """
-        INSERT INTO email (event_id, request_id)
-        SELECT event_id, request_id
-          FROM unnest($1::text[], $2::uuid[]) AS first (event_id, request_id)
-         ORDER BY event_id -- as a consumer does: otherwise the two could deadlock
-        ON CONFLICT (event_id) DO NOTHING
+        INSERT INTO email (email_key, request_id)
+        SELECT email_key, request_id
+          FROM unnest($1::text[], $2::uuid[]) AS first (email_key, request_id)
+         ORDER BY email_key -- as a consumer does: otherwise the two could deadlock
+        ON CONFLICT (email_key) DO NOTHING
         """,
-        [first_event_id(request_id) for request_id in request_ids],
+        [first_email_key(request_id) for request_id in request_ids],
         request_ids,
     )
     return added != "INSERT 0 0"
@@ -89,16 +89,16 @@ async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[
     requests = await announcing.lock(connection, set(emails.values()))
     rows = await connection.fetch(
         """
-        INSERT INTO email (event_id, request_id)
-        SELECT min(event_id) || '.' || (count(*) + 1), request_id
+        INSERT INTO email (email_key, request_id)
+        SELECT min(email_key) || '.' || (count(*) + 1), request_id
           FROM email
          WHERE request_id = ANY($2)
          GROUP BY request_id
         HAVING bool_and(state <> 'pending')
-           AND (array_agg(event_id ORDER BY length(event_id) DESC, event_id DESC))[1] = ANY($1)
-        RETURNING request_id, event_id
+           AND (array_agg(email_key ORDER BY length(email_key) DESC, email_key DESC))[1] = ANY($1)
+        RETURNING request_id, email_key
         """,
         list(emails),
         list(requests),
     )
-    return {row["request_id"]: row["event_id"] for row in rows}
+    return {row["request_id"]: row["email_key"] for row in rows}

@@ -57,7 +57,7 @@ async def test_senders_are_counted_by_the_emails_that_are_due(database):
 
     await database.execute(
         """
-        INSERT INTO email (event_id, request_id, state, next_attempt_at)
+        INSERT INTO email (email_key, request_id, state, next_attempt_at)
         VALUES ('due', gen_random_uuid(), 'pending', now()),
                ('later', gen_random_uuid(), 'pending', now() + interval '1 hour'),
                ('sent', gen_random_uuid(), 'sent', now())

@@ -113,7 +113,7 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
         created["customer_email"],
         "eve@example.com",
     }
-    rows = await database.fetch("SELECT event_id, state, reason FROM email ORDER BY event_id")
+    rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
     assert [tuple(row) for row in rows] == [
         (first_key(created), "failed", "cancelled"),
         (f"{first_key(created)}.2", "sent", None),

@@ -40,7 +40,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()
         await eventually(lambda: _is_finished(database))
-        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids))
+        await eventually(lambda: len(subscriber.email_keys) == 3 * len(uuids))
 
     assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
     for uuid in uuids:
@@ -64,9 +64,9 @@ async def _any_moment_while_growing(collection: Collection[object]) -> None:
 async def _claimed_emails(database: Connection) -> set[str]:
     """Return the e-mails that a dead worker may have sent without recording it."""
     rows = await database.fetch(
-        "SELECT event_id FROM email WHERE state = 'pending' AND claimed_by IS NOT NULL"
+        "SELECT email_key FROM email WHERE state = 'pending' AND claimed_by IS NOT NULL"
     )
-    return {row["event_id"] for row in rows}
+    return {row["email_key"] for row in rows}
 
 
 async def _is_finished(database: Connection) -> bool:

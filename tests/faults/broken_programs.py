@@ -76,20 +76,20 @@ def forget_claims() -> None:
             """
             UPDATE email
                SET claimed_by = $1
-             WHERE event_id IN (SELECT event_id
+             WHERE email_key IN (SELECT email_key
                                   FROM email
                                  WHERE state = 'pending'
                                    AND claimed_by IS DISTINCT FROM $1
                                    AND next_attempt_at <= now()
                                  LIMIT $2)
-            RETURNING event_id, request_id, created_at, attempts
+            RETURNING email_key, request_id, created_at, attempts
             """,
             process_id,
             limit,
         )
         requests = [await reading.read_internally(connection, row["request_id"]) for row in rows]
         return [
-            Email(request, "Acme", row["event_id"], row["created_at"], row["attempts"], None)
+            Email(request, "Acme", row["email_key"], row["created_at"], row["attempts"], None)
             for row, request in zip(rows, requests, strict=True)
         ]
 

@@ -83,7 +83,7 @@ async def _fill(database: Connection, table: str, rows: int) -> None:
 async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_request):
     await database.execute(
         """
-        INSERT INTO email (event_id, request_id, state, created_at)
+        INSERT INTO email (email_key, request_id, state, created_at)
         SELECT number::text, $1, CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
                now() - interval '1 hour'
           FROM generate_series(1, 12000) AS number

@@ -138,7 +138,7 @@ async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -
     async with command_line.postgres() as connection:
         found = await _find_unsent(connection, choice)
         if resent:
-            found = [each for each in found if each[0] != email_changes.first_event_id(each[1])]
+            found = [each for each in found if each[0] != email_changes.first_email_key(each[1])]
         return await _change(connection, found, cancel_all, action="emails cancel", by=by, dry_run=dry_run)
 
 
@@ -187,13 +187,13 @@ async def read(
     """Return the newest of the chosen e-mails, newest first."""
     rows = await connection.fetch(
         f"""
-        SELECT event_id AS key, state, reason, attempts, server_reply, created_at, settled_at,
+        SELECT email_key AS key, state, reason, attempts, server_reply, created_at, settled_at,
                CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
           FROM email
          WHERE {_CHOSEN}
            AND ($7::text IS NULL OR state = $7)
            AND NOT ($8 AND (state <> 'failed' OR NOT {_LAST}))
-         ORDER BY created_at DESC, event_id DESC
+         ORDER BY created_at DESC, email_key DESC
          LIMIT $9
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
@@ -216,18 +216,18 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
     """
     rows = await connection.fetch(
         f"""
-        SELECT event_id, request_id
+        SELECT email_key, request_id
           FROM email
          WHERE {_CHOSEN}
            AND state = ANY($7)
            AND ($1::uuid IS NOT NULL OR reason IS DISTINCT FROM 'cancelled')
            AND {_LAST}
-         ORDER BY event_id
+         ORDER BY email_key
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
         states,
     )
-    return [(row["event_id"], row["request_id"]) for row in rows]
+    return [(row["email_key"], row["request_id"]) for row in rows]
 
 
 async def _find_unsent(connection: Connection, choice: Choice) -> Found:
@@ -237,7 +237,7 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
     """
     rows = await connection.fetch(
         f"""
-        SELECT event_id, request_id
+        SELECT email_key, request_id
           FROM email
          WHERE {_CHOSEN}
            AND state = 'pending'
@@ -257,7 +257,7 @@ async def _find_unsent(connection: Connection, choice: Choice) -> Found:
         """,  # noqa: S608 - constants only
         *msgspec.structs.astuple(choice),
     )
-    return [(found or email_changes.first_event_id(request_id), request_id) for found, request_id in rows]
+    return [(found or email_changes.first_email_key(request_id), request_id) for found, request_id in rows]
 
 
 _CHOSEN = """($1::uuid IS NULL OR request_id = $1)
@@ -275,5 +275,5 @@ _LAST = """(EXISTS (SELECT
                 AND NOT EXISTS (SELECT
                                   FROM email AS later
                                  WHERE later.request_id = email.request_id
-                                   AND (length(later.event_id), later.event_id)
-                                       > (length(email.event_id), email.event_id)))"""
+                                   AND (length(later.email_key), later.email_key)
+                                       > (length(email.email_key), email.email_key)))"""

@@ -53,8 +53,8 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     request_id = parse_uuid(event.data.uuid)
     if request_id is None:
         raise Malformed(NO_UUID, field="data.uuid")
-    event_id = events.event_id(event.data.uuid, event.type, event.data.sequence)
-    return EmailToSend(event_id, request_id, traceparent)
+    email_key = events.event_id(event.data.uuid, event.type, event.data.sequence)
+    return EmailToSend(email_key, request_id, traceparent)
 
 
 async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:

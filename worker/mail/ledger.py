@@ -23,20 +23,20 @@ class Email(msgspec.Struct, frozen=True):
 
     request: CalculationRequest
     firm: str  # the registered name of the request's conveyancer
-    event_id: str
+    email_key: str
     created_at: datetime
     attempts: int
     traceparent: str | None
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
         """Return how this e-mail ended: sent, or failed for a reason."""
-        return EmailEnd(self.event_id, self.request.id, reply, reason, smtp_code, self.traceparent)
+        return EmailEnd(self.email_key, self.request.id, reply, reason, smtp_code, self.traceparent)
 
 
 class Postponement(msgspec.Struct, frozen=True):
     """An e-mail that has not ended, and is due again after *seconds*."""
 
-    event_id: str
+    email_key: str
     # `postponed`: the mail server refused it for now. `internal_error`: an error of ours kept it from the
     # mail server. `given_back`: the mail server was not given it, or accepts no e-mails for now.
     label: Literal["postponed", "internal_error", "given_back"]
@@ -48,7 +48,7 @@ class Postponement(msgspec.Struct, frozen=True):
 class EmailToSend(msgspec.Struct, frozen=True):
     """An e-mail to send for an event."""
 
-    event_id: str
+    email_key: str
     request_id: UUID
     traceparent: str | None = None
 
@@ -62,22 +62,22 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
         f"""
         WITH known AS (
             SELECT intent.*
-              FROM unnest($1::text[], $2::uuid[], $3::text[]) AS intent (event_id, request_id, traceparent)
+              FROM unnest($1::text[], $2::uuid[], $3::text[]) AS intent (email_key, request_id, traceparent)
               JOIN calculation_request AS request
                 ON request.id = intent.request_id
         ), intended AS (
-            INSERT INTO email (event_id, request_id, traceparent)
-            SELECT event_id, request_id, traceparent
+            INSERT INTO email (email_key, request_id, traceparent)
+            SELECT email_key, request_id, traceparent
               FROM known
              -- Without this, ON CONFLICT would wait for a session that is changing the e-mail. A NOT EXISTS
              -- planned while the table is empty reads all of it later: 57 ms for 500,000 e-mails, not 3.
-             WHERE event_id <> ALL (ARRAY (SELECT event_id FROM email WHERE event_id = ANY ($1)))
-             ORDER BY event_id -- otherwise two processes with the same events could deadlock
-            ON CONFLICT (event_id) DO NOTHING
+             WHERE email_key <> ALL (ARRAY (SELECT email_key FROM email WHERE email_key = ANY ($1)))
+             ORDER BY email_key -- otherwise two processes with the same events could deadlock
+            ON CONFLICT (email_key) DO NOTHING
         )
         SELECT ARRAY (SELECT request_id FROM known), {REPLICATE}
         """,  # noqa: S608 - constants only
-        [each.event_id for each in intents],
+        [each.email_key for each in intents],
         [each.request_id for each in intents],
         [each.traceparent for each in intents],
     )
@@ -111,20 +111,20 @@ _CLAIM = f"""
         UPDATE email
            SET claimed_by = $1,
                next_attempt_at = now() + make_interval(secs => $3)
-         WHERE event_id IN (SELECT event_id
+         WHERE email_key IN (SELECT email_key
                               FROM email
                              WHERE state = 'pending'
                                AND next_attempt_at <= now()
-                               AND event_id <> ALL($4)
+                               AND email_key <> ALL($4)
                                AND (claimed_by IS NULL
                                     OR (SELECT greatest(since, pg_postmaster_start_time())
                                           FROM postgres_up) <= now() - make_interval(secs => $3))
                              ORDER BY next_attempt_at
                              LIMIT $2
                                FOR UPDATE SKIP LOCKED)
-        RETURNING event_id, request_id, created_at, attempts, traceparent
+        RETURNING email_key, request_id, created_at, attempts, traceparent
     )
-    SELECT {REQUEST_COLUMNS}, firm.name, claimed.event_id, claimed.created_at, claimed.attempts,
+    SELECT {REQUEST_COLUMNS}, firm.name, claimed.email_key, claimed.created_at, claimed.attempts,
            claimed.traceparent
       FROM claimed
      CROSS JOIN LATERAL (SELECT * FROM calculation_request WHERE id = claimed.request_id LIMIT 1) AS request
@@ -133,26 +133,26 @@ _CLAIM = f"""
 
 
 async def renew(
-    connection: Connection, process_id: UUID, event_ids: Sequence[str], *, seconds: float
+    connection: Connection, process_id: UUID, email_keys: Sequence[str], *, seconds: float
 ) -> set[str]:
     """Renew a process's claims on e-mails that it is sending. Returns the keys of those it still held."""
     rows = await connection.fetch(
         """
         UPDATE email
            SET next_attempt_at = now() + make_interval(secs => $3)
-         WHERE event_id IN (SELECT event_id
+         WHERE email_key IN (SELECT email_key
                               FROM email
-                             WHERE event_id = ANY($2)
+                             WHERE email_key = ANY($2)
                                AND claimed_by = $1
                                AND state = 'pending'
                                FOR UPDATE SKIP LOCKED) -- skips those being ended: a wait could deadlock
-        RETURNING event_id
+        RETURNING email_key
         """,
         process_id,
-        event_ids,
+        email_keys,
         seconds,
     )
-    return {row["event_id"] for row in rows}
+    return {row["email_key"] for row in rows}
 
 
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
@@ -162,19 +162,19 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
     that had already ended is left alone.
     """
     requests = await announcing.lock(connection, {end.request_id for end in ends}, waits=False)
-    free = [end.event_id for end in ends if end.request_id in requests]
-    rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY event_id FOR UPDATE SKIP LOCKED", free)
-    pending = {row["event_id"] for row in rows}
-    await announcing.announce_ends(connection, [end for end in ends if end.event_id in pending], requests)
-    others = [end.event_id for end in ends if end.event_id not in pending]
-    locked = {row["event_id"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
-    return [RowLocked() if end.event_id in locked else None for end in ends]
+    free = [end.email_key for end in ends if end.request_id in requests]
+    rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY email_key FOR UPDATE SKIP LOCKED", free)
+    pending = {row["email_key"] for row in rows}
+    await announcing.announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
+    others = [end.email_key for end in ends if end.email_key not in pending]
+    locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
+    return [RowLocked() if end.email_key in locked else None for end in ends]
 
 
 _FIND_PENDING = """
-    SELECT event_id
+    SELECT email_key
       FROM email
-     WHERE event_id = ANY($1)
+     WHERE email_key = ANY($1)
        AND state = 'pending'
 """
 
@@ -191,15 +191,15 @@ async def postpone(connection: Connection, process_id: UUID, email: Postponement
                server_reply = coalesce($4, server_reply),
                claimed_by = NULL,
                next_attempt_at = now() + make_interval(secs => $3)
-         WHERE event_id = (SELECT event_id
+         WHERE email_key = (SELECT email_key
                              FROM email
-                            WHERE event_id = $2
+                            WHERE email_key = $2
                               AND claimed_by = $1
                               AND state = 'pending'
                               FOR UPDATE SKIP LOCKED)
         """,
         process_id,
-        email.event_id,
+        email.email_key,
         email.seconds,
         email.reply,
         email.label != "given_back",

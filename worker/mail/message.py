@@ -56,7 +56,7 @@ def in_ascii(address: str) -> str:
 
 
 def compose(
-    request: CalculationRequest, *, firm: str, request_url: str, event_id: str, date: datetime, sender: Sender
+    request: CalculationRequest, *, firm: str, request_url: str, key: str, date: datetime, sender: Sender
 ) -> bytes:
     """Return the bytes of the e-mail with the customer's link. Equal arguments make equal e-mails.
 
@@ -68,7 +68,7 @@ def compose(
     words = _Words.of(request)
     firm = " ".join(firm.split())
     fields = {
-        "Message-ID": f"<{event_id}@{sender.address.rpartition('@')[2]}>",
+        "Message-ID": f"<{key}@{sender.address.rpartition('@')[2]}>",
         "Date": format_datetime(date),
         "From": mime.mailbox("From", sender.display_name, sender.address),
         "To": mime.mailbox("To", _in_header(words.customer), in_ascii(request.customer_email)),

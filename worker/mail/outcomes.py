@@ -32,13 +32,13 @@ def outcome_of(
     longest = settings.longest_email_pause_seconds
     if reply.is_outage and not (reply.to == "content" and is_old and others_accepted):
         pause = min(age / 10, longest) if reply.to == "content" else 0.0
-        return Postponement(email.event_id, "given_back", pause, reply.words, reply.code)
+        return Postponement(email.email_key, "given_back", pause, reply.words, reply.code)
     if reply.code >= 500:
         return email.ended(reply.words, "refused", reply.code)
     if is_old:
         return email.ended(reply.words, "gave_up", reply.code)
     pause = min(settings.email_retry_seconds * 2**email.attempts, longest)
-    return Postponement(email.event_id, "postponed", pause, reply.words, reply.code)
+    return Postponement(email.email_key, "postponed", pause, reply.words, reply.code)
 
 
 def storable(text: str, secret: str) -> str:

@@ -154,7 +154,7 @@ class Postman:
         if rate:
             self._next_start = time.monotonic() + len(claimed) / rate
         for email in claimed:
-            self._claimed_until[email.event_id] = now + self._settings.email_claim_seconds  # at the earliest
+            self._claimed_until[email.email_key] = now + self._settings.email_claim_seconds  # at the earliest
             task = asyncio.create_task(self._send(email))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -164,7 +164,7 @@ class Postman:
         """Make one attempt at an e-mail, and record its outcome."""
         try:
             with bound_contextvars(
-                event_id=email.event_id, **logs.about(email.request.uuid, email.traceparent)
+                email_key=email.email_key, **logs.about(email.request.uuid, email.traceparent)
             ):
                 outcome = await self._attempt(email)
                 await self._record(outcome)
@@ -179,7 +179,7 @@ class Postman:
                     attempts=email.attempts + 1,
                 )
         finally:
-            del self._claimed_until[email.event_id]
+            del self._claimed_until[email.email_key]
             self._finished.set()
 
     async def _attempt(self, email: Email) -> EmailEnd | Postponement:
@@ -192,7 +192,7 @@ class Postman:
                         self._sender.address,
                         recipient,
                         content,
-                        before_content=partial(self._check_content_may_go, email.event_id),
+                        before_content=partial(self._check_content_may_go, email.email_key),
                     )
         except EmailNotValidError:
             return email.ended("not sent: no e-mail can be composed from these addresses", "not_composable")
@@ -200,13 +200,13 @@ class Postman:
             self._outage = outage
             reply = outage.reply
         except ContentWithheld:
-            return Postponement(email.event_id, "given_back")
+            return Postponement(email.email_key, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_attempt_crashed", **logs.describe(error))
             # It is retried forever, at long intervals: no mail server refused it, so no event may say that it
             # failed. An attempt is counted.
             return Postponement(
-                email.event_id,
+                email.email_key,
                 "internal_error",
                 self._longest_pause,
                 "not sent: internal error, see the logs",
@@ -226,15 +226,15 @@ class Postman:
             email.request,
             firm=email.firm,
             request_url=request_url,
-            event_id=email.event_id,
+            key=email.email_key,
             date=email.created_at,
             sender=self._sender,
         )
         return secret, message.in_ascii(email.request.customer_email), content
 
-    def _check_content_may_go(self, event_id: str) -> None:
+    def _check_content_may_go(self, email_key: str) -> None:
         """Raise ContentWithheld when stopping, or if the claim has expired during a suspension."""
-        if time.monotonic() >= self._claimed_until[event_id]:
+        if time.monotonic() >= self._claimed_until[email_key]:
             _log.warning("email_claim_lost")
             raise ContentWithheld
         if self._stop.is_set():
@@ -276,5 +276,5 @@ class Postman:
                     renewed = await ledger.renew(
                         connection, self._process_id, list(self._claimed_until), seconds=seconds
                     )
-                for event_id in renewed & self._claimed_until.keys():
-                    self._claimed_until[event_id] = claimed_until
+                for email_key in renewed & self._claimed_until.keys():
+                    self._claimed_until[email_key] = claimed_until

@@ -96,10 +96,10 @@ async def take_stock(world: World) -> None:
     held = await connection.fetch("SELECT request_id, type FROM outbox_held")
     record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     replies = await connection.fetch(
-        "SELECT event_id, server_reply FROM email WHERE server_reply ~ $1", "http"
+        "SELECT email_key, server_reply FROM email WHERE server_reply ~ $1", "http"
     )
     record.secrets_stored = [
-        row["event_id"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
+        row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
     ]
     await connection.close()
     async with queues.open_channel(world.servers.broker.url) as channel:

@@ -38,7 +38,7 @@ async def changed(settings: WorkerSettings, *words: str) -> int:
 
 async def states(database: Connection) -> dict[str, str]:
     """Return the state of each e-mail, by its key."""
-    return dict(await database.fetch("SELECT event_id, state FROM email ORDER BY event_id"))
+    return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
 
 
 async def actions(database: Connection) -> list[tuple[str, str, str | None]]:
@@ -230,7 +230,7 @@ async def test_many_emails_are_changed_batch_by_batch(worker_settings, database,
     if verb == "resend":
         await database.execute(
             """
-            INSERT INTO email (event_id, request_id, state, smtp_code, reason, settled_at, event_sequence)
+            INSERT INTO email (email_key, request_id, state, smtp_code, reason, settled_at, event_sequence)
             SELECT id || '.request.created.1', id, 'failed', 550, 'refused', now() - interval '1 s', 2
               FROM calculation_request
             """

@@ -26,7 +26,7 @@ async def test_event_becomes_an_email_in_the_ledger(worker_settings, pool, chann
 
     email = await database.fetchrow("SELECT * FROM email")
     assert email is not None
-    assert email["event_id"] == f"{stored_request.uuid}.request.created.1"
+    assert email["email_key"] == f"{stored_request.uuid}.request.created.1"
     assert email["request_id"] == stored_request.id
     assert (email["state"], email["attempts"]) == ("pending", 0)
 

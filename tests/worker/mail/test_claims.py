@@ -34,7 +34,7 @@ async def prepare(url: str) -> None:
     request = await store(connection)
     await connection.execute(
         """
-        INSERT INTO email (event_id, request_id, claimed_by, next_attempt_at)
+        INSERT INTO email (email_key, request_id, claimed_by, next_attempt_at)
         VALUES ('an-event', $1, gen_random_uuid(), now() - interval '1 second')
         """,
         request.id,
