@@ -1,7 +1,6 @@
 """The statements that read calculation requests: for a firm, for a secret, and for internal readers."""
 
 import hmac
-import re
 from collections.abc import Collection
 from uuid import UUID
 
@@ -86,11 +85,11 @@ _FIND = f"""
 async def find_by_secret(
     connection: Connection, request_id: UUID, *, secret: str, keys: SecretKeyRing
 ) -> CalculationRequest:
-    """Return the request that this ASCII secret opens, without the fields that only its firm may see.
+    """Return the request that this ASCII secret opens, with only the fields that its customer may see.
 
     Raises WrongSecret, even if there is no such request or the key of its secret is missing.
     """
-    row = await connection.fetchrow(_FIND_BY_SECRET, request_id)
+    row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
     # Without a request or its key this takes as long, because the time must not show which uuids exist.
     salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
     try:
@@ -100,16 +99,18 @@ async def find_by_secret(
     # Encoded, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()) or row is None:
         raise WrongSecret
-    return CalculationRequest(*row)
+    return CalculationRequest(**dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
 
 
-# Null for the fields that only the firm may see, not the customer.
-_CUSTOMER_COLUMNS = re.sub("(notes|external_id|meta_data)", r"NULL AS \1", COLUMNS)
-_FIND_BY_SECRET = f"""
-    SELECT {_CUSTOMER_COLUMNS}
+# Selects what the customer may see, and what the secret is derived from. Every other field is None.
+_FIND_FOR_CUSTOMER = """
+    SELECT id, secret_salt, secret_key_id, created_at, updated_at, case_ref, request_type, property_value,
+           customer_email, customer_phone, customer_first_name, customer_last_name,
+           sender_email, sender_organization_name, sender_first_name, sender_last_name,
+           calculation_id, calculation_fee_exempt, calculation_fee_exempt_reason
       FROM calculation_request
      WHERE id = $1
-"""  # noqa: S608 - constants only
+"""
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:

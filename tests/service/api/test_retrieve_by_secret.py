@@ -12,19 +12,24 @@ import pytest
 from service.api.errors import translate
 from service.calculation_requests import reading
 from service.calculation_requests.request_secrets import SecretKeyRing, WrongSecret
+from service.contracts.endpoints import FULL_REQUEST
 from service.identifiers import new_request_id, parse_uuid
 from tests.harness.examples import A_REQUEST, SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 
-FIRMS_ALONE = {"notes": "Call before noon.", "external_id": "crm-17", "meta_data": {"source": "website"}}
+THE_CUSTOMERS = {
+    *A_REQUEST,
+    *("uuid", "created_at", "updated_at", "customer_phone", "request_type", "property_value"),
+    *("calculation_id", "calculation_fee_exempt", "calculation_fee_exempt_reason", "secret", "request_url"),
+}
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 @pytest.fixture
 async def created(client):
     """A request that has everything, as its firm sees it."""
-    response = await client.post("/v1/request", json=A_REQUEST | FIRMS_ALONE | {"customer_phone": "0"})
+    response = await client.post("/v1/request", json=FULL_REQUEST)
     record: dict[str, Any] = response.json()["data"]
     return record
 
@@ -62,11 +67,17 @@ def assert_refused(response: httpx.Response) -> None:
     }
 
 
-async def test_secret_opens_its_request_without_what_is_the_firms_alone(customer, created):
+async def test_secret_opens_the_fields_of_its_request_that_are_for_the_customer(customer, created, database):
+    created["calculation_id"] = "C-1"
+    await database.execute("UPDATE calculation_request SET calculation_id = 'C-1'")
+
     response = await ask(customer, created["uuid"], created["secret"])
 
     assert response.status_code == 200
-    assert response.json()["data"] == created | dict.fromkeys(FIRMS_ALONE)
+    assert None not in created.values()
+    assert response.json()["data"] == {
+        field: value if field in THE_CUSTOMERS else None for field, value in created.items()
+    }
     assert list(response.json()["data"]) == list(created)
     assert response.headers["Cache-Control"] == "no-store"
 
