@@ -135,14 +135,12 @@ def insert_arguments(
     created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
     return (
         request.conveyancer_id,  # $1
-        idempotency and idempotency.key,  # $2
-        idempotency and idempotency.sha256,  # $3
+        *(idempotency or (None, None)),  # $2, $3
         lanes.lane_of(request.id),  # $4
-        created.type,  # $5
-        traceparent,  # $6
-        events.encode(created, time=request.created_at, traceparent=traceparent),  # $7
-        may_notify,  # $8
-        *msgspec.structs.astuple(request),  # $9 and so on
+        traceparent,  # $5
+        events.encode(created, time=request.created_at, traceparent=traceparent),  # $6
+        may_notify,  # $7
+        *msgspec.structs.astuple(request),  # $8 and so on: COLUMNS
     )
 
 
@@ -157,9 +155,8 @@ def insert_arguments(
 # - No create with the key was committed after this statement began: ON CONFLICT.
 #
 # It never waits for another create: that would delay the whole group, and groups with the same keys could
-# deadlock. ON CONFLICT alone would wait for an open transaction that stored, or is updating, the request
-# with the key.
-_COLUMN_VALUES = ", ".join(f"${9 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+# deadlock. ON CONFLICT alone would wait for an open transaction that stored or updates the key's request.
+_COLUMN_VALUES = ", ".join(f"${8 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
 INSERT = f"""
     WITH inserted AS (
         INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
@@ -167,20 +164,20 @@ INSERT = f"""
           FROM active_conveyancer
          WHERE active_conveyancer.id = $1
            AND ($2::text IS NULL
-                OR NOT EXISTS (SELECT
-                                 FROM calculation_request
-                                WHERE conveyancer_id = $1
-                                  AND idempotency_key = $2)
-                   AND NOT EXISTS (SELECT
-                                     FROM erased_request
-                                    WHERE conveyancer_id = $1
-                                      AND key_sha256 = sha256(convert_to($2, 'UTF8')))
-                   AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))))
+                OR (NOT EXISTS (SELECT
+                                  FROM calculation_request
+                                 WHERE conveyancer_id = $1
+                                   AND idempotency_key = $2)
+                    AND NOT EXISTS (SELECT
+                                      FROM erased_request
+                                     WHERE conveyancer_id = $1
+                                       AND key_sha256 = sha256(convert_to($2, 'UTF8')))
+                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, sequence
     )
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $4, inserted.id, $5, inserted.sequence, $6, $7
+    SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5, $6
       FROM inserted
-    RETURNING request_id, CASE WHEN $8 THEN pg_notify('{lanes.CHANNEL}', '')::text END
+    RETURNING request_id, CASE WHEN $7 THEN pg_notify('{lanes.CHANNEL}', '')::text END
 """  # noqa: S608 - constants only
