@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
+from service.calculation_requests.event_history import RECORDED
 from service.identifiers import first_id_at, uuid_of
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
@@ -122,24 +123,25 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# A request's events are numbered 1, 2, …. The first is request.created. The others announce its calculation
-# and each ended e-mail.
-_WRONG_SEQUENCES = """
+# A request's events are numbered 1, 2, …: request.created, those in RECORDED, and one for each ended e-mail.
+_RECORDED = " UNION ALL ".join(
+    f"SELECT {sequence} WHERE {last} IS NOT NULL" for sequence, *_, last in RECORDED.values()
+)
+_WRONG_SEQUENCES = f"""
     SELECT id AS request_id
       FROM calculation_request AS request
      WHERE id >= $1
        AND ARRAY(SELECT generate_series(1, sequence))
            <> ARRAY(SELECT 1
                     UNION ALL
-                    SELECT calculation_sequence
-                     WHERE calculation_id IS NOT NULL
+                    {_RECORDED}
                     UNION ALL
                     SELECT event_sequence
                       FROM email
                      WHERE request_id = request.id
                        AND settled_at IS NOT NULL
                      ORDER BY 1)
-"""
+"""  # noqa: S608 - constants only
 
 # The meaning and the statement of each. A statement selects the request_ids from $1 on.
 _CHECKS = {

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
+from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -21,7 +22,7 @@ class CalculationRequestEvents(msgspec.Struct, frozen=True):
     events: list[CloudEvent[RequestEvent]]
 
 
-class RecordedEvent(msgspec.Struct, frozen=True):
+class RecordedEvent(NamedTuple):
     """An event that was written, and its time."""
 
     event: RequestEvent
@@ -38,10 +39,7 @@ class EventHistory(msgspec.Struct, frozen=True):
     def view(self) -> CalculationRequestEvents:
         """Return what the API shows of this history."""
         return CalculationRequestEvents(
-            [
-                events.in_envelope(recorded.event, time=recorded.at, traceparent=None)
-                for recorded in self.recorded_events
-            ]
+            [events.in_envelope(event, time=at, traceparent=None) for event, at in self.recorded_events]
         )
 
 
@@ -86,10 +84,10 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     first = rows[0]
     request = EventSource(*first[: len(EventSource.__struct_fields__)])
     found = [RecordedEvent(RequestCreated(**request.event_payload(sequence=1)), request.created_at)]
-    if first["calculation_sequence"] is not None:
-        facts = request.event_payload(sequence=first["calculation_sequence"])
-        calculated = RequestCalculated(**facts, calculation_id=request.calculation_id or "")
-        found.append(RecordedEvent(calculated, first["calculated_at"]))
+    for event, (sequence_column, time_column, *own) in RECORDED.items():
+        if (sequence := first[sequence_column]) is not None:
+            facts = request.event_payload(sequence=sequence) | {column: first[column] for column in own}
+            found.append(RecordedEvent(event(**facts), first[time_column]))
     for row in rows:
         if (sequence := row["event_sequence"]) is not None:
             code = row["smtp_code"] or 0
@@ -99,9 +97,12 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     return EventHistory(request, first["calculated_at"], found)
 
 
+# The columns of each event that a request records, apart from request.created: its sequence, its time and its
+# own fields, if any. The event happened if the last one is set. The e-mails record their events themselves.
+RECORDED = {RequestCalculated: ("calculation_sequence", "calculated_at", "calculation_id")}
+RECORDED_COLUMNS = tuple(chain.from_iterable(RECORDED.values()))
 _COLUMNS = f"""
-    {", ".join(f"request.{column}" for column in EventSource.__struct_fields__)},
-           request.calculation_sequence, request.calculated_at,
+    {", ".join(f"request.{column}" for column in (*EventSource.__struct_fields__, *RECORDED_COLUMNS))},
            email.event_sequence, email.settled_at, email.smtp_code, email.reason
 """.strip()
 _WITH_EMAILS = """
@@ -137,9 +138,8 @@ _READ_PAGE = f"""{_SELECT}
 """  # noqa: S608 - constants only
 _READ_ERASED = f"""
     SELECT {_COLUMNS}
-      FROM (SELECT id, conveyancer_id, created_at, 'SDLT_CALCULATION' AS request_type,
-                   NULL::bigint AS property_value, NULL AS external_id, false AS calculation_fee_exempt,
-                   calculation_id, sequence, calculation_sequence, calculated_at
+      FROM (SELECT *, 'SDLT_CALCULATION' AS request_type, NULL::bigint AS property_value,
+                   NULL AS external_id, false AS calculation_fee_exempt
               FROM erased_request) {_WITH_EMAILS}
      WHERE request.id = $1
 """  # noqa: S608 - constants only

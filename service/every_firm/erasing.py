@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests.event_history import RECORDED_COLUMNS
 from service.every_firm import announcing, email_changes
 from service.outbox import lanes
 from service.postgres.pool import Connection
@@ -32,18 +33,17 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     return set(found)
 
 
-_REPLACE_ROWS = """
+_KEPT = ", ".join(("id", "conveyancer_id", "created_at", "sequence", *RECORDED_COLUMNS))
+_REPLACE_ROWS = f"""
     WITH request AS (
         DELETE FROM calculation_request
          WHERE id = ANY($1)
         RETURNING *
     )
-    INSERT INTO erased_request (id, conveyancer_id, created_at, sequence, calculation_id,
-                                calculation_sequence, calculated_at, key_sha256)
-    SELECT id, conveyancer_id, created_at, sequence, calculation_id,
-           calculation_sequence, calculated_at, sha256(convert_to(idempotency_key, 'UTF8'))
+    INSERT INTO erased_request ({_KEPT}, key_sha256)
+    SELECT {_KEPT}, sha256(convert_to(idempotency_key, 'UTF8'))
       FROM request
-"""
+"""  # noqa: S608 - constants only
 
 
 async def _strip_events(connection: Connection, outbox: str, request_ids: Sequence[UUID]) -> None:

@@ -104,7 +104,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
             raise ValueError(f"calculation_id: {failure.message}")
 
 
-SENT = (RequestCreated, RequestEmailSent, RequestEmailFailed, RequestCalculated)
+SENT = tuple(RequestEvent.__subclasses__())
 EVENT_TYPES = tuple(event.type for event in SENT)
 
 # These count as published only if a queue accepted them. The others may have no subscriber.

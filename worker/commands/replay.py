@@ -167,7 +167,7 @@ async def replay_batch(
                 continue
             selected = selection.of(history)
             tally.add(selected)
-            for event, at in map(msgspec.structs.astuple, selected):
+            for event, at in selected:
                 payload = events.encode(event, time=at, traceparent=None)
                 rows.append((lanes.lane_of(request_id), request_id, event.type, event.sequence, payload))
         await connection.executemany(
