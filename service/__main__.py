@@ -8,6 +8,7 @@ import click
 from service import command_line
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.commands import conveyancers, development_token, doctor, documents, requests, schema, serve
+from service.commands.api_keys import api_key
 
 PROGRAM = click.Group(
     "python -m service",
@@ -16,7 +17,7 @@ PROGRAM = click.Group(
         serve.serve,
         schema.schema,
         conveyancers.conveyancer,
-        conveyancers.api_key,
+        api_key,
         requests.request,
         doctor.doctor,
         documents.openapi,

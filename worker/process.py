@@ -15,7 +15,7 @@ from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
-from service.server.probes import Check, ReadGauges
+from service.server.probes import Check
 from worker import gauges, reconciliation
 from worker.consumers import calculations, notifications
 from worker.gauges import Reading
@@ -35,37 +35,39 @@ _log = structlog.get_logger()
 Part = Callable[[asyncio.Event], Coroutine[None, None, None]]  # runs until the event is set
 
 
-def assemble(
-    settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
-) -> tuple[dict[str, Part], dict[str, Check], ReadGauges]:
-    """Return the parts of *roles*, their readiness checks, and the function that reads their gauges."""
-    parts: dict[str, Part] = {}
-    readings: list[Reading] = []
-    checks: dict[str, Check] = {"postgres": schema.readiness(pool, seconds=settings.database_timeout_seconds)}
-    if "relay" in roles:
-        woken = asyncio.Event()
-        relay = Relay(settings, pool, woken)
-        parts["relay"] = relay.run
-        parts["listener"] = Listener(settings, woken, relay.marks).run
-        parts["discrepancies"] = partial(reconciliation.run, pool)
-        if settings.retention_days is not None:
-            parts["retention"] = Retention(settings, pool, relay_waker, days=settings.retention_days).run
-        readings.append(partial(outbox_tables.read_gauges, relay.marks))
-        checks["relay"] = relay.check
-    if "notifications" in roles:
-        due = asyncio.Event()
-        notification_consumer = notifications.consumer(settings, pool, due)
-        parts["notifications"] = notification_consumer.run
-        parts["emails"] = Postman(settings, pool, due, relay_waker).run
-        parts["secret_keys"] = lambda _: _remember_secret_keys(settings, pool)
-        readings.append(ledger.read_gauges)
-        checks["notifications"] = notification_consumer.check
-    if "calculations" in roles:
-        calculation_consumer = calculations.consumer(settings, pool, relay_waker)
-        parts["calculations"] = calculation_consumer.run
-        checks["calculations"] = calculation_consumer.check
-    read_gauges = partial(gauges.read, pool, readings, timeout_seconds=settings.database_timeout_seconds)
-    return parts, checks, read_gauges
+class Worker:
+    """The parts of *roles*, their readiness checks, and the function that reads their gauges."""
+
+    def __init__(
+        self, settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
+    ) -> None:
+        seconds = settings.database_timeout_seconds
+        readings: list[Reading] = []
+        self.parts: dict[str, Part] = {}
+        self.checks: dict[str, Check] = {"postgres": schema.readiness(pool, seconds=seconds)}
+        self.read_gauges = partial(gauges.read, pool, readings, timeout_seconds=seconds)
+        if "relay" in roles:
+            woken = asyncio.Event()
+            relay = Relay(settings, pool, woken)
+            self.parts["relay"] = relay.run
+            self.parts["listener"] = Listener(settings, woken, relay.marks).run
+            self.parts["discrepancies"] = partial(reconciliation.run, pool)
+            if (days := settings.retention_days) is not None:
+                self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
+            self.checks["relay"] = relay.check
+            readings.append(partial(outbox_tables.read_gauges, relay.marks))
+        if "notifications" in roles:
+            due = asyncio.Event()
+            notification_consumer = notifications.consumer(settings, pool, due)
+            self.parts["notifications"] = notification_consumer.run
+            self.parts["emails"] = Postman(settings, pool, due, relay_waker).run
+            self.parts["secret_keys"] = lambda _: _remember_secret_keys(settings, pool)
+            self.checks["notifications"] = notification_consumer.check
+            readings.append(ledger.read_gauges)
+        if "calculations" in roles:
+            calculation_consumer = calculations.consumer(settings, pool, relay_waker)
+            self.parts["calculations"] = calculation_consumer.run
+            self.checks["calculations"] = calculation_consumer.check
 
 
 async def run(
@@ -74,11 +76,11 @@ async def run(
     """Run *roles* until *stop*. Then let them finish work in progress, within *shutdown_seconds*."""
     async with open_pool(settings) as pool:
         relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
-        parts, checks, read_gauges = assemble(settings, pool, roles, relay_waker)
+        worker = Worker(settings, pool, roles, relay_waker)
         async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-            running.create_task(server_probes.serve(checks, read_gauges, probes, stop))
-            await _wait_for_schema(checks["postgres"], stop)
-            for name, part in parts.items():
+            running.create_task(server_probes.serve(worker.checks, worker.read_gauges, probes, stop))
+            await _wait_for_schema(worker.checks["postgres"], stop)
+            for name, part in worker.parts.items():
                 running.create_task(keep_running(name, partial(part, stop)))
             _log.info("worker_started", roles=sorted(roles))
             await stop.wait()

@@ -1,12 +1,11 @@
 """The body of a create: its types, lengths and rules. Every failing field is reported at once."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import islice
-from types import FunctionType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 
@@ -29,12 +28,14 @@ _TEXT = {"pattern": r"^[^\u0000]*$"}
 _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 
-Check = Callable[[Any], Failure | None]
-_NO_NUL: Failure = ("invalid_characters", "NUL characters are not allowed.")
+class Check(NamedTuple):
+    """The part of an Annotated type that checks what msgspec cannot."""
+
+    run: Callable[[Any], Failure | None]
 
 
 def _check_text(value: str) -> Failure | None:
-    return _NO_NUL if "\0" in value else None
+    return ("invalid_characters", "NUL characters are not allowed.") if "\0" in value else None
 
 
 def _check_email(value: str) -> Failure | None:
@@ -70,23 +71,18 @@ def _check_in_meta_data(value: Any) -> Failure | None:  # noqa: ANN401 - any JSO
     return None
 
 
-# Annotated[JSON type, limits, check]: the check covers what msgspec cannot. Where null is allowed, it means
-# the same as leaving the field out.
-Name = Annotated[
-    str,
-    msgspec.Meta(max_length=text_rules.CHARACTERS, extra_json_schema=_FILLED_LINE),
-    text_rules.check_filled_line,
-]
-EmailAddress = Annotated[
-    str, msgspec.Meta(max_length=email_addresses.LONGEST, extra_json_schema=_EMAIL), _check_email
-]
-PhoneNumber = Annotated[str, msgspec.Meta(max_length=32, extra_json_schema=LINE), text_rules.check_line]
-ExternalId = Annotated[
-    str, msgspec.Meta(max_length=text_rules.CHARACTERS, extra_json_schema=LINE), text_rules.check_line
-]
-Notes = Annotated[str, msgspec.Meta(max_length=10_000, extra_json_schema=_TEXT), _check_text]
+def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(max_length=characters, extra_json_schema=schema)
+
+
+# Where null is allowed, it means the same as leaving the field out.
+Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), Check(text_rules.check_filled_line)]
+EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), Check(_check_email)]
+PhoneNumber = Annotated[str, _at_most(32, LINE), Check(text_rules.check_line)]
+ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), Check(text_rules.check_line)]
+Notes = Annotated[str, _at_most(10_000, _TEXT), Check(_check_text)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
-MetaData = Annotated[dict[str, Any], _check_meta_data]
+MetaData = Annotated[dict[str, Any], Check(_check_meta_data)]
 
 
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,19 +107,22 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calculation_fee_exempt_reason: Annotated[Any, field_docs.CALCULATION_FEE_EXEMPT_REASON] = None
 
 
-def _check_in(annotation: object) -> Check | None:
-    """Return the check in an Annotated type, if it has one."""
+def _parts(annotation: object) -> Iterator[object]:
+    """Yield all that a type is made of, such as the types of a union and what annotates them."""
     for part in get_args(annotation):
-        found = part if isinstance(part, FunctionType) else _check_in(part)
-        if found is not None:
-            return found
-    return None
+        yield part
+        yield from _parts(part)
 
 
 _decoder = msgspec.json.Decoder(CreateBody)
 _fields = {field.name: field for field in msgspec.structs.fields(CreateBody)}
 _defaults = {name: field.default for name, field in _fields.items()}
-_checks = {name: check for name, field in _fields.items() if (check := _check_in(field.type))}
+_checks = {
+    name: part.run
+    for name, field in _fields.items()
+    for part in _parts(field.type)
+    if isinstance(part, Check)
+}
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -163,9 +162,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
         submitted = {name: value for name, value in self.values.items() if value != _defaults[name]}
         if not self.asks_for_waiver:
             submitted.pop("calculation_fee_exempt_reason", None)
-        return Idempotency(
-            key, hashlib.sha256(msgspec.json.encode(submitted, order="deterministic")).digest()
-        )
+        normalised = msgspec.json.encode(submitted, order="deterministic")
+        return Idempotency(key, hashlib.sha256(normalised).digest())
 
 
 _NO_WAIVER = {"calculation_fee_exempt": False, "calculation_fee_exempt_reason": None}

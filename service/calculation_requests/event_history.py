@@ -11,8 +11,7 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import EventSource, RequestNotFound
-from service.outbox import events
-from service.outbox.events import CloudEvent, RequestCalculated, RequestCreated, RequestEvent
+from service.outbox.events import CloudEvent, RequestCalculated, RequestCreated, RequestEvent, in_envelope
 from service.postgres.pool import Connection
 
 
@@ -38,9 +37,8 @@ class EventHistory(msgspec.Struct, frozen=True):
 
     def view(self) -> CalculationRequestEvents:
         """Return what the API shows of this history."""
-        return CalculationRequestEvents(
-            [events.in_envelope(event, time=at, traceparent=None) for event, at in self.recorded_events]
-        )
+        shown = [in_envelope(event, time=at, traceparent=None) for event, at in self.recorded_events]
+        return CalculationRequestEvents(shown)
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
@@ -54,10 +52,10 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
     """Return the history of a request of any conveyancer. Raises RequestErased and RequestNotFound."""
-    for history in await read(connection, [request_id]):
-        return history
-    await reading.check_erased(connection, request_id)
-    raise RequestNotFound
+    found = await read(connection, [request_id])
+    if not found:
+        await reading.raise_not_found(connection, request_id)
+    return found[0]
 
 
 async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
@@ -65,9 +63,9 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Even
     return _histories(await connection.fetch(_READ, request_ids))
 
 
-async def read_erased(connection: Connection, request_id: UUID) -> EventHistory | None:
-    """Return what is left of an erased request's history, such as the types and times of its events."""
-    return next(iter(_histories(await connection.fetch(_READ_ERASED, request_id))), None)
+async def read_erased(connection: Connection, request_id: UUID) -> list[EventHistory]:
+    """Return what is left of a request's history if it was erased, such as the types and times of events."""
+    return _histories(await connection.fetch(_READ_ERASED, request_id))
 
 
 async def read_page(connection: Connection, *, after: UUID, limit: int) -> list[EventHistory]:

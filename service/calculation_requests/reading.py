@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Collection
+from typing import NoReturn
 from uuid import UUID
 
 import msgspec
@@ -117,8 +118,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     """Return a request of any conveyancer. Raises RequestErased and RequestNotFound."""
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
-        await check_erased(connection, request_id)
-        raise RequestNotFound
+        await raise_not_found(connection, request_id)
     return CalculationRequest(*row)
 
 
@@ -205,10 +205,9 @@ _LIST_NEWEST_BY_EXTERNAL_ID = f"""
 """  # noqa: S608 - constants only
 
 
-async def check_erased(connection: Connection, request_id: UUID) -> None:
-    """Raise RequestErased if a request of any conveyancer had this id and was erased."""
-    if await find_erased(connection, [request_id]):
-        raise RequestErased
+async def raise_not_found(connection: Connection, request_id: UUID) -> NoReturn:
+    """Raise RequestErased if a request of any conveyancer with this id was erased, else RequestNotFound."""
+    raise RequestErased if await find_erased(connection, [request_id]) else RequestNotFound
 
 
 async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:

@@ -1,8 +1,7 @@
-"""`conveyancer` and `api-key`: the law firms that may use the service, and their keys."""
+"""`conveyancer`: the law firms that may use the service."""
 
 import click
 
-from service.authentication import api_keys
 from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
 from service.command_line import Answer, answering, line, on_record, postgres
@@ -90,37 +89,3 @@ _SET_DISABLED = """
      WHERE id = $1
     RETURNING true
 """
-
-
-api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
-
-
-@api_key.command()
-@click.argument("conveyancer_id", metavar="CONVEYANCER", type=line)
-@answering
-async def create(conveyancer_id: str) -> Answer:
-    """Create an API key and print it. It cannot be shown again."""
-    async with postgres() as connection, connections.bounded_transaction(connection):
-        key = await api_keys.create(connection, conveyancer_id)
-    return Answer({"key": key}, key)
-
-
-@api_key.command("list")
-@answering
-async def list_keys() -> Answer:
-    """Show the prefix and conveyancer of every API key, and when it was created and revoked."""
-    async with postgres() as connection:
-        return Answer.listing(await api_keys.list_all(connection))
-
-
-@api_key.command()
-@click.argument("prefix", type=line)
-@answering
-async def revoke(prefix: str) -> Answer:
-    """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
-    async with postgres() as connection, connections.bounded_transaction(connection):
-        if not await api_keys.revoke(connection, prefix):
-            raise click.ClickException(
-                "No valid API key has this prefix: see `python -m service api-key list`."
-            )
-    return Answer({"prefix": prefix}, f"{prefix} revoked")

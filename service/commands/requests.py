@@ -21,7 +21,6 @@ from service.settings import Settings, load
 
 _MOST_FOUND = 50
 
-
 request = click.Group("request", help="Find requests, change the address or the link of one, erase one.")
 
 
@@ -106,8 +105,7 @@ async def _answer(
     email = None
     async with postgres() as connection, connections.bounded_transaction(connection):
         if not await announcing.lock(connection, [request_id]):
-            await reading.check_erased(connection, request_id)
-            raise RequestNotFound
+            await reading.raise_not_found(connection, request_id)
         salt = secrets.token_bytes(16)
         is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id, now())
         if is_new:

@@ -66,18 +66,19 @@ def first_email_key(request_id: UUID) -> str:
 
 async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> bool:
     """Add the missing first e-mails of locked requests. Returns False if none was missing."""
-    added = await connection.execute(
+    added = await connection.fetch(
         """
         INSERT INTO email (email_key, request_id)
         SELECT email_key, request_id
           FROM unnest($1::text[], $2::uuid[]) AS first (email_key, request_id)
          ORDER BY email_key -- as a consumer does: otherwise the two could deadlock
         ON CONFLICT (email_key) DO NOTHING
+        RETURNING true
         """,
         [first_email_key(request_id) for request_id in request_ids],
         request_ids,
     )
-    return added != "INSERT 0 0"
+    return bool(added)
 
 
 async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[UUID, str]:

@@ -17,7 +17,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
 from tests.worker.commands.test_emails import assert_sound
 from tests.worker.conftest import settings_with, store
-from worker.process import assemble
+from worker.process import Worker
 from worker.retention import Retention
 
 DAYS = 100
@@ -138,7 +138,7 @@ async def test_clock_that_is_fast_erases_nothing_early(database, retention):
 async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, days):
     await store_old(database, days=40, number=1)
     settings = settings_with(worker_settings, retention_days=days)
-    parts, _, _ = assemble(settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0))
+    parts = Worker(settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0)).parts
 
     assert ("retention" in parts) is (days is not None)
     if days is not None:

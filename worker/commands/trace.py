@@ -79,12 +79,11 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
 
 
 async def _read_history(connection: Connection, request_id: UUID) -> EventHistory:
-    for history in await event_history.read(connection, [request_id]):
-        return history
-    of_erased = await event_history.read_erased(connection, request_id)
-    if of_erased is None:
+    found = await event_history.read(connection, [request_id])
+    found = found or await event_history.read_erased(connection, request_id)
+    if not found:
         raise RequestNotFound
-    return of_erased
+    return found[0]
 
 
 def _published(recorded: RecordedEvent) -> Event:

@@ -94,7 +94,10 @@ async def claim(
     *seconds*, because their process may be alive and about to record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
-    return [Email(CalculationRequest(*row[:-5]), *row[-5:]) for row in rows]
+    return [
+        Email(CalculationRequest(*request), firm, email_key, created_at, attempts, traceparent)
+        for *request, firm, email_key, created_at, attempts, traceparent in rows
+    ]
 
 
 # next_attempt_at is when an e-mail is due, or when its claim expires if it is claimed. While postgres_up is

@@ -110,8 +110,7 @@ class Postman:
         self._due.clear()
         self._finished.clear()
         outage, self._outage = self._outage, None
-        if outage is not None and outage.reply.code:
-            code = outage.reply.code
+        if outage is not None and (code := outage.reply.code):
             await self._pauses.log_and_wait(outage, stop, seconds=_REFUSED_SECONDS, smtp_code=code)
             return
         try:
@@ -205,12 +204,8 @@ class Postman:
             _log.error("email_attempt_crashed", **logs.describe(error))
             # It is retried forever, at long intervals: no mail server refused it, so no event may say that it
             # failed. An attempt is counted.
-            return Postponement(
-                email.email_key,
-                "internal_error",
-                self._longest_pause,
-                "not sent: internal error, see the logs",
-            )
+            text = "not sent: internal error, see the logs"
+            return Postponement(email.email_key, "internal_error", self._longest_pause, text)
         others_accepted = time.monotonic() < self._accepted_at + self._longest_pause
         if reply.is_acceptance:
             self._accepted_at = time.monotonic()

@@ -120,16 +120,17 @@ async def delete(
     """
     if not events:
         return
-    deleted = await connection.execute(
+    deleted = await connection.fetch(
         f"""
         DELETE FROM {table}
          USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
          WHERE {table}.lane = confirmed.lane
            AND {table}.id = confirmed.id
+        RETURNING true
         """,  # noqa: S608 - constants only
         *_keys(events),
     )
-    if deleted != f"DELETE {len(events)}":
+    if len(deleted) != len(events):
         raise LaneLost
 
 
@@ -191,7 +192,7 @@ async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, lim
 
     Takes at most *limit* of a kind from each lane, locked or not. Skips rows that a relay is settling.
     """
-    woken = await connection.execute(
+    woken = await connection.fetch(
         """
         WITH late AS (
             SELECT lane, id
@@ -213,12 +214,13 @@ async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, lim
           FROM late
          WHERE outbox_held.lane = late.lane
            AND outbox_held.id = late.id
+        RETURNING true
         """,
         LANES,
         [kind is Kind.CREATED for kind in kinds],
         limit,
     )
-    return int(woken.removeprefix("UPDATE "))
+    return len(woken)
 
 
 async def read_gauges(marks: LaneMarks, connection: Connection) -> None:

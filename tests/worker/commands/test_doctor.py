@@ -344,7 +344,7 @@ async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
 async def _start(settings: WorkerSettings, pool: Pool) -> list[Any]:
     """Run the part of a worker that notes its keys. Returns what it logs."""
     roles = frozenset({"notifications"})
-    parts, _, _ = process.assemble(settings, pool, roles, RelayWaker(pool, seconds=1.0))
+    parts = process.Worker(settings, pool, roles, RelayWaker(pool, seconds=1.0)).parts
     with capture_logs() as logged:
         await parts["secret_keys"](asyncio.Event())
     return list(logged)

@@ -1,0 +1,40 @@
+"""`api-key`: the keys that give law firms access to the questionnaire."""
+
+import click
+
+from service.authentication import api_keys
+from service.command_line import Answer, answering, line, postgres
+from service.postgres import connections
+
+api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
+
+
+@api_key.command()
+@click.argument("conveyancer_id", metavar="CONVEYANCER", type=line)
+@answering
+async def create(conveyancer_id: str) -> Answer:
+    """Create an API key and print it. It cannot be shown again."""
+    async with postgres() as connection, connections.bounded_transaction(connection):
+        key = await api_keys.create(connection, conveyancer_id)
+    return Answer({"key": key}, key)
+
+
+@api_key.command("list")
+@answering
+async def list_keys() -> Answer:
+    """Show the prefix and conveyancer of every API key, and when it was created and revoked."""
+    async with postgres() as connection:
+        return Answer.listing(await api_keys.list_all(connection))
+
+
+@api_key.command()
+@click.argument("prefix", type=line)
+@answering
+async def revoke(prefix: str) -> Answer:
+    """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
+    async with postgres() as connection, connections.bounded_transaction(connection):
+        if not await api_keys.revoke(connection, prefix):
+            raise click.ClickException(
+                "No valid API key has this prefix: see `python -m service api-key list`."
+            )
+    return Answer({"prefix": prefix}, f"{prefix} revoked")
