@@ -1,17 +1,34 @@
 """The pages agree with the code: their links lead somewhere, and their tables are complete."""
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
+import service.__main__
+import worker.__main__
 from deploy.local.machine.folders import CHECKOUT
+from service.contracts import openapi
 from service.settings import ServiceSettings, Settings
-from tests.deploy.pages import anchors, links, settings_listed
+from tests.deploy.pages import (
+    API,
+    README,
+    WORKER,
+    anchors,
+    commands_listed,
+    endpoints_listed,
+    links,
+    rows,
+    settings_listed,
+)
+from worker.process import ROLES
 from worker.settings import WorkerSettings
 
 _PAGES = [
-    CHECKOUT / "README.md",
+    README,
     *sorted(CHECKOUT.glob("[!.]*/*.md")),
     *sorted(CHECKOUT.glob("tests/*/README.md")),
 ]
@@ -45,6 +62,50 @@ def test_every_setting_is_listed_once_with_its_default(process, settings, withou
         del expected[name]
 
     assert sorted(settings_listed(process)) == sorted(expected.items())
+
+
+def test_every_process_is_listed():
+    listed = [command for command, *_ in rows(README, "The processes", "command")]
+
+    assert listed == ["`python -m service serve`", *(f"`python -m worker {role}`" for role in ROLES)]
+
+
+@pytest.mark.parametrize(
+    ("page", "section", "program", "left_out"),
+    [
+        (API, "Commands", service.__main__.PROGRAM, ()),
+        (WORKER, "Operator commands", worker.__main__.PROGRAM, ROLES),
+    ],
+)
+def test_every_command_is_listed_with_its_options(page, section, program, left_out):
+    commands = {name: options for name, options in _commands(program) if name not in left_out}
+
+    assert commands_listed(page, section) == commands
+
+
+def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
+    document = openapi.document()
+    parameters = document["components"]["parameters"]
+    endpoints = {}
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            names = [each["$ref"].rpartition("/")[2] for each in operation["parameters"]]
+            query = {name for name in names if parameters[name]["in"] == "query"}
+            scopes = {scope for each in operation["security"] for scope in chain(*each.values())}
+            endpoints[f"{method.upper()} {path}"] = (query, scopes)
+
+    assert endpoints_listed() == endpoints
+
+
+def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Yield every command of a program with its options, but for those that the pages name once for all."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path}{name} ")
+            continue
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        yield f"{path}{name}", names - {"--json", "--by", "--note"}
 
 
 def _defaults(settings: type[Settings]) -> dict[str, str]:
