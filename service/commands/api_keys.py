@@ -34,7 +34,6 @@ async def revoke(prefix: str) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
     async with postgres() as connection, connections.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
-            raise click.ClickException(
-                "No valid API key has this prefix: see `python -m service api-key list`."
-            )
+            message = "No valid API key has this prefix: see `python -m service api-key list`."
+            raise click.ClickException(message)
     return Answer({"prefix": prefix}, f"{prefix} revoked")
