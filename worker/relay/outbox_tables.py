@@ -120,17 +120,16 @@ async def delete(
     """
     if not events:
         return
-    deleted = await connection.fetch(
+    command_tag = await connection.execute(
         f"""
         DELETE FROM {table}
          USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
          WHERE {table}.lane = confirmed.lane
            AND {table}.id = confirmed.id
-        RETURNING true
         """,  # noqa: S608 - constants only
         *_keys(events),
     )
-    if len(deleted) != len(events):
+    if command_tag != f"DELETE {len(events)}":
         raise LaneLost
 
 
