@@ -1,7 +1,7 @@
 """The metrics that the processes and the engines export, and those that a query uses."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tests.deploy.pages import metrics_listed
 
@@ -27,12 +27,8 @@ _OF_ENGINES: Mapping[str, frozenset[str]] = {
     "kubelet_volume_stats_capacity_bytes": frozenset({"persistentvolumeclaim"}),
 }
 
-_STRING = re.compile(r'"(?:\\.|[^"\\])*"')
-_RANGE = re.compile(r"\[[^\]]*\]|\boffset\s+\w+")
-_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
-_SELECTOR = re.compile(r"\b([a-zA-Z_:][\w:]*)\b(?!\s*\()\s*(?:\{([^}]*)\})?")
-_MATCHER = re.compile(r"(\w+)\s*[=!]")
-_OPERATORS = frozenset({"and", "or", "unless", "bool", "by", "without", "on", "ignoring"})
+_SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
+_GROUPING = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
 
 def exported_metrics() -> Mapping[str, frozenset[str]]:
@@ -53,34 +49,20 @@ def our_metrics() -> Mapping[str, frozenset[str]]:
 
 
 def not_exported(query: str) -> set[str]:
-    """Return what a PromQL query uses and no process exports: names, and labels as `name{label}`.
+    """Return the series and labels that a PromQL query uses and no process exports.
 
-    A label that a query groups by has to be one of some metric in it.
+    Every selector of the query has braces. A label that it groups by has to be one of some series in it.
     """
     exported = exported_metrics()
-    bare = _RANGE.sub("", _STRING.sub("", query))
-    groupings = _GROUPING.findall(bare)
-    selectors = [
-        (name, _MATCHER.findall(matchers))
-        for name, matchers in _SELECTOR.findall(_GROUPING.sub("", bare))
-        if name not in _OPERATORS
-    ]
+    selectors = _SELECTOR.findall(query)
     assert selectors, f"this query selects nothing: {query}"
     names = {name for name, _ in selectors}
     known = TARGET_LABELS.union(*(exported.get(name, ()) for name in names))
-    return {
-        *names.difference(exported),
-        *_labels_not_of(exported, selectors),
-        *({label for grouping in groupings for label in re.findall(r"\w+", grouping)} - known),
-    }
-
-
-def _labels_not_of(
-    exported: Mapping[str, frozenset[str]], selectors: Iterable[tuple[str, list[str]]]
-) -> set[str]:
-    return {
+    grouped_by = {label for labels in _GROUPING.findall(query) for label in re.findall(r"\w+", labels)}
+    matched = {
         f"{name}{{{label}}}"
-        for name, labels in selectors
-        for label in labels
-        if name in exported and label not in exported[name] | TARGET_LABELS
+        for name, matchers in selectors
+        for label in re.findall(r'(\w+)(?:=~|!~|!=|=)"', matchers)
+        if label not in exported.get(name, frozenset()) | TARGET_LABELS
     }
+    return names.difference(exported) | matched | (grouped_by - known)

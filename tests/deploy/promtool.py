@@ -1,8 +1,8 @@
-"""Prometheus's own checks and unit tests of rules."""
+"""Prometheus's own tool for checks and unit tests of rules."""
 
 import functools
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ def check_rules(groups: Any, folder: Path) -> str:
     """Check the syntax of rule groups. Warnings, for instance about duplicates, are errors."""
     rules = written(folder / "rules.json", {"groups": groups})
     return promtool("check", "rules", "--lint=all", "--lint-fatal", rules)
-
-
-def run_tests(groups: Any, tests: Iterable[Any], folder: Path, *, every: str = "15s") -> None:
-    """Evaluate rule groups on made-up series at this interval, and compare the results."""
-    rules = written(folder / "rules.json", {"groups": groups})
-    each = [{"interval": every, **test} for test in tests]
-    bench = {"rule_files": [str(rules)], "evaluation_interval": every, "tests": each}
-    promtool("test", "rules", written(folder / "test.json", bench))
 
 
 def written(file: Path, content: Any) -> Path:

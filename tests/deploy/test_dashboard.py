@@ -11,27 +11,19 @@ from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_e
 from tests.deploy.promtool import check_rules
 
 FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
-DASHBOARD = msgspec.json.decode(FILE.read_bytes())
-PANELS: list[dict[str, Any]] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+PANELS: list[dict[str, Any]] = [
+    panel for panel in msgspec.json.decode(FILE.read_bytes())["panels"] if panel["type"] != "row"
+]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
-GRAFANA_VARIABLES = {
-    "$__rate_interval": "1m",
-    "$job": "(.*/)?calculation-requests",
-    "$namespace": ".*",
-}
+OF_ENGINES = ('job=~"(.*/)?calculation-requests-', 'persistentvolumeclaim=~"')
 
 
 def filled_in(query: str) -> str:
     """Return a query with its variables filled in, as Grafana does."""
-    for name, value in GRAFANA_VARIABLES.items():
+    values = {"$__rate_interval": "1m", "$job": "(.*/)?calculation-requests", "$namespace": ".*"}
+    for name, value in values.items():
         query = query.replace(name, value)
-    assert "$" not in query
     return query
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_query_asks_for_what_is_exported(query):
-    assert not_exported(filled_in(query)) == set()
 
 
 def test_queries_are_well_formed(tmp_path):
@@ -41,25 +33,17 @@ def test_queries_are_well_formed(tmp_path):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_query_looks_at_one_installation(query):
-    selectors = re.findall(r"\{[^}]*\}", query)
-
-    assert selectors
-    assert all('namespace=~"$namespace"' in selector for selector in selectors)
-    for selector in selectors:
-        others = ('job=~"(.*/)?calculation-requests-', 'persistentvolumeclaim=~"')
-        assert 'job=~"$job"' in selector or any(other in selector for other in others)
+def test_query_asks_for_what_is_exported_and_looks_at_one_installation(query):
+    assert not_exported(filled_in(query)) == set()
+    for selector in re.findall(r"\{[^}]*\}", query):
+        assert 'namespace=~"$namespace"' in selector
+        assert 'job=~"$job"' in selector or any(other in selector for other in OF_ENGINES)
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_legend_names_labels_that_the_query_keeps(panel):
-    for target in panel["targets"]:
-        kept = {
-            label
-            for grouping in re.findall(r"\bby \(([^)]*)\)", target["expr"])
-            for label in grouping.split(", ")
-        }
-        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept
+def test_legends_name_labels_that_their_query_keeps():
+    for target in (target for panel in PANELS for target in panel["targets"]):
+        kept = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", target["expr"]))))
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target
 
 
 def test_every_metric_is_shown():
@@ -73,11 +57,9 @@ def test_every_metric_is_shown():
     ("query", "wrong"),
     [
         ('sum by (queue) (rate(consumer_messages_total{outcome="handled"}[5m]))', set()),
-        ("outbox_pending", {"outbox_pending"}),
-        ("relay_delivery", {"relay_delivery"}),
-        ("sum(rate(relay_delivery_seconds_bucket[5m])) by (queue)", {"queue"}),
-        ('emails_total{status="sent", pod!="1"} offset 5m', {"emails_total{status}"}),
-        ('emails_pending{job="a} b{c"} > 5 and on (namespace) time() - jwks_age > 1e3', {"jwks_age"}),
+        ('relay_delivery{job=~"a(b)"}', {"relay_delivery"}),
+        ("sum by (queue, le) (rate(relay_delivery_seconds_bucket{}[5m]))", {"queue"}),
+        ('emails_total{status="sent", pod!="1"}', {"emails_total{status}"}),
     ],
 )
 def test_what_is_not_exported_is_found(query, wrong):

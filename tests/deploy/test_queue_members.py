@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from typing import Any
 
 import httpx
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from tests.deploy.alerts import Case, see
 from tests.deploy.pages import INSTALLATION
-from tests.deploy.promtool import run_tests
-from tests.deploy.test_alerts import GROUPS, Case, unit_test_of
 from tests.harness.queues import declare_topology, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.waiting import eventually
@@ -40,8 +38,8 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(broker, tmp_p
         await declare_topology(channel)
     of_a_node = await eventually(lambda: exported_by(port))
 
-    looks = [look_at(of_a_node, nodes=2, fires=True), look_at(of_a_node, nodes=3, fires=False)]
-    await asyncio.to_thread(run_tests, GROUPS, looks, tmp_path)
+    cases = [case(of_a_node, nodes=2, fires=True), case(of_a_node, nodes=3, fires=False)]
+    await asyncio.to_thread(see, {"QueueMemberMissing": cases}, tmp_path)
 
 
 async def exported_by(port: int) -> list[str]:
@@ -57,8 +55,8 @@ def names() -> list[str]:
     return [name for queue in topology.QUEUES for name in (queue.name, queue.dead_letters)]
 
 
-def look_at(exported: list[str], *, nodes: int, fires: bool) -> dict[str, Any]:
-    """Return a test of the alert on *nodes* that all export the same."""
+def case(exported: list[str], *, nodes: int, fires: bool) -> Case:
+    """Return a case with *nodes* that all export the same."""
     series = {f'{one.rstrip("}")},instance="{node}"}}': "1x400" for one in exported for node in range(nodes)}
-    firing = tuple({"queue": name} for name in names() if fires)
-    return unit_test_of(Case("QueueMemberMissing", f"{nodes} nodes", series, "91m", firing))
+    firing = [{"queue": name} for name in names() if fires]
+    return Case(story=f"{nodes} nodes", series=series, at="91m", fires=firing)

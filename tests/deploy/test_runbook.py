@@ -8,8 +8,8 @@ import pytest
 import service.__main__
 import worker.__main__
 from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.alerts import ALERTS
 from tests.deploy.pages import RUNBOOK
-from tests.deploy.test_alerts import ALERTS
 
 TEXT = "\n".join(page.read_text() for page in sorted(RUNBOOK.parent.glob("*.md")))
 # Inline, or a line of a shell block. `…` stands for any command.

@@ -1,0 +1,79 @@
+"""The alerts, and made-up series on which Prometheus's own tool evaluates them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.promtool import promtool, written
+
+_COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
+_FILES = [_COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
+GROUPS = [group for file in _FILES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
+ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+
+_JOBS = {"cnpg_": "-postgres", "barman_": "-postgres", "rabbitmq_": "-rabbitmq"}
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """Made-up series, a sample at every interval, and the labels with which the alert fires, if it does."""
+
+    story: str
+    series: Mapping[str, str]
+    at: str
+    fires: Sequence[Mapping[str, str]] = ()
+    too_early: str = ""  # when the story has begun, but not lasted long enough
+    every: str = "15s"
+
+
+def see(cases: Mapping[str, Sequence[Case]], folder: Path) -> None:
+    """Evaluate the cases of each alert. Fails with what is different. Skips the test without promtool."""
+    promtool("test", "rules", *(_file(alert, its_own, folder) for alert, its_own in cases.items()))
+
+
+def _file(alert: str, cases: Sequence[Case], folder: Path) -> Path:
+    (every,) = {case.every for case in cases}
+    rules = {"groups": [{"name": alert, "rules": [ALERTS[alert]]}]}
+    content = {
+        "rule_files": [str(written(folder / f"{alert}-rules.json", rules))],
+        "evaluation_interval": every,
+        "tests": [_unit_test(alert, case) for case in cases],
+    }
+    return written(folder / f"{alert}.json", content)
+
+
+def _unit_test(alert: str, case: Case) -> dict[str, Any]:
+    rule = ALERTS[alert]
+    labels = {"alertname": alert, "alertstate": "firing", **rule["labels"]}
+    if "namespace" in rule["expr"]:
+        labels["namespace"] = "here"
+    samples = [
+        {"labels": f"ALERTS{{{','.join(_matchers(labels | more))}}}", "value": 1} for more in case.fires
+    ]
+    looks = [(case.at, samples), *([(case.too_early, [])] if case.too_early else [])]
+    query = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    return {
+        "name": f"{alert}: {case.story}",
+        "interval": case.every,
+        "input_series": [
+            {"series": of_target(name), "values": values} for name, values in case.series.items()
+        ],
+        "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": seen} for at, seen in looks],
+    }
+
+
+def of_target(series: str) -> str:
+    """Return a series with the labels that Prometheus's operator adds."""
+    name, _, own = series.rstrip("}").partition("{")
+    engine = next((ours for prefix, ours in _JOBS.items() if name.startswith(prefix)), "")
+    added = {"job": f"here/calculation-requests{engine}", "namespace": "here"}
+    if "pod=" not in own:
+        added["pod"] = "1"
+    return f"{name}{{{','.join([*filter(None, [own]), *_matchers(added)])}}}"
+
+
+def _matchers(labels: Mapping[str, str]) -> list[str]:
+    """Return labels as PromQL writes them."""
+    return [f'{label}="{value}"' for label, value in labels.items()]
