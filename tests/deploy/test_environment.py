@@ -23,7 +23,7 @@ def variables(folder: Path) -> dict[str, str]:
     return environment.variables(folder, PORTS, database_url="postgresql://d", amqp_url="amqp://q")
 
 
-def test_values_reach_a_shell_unchanged(tmp_path):
+def test_values_reach_a_shell_and_are_read_back_unchanged_and_only_their_owner_can_read_them(tmp_path):
     file = tmp_path / "env"
     environment.write(file, AWKWARD)
 
@@ -32,35 +32,20 @@ def test_values_reach_a_shell_unchanged(tmp_path):
     seen = dict(entry.split("=", 1) for entry in printed.decode().split("\0") if "=" in entry)
 
     assert {name: seen[name] for name in AWKWARD} == AWKWARD
-
-
-def test_what_was_written_is_read_back(tmp_path):
-    environment.write(tmp_path / "env", AWKWARD)
-
-    assert environment.read(tmp_path / "env") == AWKWARD
+    assert environment.read(file) == AWKWARD
     assert environment.read(tmp_path / "none") == {}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_only_its_owner_can_read_the_file_with_secrets(tmp_path):
-    environment.write(tmp_path / "env", AWKWARD)
-
-    assert stat.S_IMODE((tmp_path / "env").stat().st_mode) == 0o600
-
-
-def test_api_gets_no_broker_and_no_mail_server(tmp_path, monkeypatch):
+def test_only_the_worker_gets_broker_and_mail_server(tmp_path, monkeypatch):
     monkeypatch.setenv("AMQP_URL", "amqp://from-the-shell")
 
     api = environment.of_api(variables(tmp_path), PORTS.api)
+    worker = environment.of_worker(variables(tmp_path), PORTS.worker)
 
     assert not {"AMQP_URL", "SMTP_URL", "MAIL_FROM"} & api.keys()
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
-
-
-def test_worker_gets_broker_and_mail_server(tmp_path):
-    worker = environment.of_worker(variables(tmp_path), PORTS.worker)
-
-    assert worker["AMQP_URL"] == "amqp://q"
-    assert worker["SMTP_URL"] == "smtp://127.0.0.1:8002"
+    assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
     assert worker["HEALTH_PORT"] == "8001"
 
 
