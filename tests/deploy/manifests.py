@@ -20,14 +20,6 @@ K8S = CHECKOUT / "deploy" / "k8s"
 OVERLAYS = ("dev", "external", "production")
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
-# The groups of the operators' kinds whose schemas are published, as packages of npm.
-PUBLISHED = (
-    "postgresql.cnpg.io/",
-    "keda.sh/",
-    "monitoring.coreos.com/",
-    "cert-manager.io/",
-    "gateway.networking.k8s.io/",
-)
 _OF_KUBERNETES = {"rbac.authorization.k8s.io", "networking.k8s.io"}
 
 
@@ -53,12 +45,6 @@ def is_of_an_operator(manifest: Manifest) -> bool:
     """Whether the kind is none of Kubernetes' own."""
     group = manifest["apiVersion"].partition("/")[0]
     return "." in group and group not in _OF_KUBERNETES
-
-
-def foreign_manifests() -> list[Manifest]:
-    """Return every object of the operators' kinds."""
-    manifests = (*rendered("production"), *render(K8S / "components" / "gateway"))
-    return [manifest for manifest in manifests if is_of_an_operator(manifest)]
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:

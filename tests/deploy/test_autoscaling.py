@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.deploy.manifests import Manifest, of_kind
@@ -78,3 +80,12 @@ def test_consumers_are_counted_by_the_queues_that_they_read():
         "notifications": [topology.NOTIFICATIONS.name],
         "calculations": [topology.CALCULATION_RESULTS.name],
     }
+
+
+@pytest.mark.parametrize("name", ["relay", "notifications", "calculations"])
+def test_no_trigger_has_a_misspelt_field(name):
+    """Their fields are in no schema: Kubernetes accepts any."""
+    fields = {"protocol", "host", "queueName", "mode", "value"}
+
+    assert all(trigger.keys() == {"query", "targetQueryValue"} for trigger in triggers(name, "postgresql"))
+    assert all(trigger.keys() == fields for trigger in triggers(name, "rabbitmq"))

@@ -10,18 +10,15 @@ from yarl import URL
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
-from tests.deploy import operator_kinds
 from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
     PROCESSES,
-    PUBLISHED,
     WORKERS,
     Manifest,
     configuration,
     container_of,
     environment_of,
-    foreign_manifests,
     is_of_an_operator,
     of_kind,
     pod_of,
@@ -79,35 +76,6 @@ def test_core_kinds_are_valid_in_strict_mode(overlay):
     assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
 
 
-def test_kinds_that_are_published_nowhere_have_only_known_fields():
-    unpublished = [one for one in foreign_manifests() if not one["apiVersion"].startswith(PUBLISHED)]
-    given = [(one["kind"], one["spec"]) for one in unpublished] + [
-        (f"{trigger['type']} trigger", trigger["metadata"])
-        for scaled in of_kind("production", "ScaledObject").values()
-        for trigger in scaled["spec"]["triggers"]
-    ]
-
-    for kind, specification in given:
-        operator_kinds.check(kind, specification)
-
-    assert all(one.keys() == {"apiVersion", "kind", "metadata", "spec"} for one in foreign_manifests())
-    assert {kind for kind, _ in given} == operator_kinds.FIELDS.keys()
-
-
-def test_misspelt_field_of_a_kind_that_is_published_nowhere_is_refused():
-    queue = the_one("production", "Queue", "notifications")["spec"]
-
-    for wrong in (queue | {"durabel": True}, queue | {"durable": "yes"}, {"name": "notifications"}):
-        with pytest.raises(msgspec.ValidationError):
-            operator_kinds.check("Queue", wrong)
-
-
-def test_base_backups_are_scheduled_to_the_second():
-    (backup,) = of_kind("production", "ScheduledBackup").values()
-
-    assert len(backup["spec"]["schedule"].split()) == 6
-
-
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
     namespace = of_kind(overlay, "Namespace")
@@ -139,15 +107,9 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
     for name in PROCESSES:
         container = container_of(workloads(overlay)[name])
         (port,) = container["ports"]
+        for probe, path in {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}.items():
+            assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": port["name"]}
         variable = "PORT" if name == "api" else "HEALTH_PORT"
-        probes = {
-            probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")
-        }
-        assert probes == {
-            "startup": {"path": "/livez", "port": port["name"]},
-            "liveness": {"path": "/livez", "port": port["name"]},
-            "readiness": {"path": "/readyz", "port": port["name"]},
-        }
         assert configuration(overlay)[variable] == str(port["containerPort"])
 
 
@@ -165,13 +127,14 @@ def test_grace_period_is_long_enough_for_an_orderly_end(overlay):
 
 
 @each_overlay
-def test_budgets_and_spread_concern_the_pods_of_their_process(overlay):
+def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_time(overlay):
     for name in PROCESSES:
-        labels = workloads(overlay)[name]["spec"]["template"]["metadata"]["labels"]
+        specification = workloads(overlay)[name]["spec"]
+        labels = specification["template"]["metadata"]["labels"]
         budget = the_one(overlay, "PodDisruptionBudget", name)["spec"]
+        assert specification["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         assert budget["selector"]["matchLabels"] == labels
         assert budget["maxUnavailable"] == 1
-        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
         for spread in pod_of(workloads(overlay)[name])["topologySpreadConstraints"]:
             assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
             assert set(spread["matchLabelKeys"]) <= labels.keys() | {"pod-template-hash"}
@@ -181,29 +144,21 @@ def test_budgets_and_spread_concern_the_pods_of_their_process(overlay):
 
 @each_overlay
 def test_every_process_runs_in_the_one_image_with_its_own_command(overlay):
-    ours = {name: one for name, one in workloads(overlay).items() if is_ours(one)}
-    commands = {name: container_of(one)["args"] for name, one in ours.items()}
-    images = {container_of(one)["image"] for one in ours.values()}
+    processes = [container_of(workloads(overlay)[name]) for name in PROCESSES]
 
-    assert images == {schema_container_of(overlay)["image"]}
-    assert commands == {
-        "api": ["service", "serve"],
-        **{name: ["worker", name] for name in WORKERS},
-    }
+    assert {each["image"] for each in processes} == {schema_container_of(overlay)["image"]}
+    assert [each["args"] for each in processes] == [
+        ["service", "serve"],
+        *(["worker", name] for name in WORKERS),
+    ]
 
 
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
-def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay, process):
+def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
     settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
-    fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
     given = environment_of(overlay, process)
-
-    missing = {name for name, field in fields.items() if field.required} - given.keys()
-
-    assert missing == set()
-    values = {name: value for name, value in given.items() if name in fields}
-    # Values from a Secret are unknown here: only the others are converted.
+    # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = {
         "DATABASE_URL": "postgresql://host/name",
         "AMQP_URL": "amqp://host/",
@@ -211,9 +166,8 @@ def test_every_setting_without_a_default_is_set_and_none_is_misspelt(overlay, pr
         "REQUEST_SECRET_KEYS": "key",
         "LISTEN_DATABASE_URL": "postgresql://host/name",
     }
-    msgspec.convert(
-        {name: made_up.get(name, value) for name, value in values.items()}, settings, strict=False
-    )
+
+    msgspec.convert({name: made_up.get(name, value) for name, value in given.items()}, settings, strict=False)
 
 
 def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret():
@@ -237,27 +191,22 @@ def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_fro
 
 
 @each_overlay
-def test_variables_of_an_overlay_are_settings_or_parts_of_one(overlay):
+def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
+    """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
     known = {
         field.encode_name
         for settings in (ServiceSettings, WorkerSettings)
         for field in msgspec.structs.fields(settings)
     }
     for process in PROCESSES:
-        given = environment_of(overlay, process)
-        values = " ".join(value for value in given.values() if value)
-        assert {name for name in given.keys() - known if f"$({name})" not in values} == set()
-
-
-@each_overlay
-def test_variables_are_defined_before_they_are_used(overlay):
-    """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
-    for workload in workloads(overlay).values():
-        defined: set[str] = set()
-        for entry in container_of(workload).get("env", []):
-            used = {part.split(")")[0] for part in (entry.get("value") or "").split("$(")[1:]}
+        parts: set[str] = set()
+        defined = set(configuration(overlay))
+        for entry in container_of(workloads(overlay)[process])["env"]:
+            used = set(re.findall(r"\$\((\w+)\)", entry.get("value") or ""))
             assert used <= defined
+            parts |= used
             defined.add(entry["name"])
+        assert defined <= known | parts
 
 
 @each_overlay
@@ -300,17 +249,12 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     documented = {name: keys for name, keys in used.items() if name not in MADE_BY_OPERATORS}
 
     assert documented == EXPECTED_SECRETS
-    assert {name for name in used if name in MADE_BY_OPERATORS} == MADE_BY_OPERATORS.keys()
+    users = {f"{name}-user-credentials" for name in of_kind("production", "User")}
+    clusters = {f"{name}-app" for name in of_kind("production", "Cluster")}
+    assert used.keys() - documented.keys() == MADE_BY_OPERATORS.keys() == users | clusters
     assert all(used[name] <= keys for name, keys in MADE_BY_OPERATORS.items())
     for name, keys in EXPECTED_SECRETS.items():
         assert all(f"`{word}`" in PAGE for word in {name, *keys})
-
-
-def test_secrets_made_by_operators_belong_to_objects_that_exist():
-    users = {f"{name}-user-credentials" for name in of_kind("production", "User")}
-    clusters = {f"{name}-app" for name in of_kind("production", "Cluster")}
-
-    assert users | clusters == MADE_BY_OPERATORS.keys()
 
 
 def test_hosts_in_production_are_services_that_the_operators_make():
@@ -351,13 +295,6 @@ def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s
     addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", msgspec.json.encode(render(kustomization.parent)))
 
     assert addresses == [b"elsewhere"] * 4
-
-
-def test_monitoring_carries_the_label_that_kube_prometheus_stack_selects_by():
-    heeded = [one for one in rendered("production") if one["kind"] in {"PodMonitor", "PrometheusRule"}]
-
-    assert len(heeded) == 6
-    assert all(one["metadata"]["labels"] == {"release": "kube-prometheus-stack"} for one in heeded)
 
 
 def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode():
@@ -448,11 +385,6 @@ def test_metrics_are_read_at_ports_that_the_processes_have():
     assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
 
 
-def wave(manifest: Manifest) -> int:
-    annotations = manifest["metadata"].get("annotations", {})
-    return int(annotations.get("argocd.argoproj.io/sync-wave", "0"))
-
-
 @each_overlay
 def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
@@ -466,11 +398,14 @@ def test_schema_is_applied_around_the_pooler():
     assert database["valueFrom"]["secretKeyRef"] == {"name": "postgres-app", "key": "uri"}
 
 
-@each_overlay
+@pytest.mark.parametrize("overlay", ["dev", "production"])
 def test_engines_come_after_their_namespace_and_before_the_processes(overlay):
-    (namespace,) = of_kind(overlay, "Namespace").values()
-    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
+    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet")
+    ordered = [of_kind(overlay, "Namespace"), engines, of_kind(overlay, "Deployment")]
 
-    assert {wave(one) for one in engines} == ({-2} if overlay != "external" else set())
-    assert wave(namespace) < -2
-    assert {wave(one) for one in of_kind(overlay, "Deployment").values()} == {0}
+    waves = [
+        {one["metadata"].get("annotations", {}).get("argocd.argoproj.io/sync-wave") for one in kind.values()}
+        for kind in ordered
+    ]
+
+    assert waves == [{"-3"}, {"-2"}, {None}]
