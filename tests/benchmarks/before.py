@@ -26,9 +26,11 @@ from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks import outboxes, report, subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
-from tests.benchmarks.http_load import P50, P99, load, throughput, wrk
+from tests.benchmarks.http_load import P50, wrk
 from tests.benchmarks.measurements import consumers
+from tests.benchmarks.measurements.create import create_on
 from tests.benchmarks.measurements.latency import Arrivals
+from tests.benchmarks.measurements.reading import retrieve_from
 from tests.benchmarks.measurements.relay import drained
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, Tree, stand
@@ -40,23 +42,8 @@ API_MEMORY, WORKER_MEMORY = "MB of the API", "MB of the worker"
 _WORKTREE = LOCAL / "before"
 _ENVIRONMENT = LOCAL / "before-environment"  # kept: the next run installs only what differs
 _INSTALL_SECONDS = 900.0
-_STORED = 200
 _RATES = (1, 100, 300)  # requests a second, for the latency
 _CONSUMED = 6_000  # messages, for each tree and round
-_BARS = {
-    name: (Bar(side=NOW, of=BEFORE, limit=limit),)
-    for name, limit in (
-        ("create", 0.85),
-        ("retrieve", 0.90),
-        ("relay", 0.90),
-        ("e-mails", 0.85),
-        ("calculations", 0.80),
-    )
-}
-_SOONER = (Bar(side=NOW, of=BEFORE, figure=P50, kind="at most", limit=1.0),)
-_SMALLER = tuple(
-    Bar(side=NOW, of=BEFORE, figure=each, kind="at most", limit=1.0) for each in (API_MEMORY, WORKER_MEMORY)
-)
 
 Measure = Callable[[Stand], Awaitable[Figures]]
 
@@ -110,14 +97,18 @@ def _run(*command: str, missing_is_fine: bool = False) -> None:
 
 
 async def _measure_all(sizes: Sizes, before: Tree, only: list[str]) -> list[Comparison]:
-    measurements: dict[str, tuple[Measure, tuple[Bar, ...]]] = {
-        "create": (_create, _BARS["create"]),
-        "retrieve": (_retrieve, _BARS["retrieve"]),
-        "relay": (_relay, _BARS["relay"]),
-        "e-mails": (_emails, _BARS["e-mails"]),
-        "calculations": (_calculations, _BARS["calculations"]),
-        **{f"latency at {rate} a second": (partial(_latency, rate), _SOONER) for rate in _RATES},
-        "memory": (_memory, _SMALLER),
+    at_least = partial(Bar, side=NOW, of=BEFORE)
+    at_most = partial(Bar, side=NOW, of=BEFORE, kind="at most", limit=1.0)
+    measurements: dict[str, tuple[Measure, list[Bar]]] = {
+        "create": (_create, [at_least(limit=0.85)]),
+        "retrieve": (_retrieve, [at_least(limit=0.90)]),
+        "relay": (_relay, [at_least(limit=0.90)]),
+        "e-mails": (_emails, [at_least(limit=0.85)]),
+        "calculations": (_calculations, [at_least(limit=0.80)]),
+        **{
+            f"latency at {rate} a second": (partial(_latency, rate), [at_most(figure=P50)]) for rate in _RATES
+        },
+        "memory": (_memory, [at_most(figure=API_MEMORY), at_most(figure=WORKER_MEMORY)]),
     }
     async with stand(sizes, print) as now, stand(sizes, print, name="run-before", tree=before) as then:
         stands = {NOW: now, BEFORE: then}
@@ -151,19 +142,18 @@ async def _declare_topology(stand: Stand) -> None:
 async def _warm_api(stand: Stand) -> AsyncIterator[Process]:
     """Run a new process: two processes of one tree differ by 10 % and more."""
     async with stand.api(await stand.database("http")) as api:
-        await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+        await create_on(stand, api, seconds=1)
         yield api
 
 
 async def _create(stand: Stand) -> Figures:
     async with _warm_api(stand) as api:
-        return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+        return await create_on(stand, api)
 
 
 async def _retrieve(stand: Stand) -> Figures:
     async with _warm_api(stand) as api:
-        paths = await subjects.create_over_http(stand, api.base_url, _STORED)
-        return await throughput(stand, api.base_url, paths)
+        return await retrieve_from(stand, api)
 
 
 async def _relay(stand: Stand) -> Figures:
@@ -193,7 +183,7 @@ async def _store(stand: Stand, url: str, connection: Connection) -> list[str]:
     await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
     async with stand.api(url) as api:
         while await connection.fetchval("SELECT count(*) FROM calculation_request") < _CONSUMED:
-            await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+            await create_on(stand, api, seconds=1)
     await connection.execute("TRUNCATE outbox")
     rows = await connection.fetch("SELECT id FROM calculation_request LIMIT $1", _CONSUMED)
     return [uuid_of(row["id"]) for row in rows]
@@ -212,7 +202,7 @@ async def _latency(rate: int, stand: Stand) -> Figures:
         arrivals.forget()
         await _store_steadily(stand, api, arrivals, rate=rate, seconds=stand.sizes.seconds)
         await arrivals.complete()
-    return {name: value for name, value in arrivals.figures().items() if name in {P50, P99}}
+    return arrivals.figures()
 
 
 async def _store_steadily(stand: Stand, api: Process, arrivals: Arrivals, *, rate: int, seconds: int) -> None:
@@ -235,7 +225,7 @@ async def _memory(stand: Stand) -> Figures:
     """Create, relay and e-mail for some seconds; then read the memory of both processes."""
     url = await stand.database("memory")
     async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as worker, stand.api(url) as api:
-        await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY)
+        await create_on(stand, api)
         await asyncio.sleep(stand.sizes.seconds)  # The worker goes on with what is stored.
         return {API_MEMORY: api.rss_megabytes(), WORKER_MEMORY: worker.rss_megabytes()}
 

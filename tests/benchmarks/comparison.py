@@ -20,47 +20,33 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     figure: str = PER_SECOND
     kind: Literal["at least", "at most"] = "at least"
     limit: float
-    is_aim: bool = False  # missing it is no failure
-
-    def is_met_by(self, value: float) -> bool:
-        """Whether *value* is on the right side of the bar."""
-        return value >= self.limit if self.kind == "at least" else value <= self.limit
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """What was measured: figures for every side and round. The first side is the product."""
+    """What was measured: figures for every side and round."""
 
     name: str
     bars: Sequence[Bar] = ()
     rounds: dict[str, list[Figures]] = {}
 
-    @property
-    def ours(self) -> str:
-        """The side that the others are compared with."""
-        return next(iter(self.rounds))
-
     def median(self, side: str, figure: str) -> float:
         """Return the median of all rounds."""
         return median(figures[figure] for figures in self.rounds[side])
 
-    def ratio(self, side: str, of: str, figure: str) -> float:
-        """Return the median over all rounds of the ratio of two sides."""
-        pairs = zip(self.rounds[side], self.rounds[of], strict=True)
-        return median(ours[figure] / theirs[figure] for ours, theirs in pairs)
-
     def value(self, bar: Bar) -> float:
-        """Return the value that a bar limits."""
+        """Return the value that a bar limits. A ratio is the median of the ratios of all rounds."""
         if bar.of is None:
             return self.median(bar.side, bar.figure)
-        return self.ratio(bar.side, bar.of, bar.figure)
+        pairs = zip(self.rounds[bar.side], self.rounds[bar.of], strict=True)
+        return median(ours[bar.figure] / theirs[bar.figure] for ours, theirs in pairs)
 
     def bars_met(self) -> list[tuple[Bar, bool]]:
         """Return every bar whose figures were measured, and whether it is met."""
-        return [(bar, bar.is_met_by(self.value(bar))) for bar in self.bars if self._has(bar)]
-
-    def _has(self, bar: Bar) -> bool:
-        sides = {bar.side, bar.of or bar.side}
-        return all(bar.figure in figures for side in sides for figures in self.rounds.get(side, [{}]))
+        return [
+            (bar, self.value(bar) >= bar.limit if bar.kind == "at least" else self.value(bar) <= bar.limit)
+            for bar in self.bars
+            if all(bar.figure in self.rounds[side][0] for side in {bar.side, bar.of or bar.side})
+        ]
 
 
 async def compare(

@@ -17,16 +17,16 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     """A table of events, in a database of its own."""
 
     database: str
-    schema: tuple[str, ...] = ()  # the peer's program that makes it; empty for the product's
+    peer: str = ""  # the program that makes and relays it; none for the product's
     fill: str  # given the number of events, and the event
-    append: str = ""  # given a request and its event; peers need not store the request
+    append: str = ""  # given a request and its event; peers store no request
     pending: str = "SELECT count(*) FROM outbox"
 
     async def open(self, stand: Stand) -> str:
         """Return the URL of the database, with the table in it."""
-        url = await stand.database(self.database, with_schema=not self.schema)
-        if self.schema:
-            await stand.run_peer(*self.schema, DATABASE_URL=url)
+        url = await stand.database(self.database, with_schema=not self.peer)
+        if self.peer:
+            await stand.run_peer(self.peer, "schema", DATABASE_URL=url)
         return url
 
     async def refill(self, connection: Connection, events: int) -> None:
@@ -58,24 +58,18 @@ OURS = Outbox(
 )
 TXOUTBOX = Outbox(
     database="txoutbox",
-    schema=("txoutbox_relay", "schema"),
+    peer="txoutbox_relay",
     fill="""
         INSERT INTO outbox (topic, key, payload)
         SELECT 'request.created', gen_random_uuid()::text, $2
           FROM generate_series(1, $1::int)
         """,
-    pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
-)
-TXOUTBOX_NOTIFYING = Outbox(
-    database="txoutbox-notifying",
-    schema=("txoutbox_relay", "schema", "notify"),
-    fill=TXOUTBOX.fill,
     append="INSERT INTO outbox (topic, key, payload, headers) VALUES ('request.created', $1, $2, '{}')",
-    pending=TXOUTBOX.pending,
+    pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
 )
 FASTSTREAM = Outbox(
     database="faststream",
-    schema=("faststream_relay", "schema"),
+    peer="faststream_relay",
     fill="""
         INSERT INTO outbox (queue, payload, headers)
         SELECT 'requests', $2,
@@ -104,6 +98,8 @@ def our_relays(stand: Stand, processes: int = 1) -> Runs:
     return runs
 
 
-def peer_relay(stand: Stand, script: str, *arguments: str) -> Runs:
-    """Return a context manager that runs the relay of a peer."""
-    return lambda url: stand.peer(script, *arguments, DATABASE_URL=url)
+def relay_of(stand: Stand, outbox: Outbox) -> Runs:
+    """Return a context manager that runs the relay of an outbox."""
+    if not outbox.peer:
+        return our_relays(stand)
+    return lambda url: stand.peer(outbox.peer, "relay", DATABASE_URL=url)

@@ -1,13 +1,11 @@
 """The test stand: private servers, a database for each side, processes and peers."""
 
 import asyncio
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -17,6 +15,7 @@ from deploy.local.machine.folders import CHECKOUT, Place, Report, working_folder
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from service.postgres.pool import Connection
+from tests.benchmarks.comparison import Bar, Comparison, Measure, compare
 from tests.harness import databases, queues
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
@@ -82,14 +81,8 @@ class Stand:
             ("schema", "apply"),
             ("conveyancer", "add", CONVEYANCER, "--name", "Acme", "--charges-calculation-fee"),
         ):
-            await asyncio.to_thread(
-                run_command,
-                " ".join(arguments[:2]),
-                self._tree.command("service", *arguments),
-                environment=bare_environment(DATABASE_URL=database_url),
-                folder=self._tree.checkout,
-                seconds=_READY_SECONDS,
-            )
+            command = self._tree.command("service", *arguments)
+            await self._run(" ".join(arguments[:2]), command, DATABASE_URL=database_url)
 
     @asynccontextmanager
     async def connected(self, url: str) -> AsyncIterator[Connection]:
@@ -106,22 +99,9 @@ class Stand:
             await connection.execute("CHECKPOINT")
         await asyncio.sleep(0.2)
 
-    async def versions(self) -> Mapping[str, str]:
-        """Return the versions of the servers, and how safely Postgres writes."""
-        async with self.connected(self._servers.postgres.url) as connection:
-            settings = {
-                name: await connection.fetchval("SELECT current_setting($1)", name)
-                for name in ("server_version", "fsync", "synchronous_commit", "shared_buffers")
-            }
-        async with queues.open_channel(self.amqp_url) as channel:
-            underlay = await channel.get_underlay_channel()
-            properties: Any = underlay.connection.server_properties
-        return {
-            "Postgres": ", ".join(f"{name} {value}" for name, value in settings.items()),
-            "RabbitMQ": str(properties.get("version")),
-            "Python": sys.version.split()[0],
-            "processors": str(os.cpu_count()),
-        }
+    async def compare(self, name: str, sides: Mapping[str, Measure], bars: Sequence[Bar] = ()) -> Comparison:
+        """Measure all *sides* in turn, as many rounds as are wanted."""
+        return await compare(name, sides, bars, rounds=self.sizes.rounds, settle=self.settle)
 
     @asynccontextmanager
     async def api(self, database_url: str) -> AsyncIterator[Process]:
@@ -169,40 +149,30 @@ class Stand:
             yield worker
 
     @asynccontextmanager
-    async def empty_handler(self) -> AsyncIterator[Process]:
-        """Run tests/benchmarks/empty_handler.py."""
-        port = free_port()
-        command = self._tree.command("tests.benchmarks.empty_handler")
-        async with self._running("empty_handler", command, {"PORT": str(port)}, port) as handler:
-            await handler.becomes_ready()
-            yield handler
-
-    @asynccontextmanager
     async def peer(
         self, script: str, *arguments: str, ready: bool = False, **variables: str
     ) -> AsyncIterator[Process]:
         """Run a program of tests/benchmarks/peers, in the environment with its packages."""
         port = free_port()
-        command = self._peer_command(script, arguments)
         environment = {"AMQP_URL": self.amqp_url, "PORT": str(port), **self.auth_settings, **variables}
-        async with self._running(script, command, environment, port) as peer:
+        async with self._running(script, _peer(script, arguments), environment, port) as peer:
             if ready:
                 await peer.becomes_ready()
             yield peer
 
     async def run_peer(self, script: str, *arguments: str, **variables: str) -> None:
         """Run a program of tests/benchmarks/peers to its end."""
+        await self._run(script, _peer(script, arguments), AMQP_URL=self.amqp_url, **variables)
+
+    async def _run(self, name: str, command: Sequence[str], **variables: str) -> None:
         await asyncio.to_thread(
             run_command,
-            script,
-            self._peer_command(script, arguments),
-            environment=bare_environment(AMQP_URL=self.amqp_url, **variables),
-            folder=CHECKOUT,
+            name,
+            command,
+            environment=bare_environment(**variables),
+            folder=self._tree.checkout,
             seconds=_READY_SECONDS,
         )
-
-    def _peer_command(self, script: str, arguments: Sequence[str]) -> list[str]:
-        return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
 
     @property
     def auth_settings(self) -> Mapping[str, str]:
@@ -239,6 +209,10 @@ class Stand:
             await asyncio.to_thread(process.running.stop)
 
 
+def _peer(script: str, arguments: Sequence[str]) -> list[str]:
+    return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
+
+
 def ensure_peers() -> None:
     """Raise LocalStackError if the packages of the peers are missing."""
     if not PEERS_PYTHON.exists():
@@ -254,16 +228,10 @@ async def stand(
     The workers of another tree declare their own topology on RabbitMQ.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(_folder(name, report))
+        place = Place(folder=LOCAL, keep=False, report=report)
+        folder = stack.enter_context(working_folder(place, name))
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=report)))
         if tree is None:
             async with queues.open_channel(servers.broker.url) as channel:
                 await queues.declare_topology(channel)
         yield Stand(folder, servers, sizes, tree or Tree())
-
-
-@contextmanager
-def _folder(name: str, report: Report) -> Iterator[Path]:
-    place = Place(folder=LOCAL, keep=False, report=report)
-    with working_folder(place, name) as folder:
-        yield folder

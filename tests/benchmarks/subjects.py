@@ -16,8 +16,6 @@ from tests.benchmarks.stand import Stand
 from tests.harness import stored
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 
-QUESTIONNAIRE = "/v1/questionnaire/structure"
-
 BODY: dict[str, Any] = A_REQUEST | {
     "customer_phone": "+44 20 7946 0000",
     "property_value": 300_000,
@@ -75,12 +73,15 @@ def event(uuid: str | None = None) -> bytes:
     return events.encode(data, time=now(), traceparent=tracing.onward(None))
 
 
-async def create_over_http(stand: Stand, base_url: str, count: int) -> list[str]:
-    """Store *count* requests through an API; return their paths."""
+_STORED = 200
+
+
+async def create_over_http(stand: Stand, base_url: str) -> list[str]:
+    """Store some requests through an API; return their paths."""
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     paths = []
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=10.0) as client:
-        for _ in range(count):
+        for _ in range(_STORED):
             response = await client.post("/v1/request", content=JSON_BODY)
             response.raise_for_status()
             paths.append(f"/v1/request/{response.json()['data']['uuid']}")

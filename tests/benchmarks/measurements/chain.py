@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from deploy.local.errors import LocalStackError
 from service.outbox.events import CalculationCreated, RequestCalculated, RequestEmailSent
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures, compare
+from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures
 from tests.benchmarks.http_load import CONNECTIONS, P50, P99
 from tests.benchmarks.measurements.create import OURS
 from tests.benchmarks.smtp_sink import SmtpSink
@@ -62,7 +62,7 @@ async def measure(stand: Stand) -> list[Comparison]:
             await caller.keep_to(rate / 2, stand.sizes.chain_seconds / 2)
         return {PER_SECOND: rate, **chain.figures()}
 
-    return [await compare("chain", {OURS: ours}, rounds=stand.sizes.rounds, settle=stand.settle)]
+    return [await stand.compare("chain", {OURS: ours})]
 
 
 class Chain:

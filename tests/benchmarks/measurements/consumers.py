@@ -13,8 +13,8 @@ from deploy.local.errors import LocalStackError
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure, compare
-from tests.benchmarks.measurements.create import OURS, create_on, warm
+from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures
+from tests.benchmarks.measurements.create import OURS, create_on
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
 from tests.harness import queues
@@ -31,10 +31,8 @@ _START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
 _SESSIONS = 32  # with the mail server
 
-_BARS = {
-    "calculations recorded": (Bar(side=OURS, of=CREATE, limit=1.0),),
-    "e-mails accepted": (Bar(side=OURS, of=CREATE, limit=0.5),),
-}
+_CALCULATIONS_BARS = (Bar(side=OURS, of=CREATE, limit=1.0),)
+_EMAILS_BARS = (Bar(side=OURS, of=CREATE, limit=0.5),)
 
 Done = Callable[[], Awaitable[int]]
 
@@ -43,21 +41,14 @@ async def measure(stand: Stand) -> list[Comparison]:
     """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
     async with stand.api(await stand.database("ours")) as api:
-        await warm(stand, api)
+        await create_on(stand, api, seconds=1)
         create = partial(create_on, stand, api)
-        sides: dict[str, dict[str, Measure]] = {
-            "calculations recorded": {
-                OURS: partial(_calculations, stand, url),
-                CREATE: create,
-            },
-            "e-mails accepted": {
-                OURS: partial(_emails, stand, url),
-                CREATE: create,
-            },
-        }
         return [
-            await compare(name, each, _BARS[name], rounds=stand.sizes.rounds, settle=stand.settle)
-            for name, each in sides.items()
+            await stand.compare(name, {OURS: partial(ours, stand, url), CREATE: create}, bars)
+            for name, ours, bars in (
+                ("calculations recorded", _calculations, _CALCULATIONS_BARS),
+                ("e-mails accepted", _emails, _EMAILS_BARS),
+            )
         ]
 
 
@@ -82,7 +73,8 @@ async def record_calculations(
         count: int = await connection.fetchval("SELECT count(*) FROM outbox")
         return count
 
-    await _fill(stand, topology.CALCULATION_RESULTS, [_calculation(uuid) for uuid in uuids])
+    calculations = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
+    await _fill(stand, topology.CALCULATION_RESULTS, [msgspec.json.encode(each) for each in calculations])
     worker = stand.worker(url, "calculations", ready=False)
     return await _rate(stand, worker, recorded, len(uuids))
 
@@ -95,10 +87,6 @@ async def send_emails(stand: Stand, url: str, uuids: Sequence[str]) -> Figures:
             url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(_SESSIONS)
         )
         return await _rate(stand, worker, sink.count, len(uuids))
-
-
-def _calculation(uuid: str) -> bytes:
-    return msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
 
 
 async def _stored(connection: Connection, count: int) -> list[str]:

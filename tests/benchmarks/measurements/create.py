@@ -14,18 +14,15 @@ from yarl import URL
 from deploy.local.errors import LocalStackError
 from deploy.local.servers.postgres_process import postgres_programs
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, compare
-from tests.benchmarks.http_load import CONNECTIONS, load, throughput
+from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures
+from tests.benchmarks.http_load import CONNECTIONS, load
 from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Process
 
 OURS, ORM, LIMIT = "ours", "FastAPI + ORM", "limit: pgbench"
-KEYED, UNKEYED = "with an Idempotency-Key", "without"
 
 _BARS = (Bar(side=OURS, of=ORM, limit=6.0), Bar(side=OURS, of=LIMIT, limit=0.3))
-_KEYS_BARS = (Bar(side=KEYED, of=UNKEYED, limit=0.95),)
-_KEYS_ROUNDS = 4  # times as many: the sides differ less than two rounds of one side
 
 
 @asynccontextmanager
@@ -37,49 +34,24 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
         yield running
 
 
-async def create_on(stand: Stand, api: Process, *, keyed: bool = False) -> Figures:
+async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
     """Store requests for some seconds over HTTP."""
-    return await throughput(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, keyed=keyed)
-
-
-async def warm(stand: Stand, api: Process) -> None:
-    """Store requests for a second."""
-    await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=1)
+    return await load(stand, api.base_url, ["/v1/request"], body=subjects.JSON_BODY, seconds=seconds)
 
 
 async def measure(stand: Stand) -> list[Comparison]:
     """Store requests for some seconds: over HTTP in both APIs, and from pgbench without an API."""
     statement = await subjects.create_statement()
     limit_url = await stand.database("limit")
-
-    async def limit() -> Figures:
-        return await _pgbench(stand, limit_url, statement)
-
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
         for api in (ours, theirs):
-            await warm(stand, api)
-        comparison = await compare(
-            "create",
-            {
-                OURS: lambda: create_on(stand, ours),
-                ORM: lambda: create_on(stand, theirs),
-                LIMIT: limit,
-            },
-            _BARS,
-            rounds=stand.sizes.rounds,
-            settle=stand.settle,
-        )
-        keys = await compare(
-            "create, keys",
-            {
-                UNKEYED: lambda: create_on(stand, ours),
-                KEYED: lambda: create_on(stand, ours, keyed=True),
-            },
-            _KEYS_BARS,
-            rounds=stand.sizes.rounds * _KEYS_ROUNDS,
-            settle=stand.settle,
-        )
-    return [comparison, keys]
+            await create_on(stand, api, seconds=1)
+        sides = {
+            OURS: lambda: create_on(stand, ours),
+            ORM: lambda: create_on(stand, theirs),
+            LIMIT: lambda: _pgbench(stand, limit_url, statement),
+        }
+        return [await stand.compare("create", sides, _BARS)]
 
 
 async def _pgbench(stand: Stand, database_url: str, statement: subjects.Statement) -> Figures:

@@ -2,15 +2,13 @@
 
 import asyncio
 
-from tests.benchmarks import subjects
-from tests.benchmarks.comparison import Bar, Comparison, Figures, compare
-from tests.benchmarks.http_load import load
-from tests.benchmarks.measurements.create import orm_api
+from tests.benchmarks.comparison import Bar, Comparison, Figures
+from tests.benchmarks.measurements.create import ORM, create_on, orm_api
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
 
-API, WORKER, ORM = "API", "worker, all roles", "FastAPI + ORM"
+API, WORKER = "API", "worker, all roles"
 SECONDS, MEGABYTES = "s until ready", "MB after load"
 
 _BARS = [
@@ -26,24 +24,20 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def api() -> Figures:
         async with stand.api(url) as running:
-            return await _after_load(stand, running)
+            await create_on(stand, running)
+            return _figures(running)
 
     async def orm() -> Figures:
         async with orm_api(stand) as running:
-            return await _after_load(stand, running)
+            await create_on(stand, running)
+            return _figures(running)
 
     async def worker() -> Figures:
         async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as running:
             await asyncio.sleep(stand.sizes.seconds)  # it relays and mails what the API has stored before
             return _figures(running)
 
-    sides = {API: api, WORKER: worker, ORM: orm}
-    return [await compare("footprint", sides, _BARS, rounds=stand.sizes.rounds, settle=stand.settle)]
-
-
-async def _after_load(stand: Stand, running: Process) -> Figures:
-    await load(stand, running.base_url, ["/v1/request"], body=subjects.JSON_BODY)
-    return _figures(running)
+    return [await stand.compare("footprint", {API: api, WORKER: worker, ORM: orm}, _BARS)]
 
 
 def _figures(running: Process) -> Figures:

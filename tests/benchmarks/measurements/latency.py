@@ -1,10 +1,11 @@
-"""Latency: from the commit of a request to a consumer, at several rates; and of the API beside a relay."""
+"""Latency: from the commit of a request to a consumer, at several rates."""
 
 import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from aio_pika.abc import AbstractIncomingMessage
 
@@ -12,27 +13,22 @@ from service.outbox.lanes import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Pool, open_pool
 from service.settings import Settings
-from tests.benchmarks import outboxes, subjects
-from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure, compare
-from tests.benchmarks.http_load import P50, P99, load
+from tests.benchmarks import outboxes
+from tests.benchmarks.comparison import Bar, Comparison, Figures
+from tests.benchmarks.http_load import P50, P99
 from tests.benchmarks.measurements.create import OURS
-from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
+from tests.benchmarks.outboxes import Outbox, relay_of
 from tests.benchmarks.stand import POOL_SIZE, Stand
 from tests.harness import queues
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
-TXOUTBOX, FASTSTREAM = "txoutbox, tuned, NOTIFY", "faststream-outbox, tuned"
-WITHOUT, WITH = "without a relay", "with a relay"
-P999 = "p99.9 ms"
+TXOUTBOX, FASTSTREAM = "txoutbox, tuned", "faststream-outbox, tuned"
 
-_QUANTILES = {P50: 0.5, P99: 0.99, P999: 0.999}
-_RATES = (1, 100, 1000)  # requests stored a second
-_NO_WORSE = tuple(
-    Bar(side=OURS, of=TXOUTBOX, figure=each, kind="at most", limit=1.0, is_aim=True) for each in (P50, P99)
-)
-_BARS: dict[int, Sequence[Bar]] = {
+_QUANTILES = {P50: 0.5, P99: 0.99}
+_NO_WORSE = tuple(Bar(side=OURS, of=TXOUTBOX, figure=each, kind="at most", limit=1.0) for each in (P50, P99))
+_BARS: dict[int, Sequence[Bar]] = {  # by the requests stored a second
     1: _NO_WORSE,
     100: (
         *_NO_WORSE,
@@ -41,8 +37,6 @@ _BARS: dict[int, Sequence[Bar]] = {
     ),
     1000: (*_NO_WORSE, Bar(side=OURS, figure=P99, kind="at most", limit=100.0)),
 }
-_API_BARS = (Bar(side=WITH, of=WITHOUT, figure=P99, kind="at most", limit=1.5),)
-_API_CONNECTIONS, _API_PAUSE_MILLISECONDS = 8, 25  # some three hundred requests a second
 
 _WARM_SECONDS = 1.0
 _STRAGGLER_SECONDS = 15.0
@@ -51,46 +45,34 @@ _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
 
 async def measure(stand: Stand) -> list[Comparison]:
     """Store requests at each rate while a relay runs, and note when their events arrive."""
-    relays: dict[str, tuple[Outbox, Runs]] = {
-        OURS: (outboxes.OURS, our_relays(stand)),
-        TXOUTBOX: (outboxes.TXOUTBOX_NOTIFYING, peer_relay(stand, "txoutbox_relay", "tuned", "notify")),
-        FASTSTREAM: (outboxes.FASTSTREAM, peer_relay(stand, "faststream_relay", "tuned")),
-    }
-    comparisons = []
-    for rate in _RATES:
-        sides = {name: _arriving(stand, outbox, runs, rate) for name, (outbox, runs) in relays.items()}
-        comparisons.append(
-            await compare(
-                f"latency at {rate} a second",
-                sides,
-                _BARS[rate],
-                rounds=stand.sizes.rounds,
-                settle=stand.settle,
-            )
+    sides = {OURS: outboxes.OURS, TXOUTBOX: outboxes.TXOUTBOX, FASTSTREAM: outboxes.FASTSTREAM}
+    return [
+        await stand.compare(
+            f"latency at {rate} a second",
+            {side: partial(_arrive, stand, outbox, rate) for side, outbox in sides.items()},
+            bars,
         )
-    return [*comparisons, await _measure_api(stand)]
+        for rate, bars in _BARS.items()
+    ]
 
 
-def _arriving(stand: Stand, outbox: Outbox, runs: Runs, rate: int) -> Measure:
-    async def measure() -> Figures:
-        url = await outbox.open(stand)
-        async with stand.connected(url) as connection:
-            await connection.execute("TRUNCATE outbox")
-        settings = Settings(
-            database_url=url,
-            app_url="https://app.example.com",
-            request_secret_keys=SECRET_KEYS,
-            database_pool_size=POOL_SIZE,
-        )
-        async with Arrivals.watched(stand) as arrivals, runs(url), open_pool(settings) as pool:
-            await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
-            await arrivals.complete()
-            arrivals.forget()
-            await _store(outbox, pool, arrivals, rate=rate, seconds=stand.sizes.seconds)
-            await arrivals.complete()
-        return arrivals.figures()
-
-    return measure
+async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
+    url = await outbox.open(stand)
+    async with stand.connected(url) as connection:
+        await connection.execute("TRUNCATE outbox")
+    settings = Settings(
+        database_url=url,
+        app_url="https://app.example.com",
+        request_secret_keys=SECRET_KEYS,
+        database_pool_size=POOL_SIZE,
+    )
+    async with Arrivals.watched(stand) as arrivals, relay_of(stand, outbox)(url), open_pool(settings) as pool:
+        await _store(outbox, pool, arrivals, rate=2, seconds=_WARM_SECONDS)
+        await arrivals.complete()
+        arrivals.forget()
+        await _store(outbox, pool, arrivals, rate=rate, seconds=stand.sizes.seconds)
+        await arrivals.complete()
+    return arrivals.figures()
 
 
 class Arrivals:
@@ -164,33 +146,3 @@ async def _store(outbox: Outbox, pool: Pool, arrivals: Arrivals, *, rate: int, s
             await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
             group.create_task(store())
     waking.cancel()
-
-
-async def _measure_api(stand: Stand) -> Comparison:
-    """Create requests at a steady pace, without a relay and with one on the same machine."""
-    url = await stand.database("ours")
-    async with stand.api(url) as api:
-
-        async def create() -> Figures:
-            return await load(
-                stand,
-                api.base_url,
-                ["/v1/request"],
-                body=subjects.JSON_BODY,
-                connections=_API_CONNECTIONS,
-                pause_milliseconds=_API_PAUSE_MILLISECONDS,
-            )
-
-        async def create_beside_relay() -> Figures:
-            async with stand.connected(url) as connection:
-                await connection.execute("TRUNCATE outbox")
-            async with stand.worker(url, "relay"):
-                return await create()
-
-        return await compare(
-            "the API beside a relay",
-            {WITHOUT: create, WITH: create_beside_relay},
-            _API_BARS,
-            rounds=stand.sizes.rounds,
-            settle=stand.settle,
-        )

@@ -6,29 +6,27 @@ the first events until the last one is settled in the outbox, or until its time 
 
 import time
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.errors import LocalStackError
 from service.postgres.pool import Connection
 from tests.benchmarks import outboxes
-from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure, compare
-from tests.benchmarks.outboxes import Outbox, Runs, our_relays, peer_relay
+from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures, Measure
+from tests.benchmarks.outboxes import Outbox, Runs, our_relays, relay_of
 from tests.benchmarks.stand import Stand
 from tests.harness import queues
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 ONE, TWO = "ours", "ours, two processes"
-TXOUTBOX, TXOUTBOX_TUNED = "txoutbox", "txoutbox, tuned"
-FASTSTREAM, FASTSTREAM_TUNED = "faststream-outbox", "faststream-outbox, tuned"
+TXOUTBOX, FASTSTREAM = "txoutbox, tuned", "faststream-outbox, tuned"
 
 _BARS = (
     Bar(side=TWO, of=ONE, limit=1.0),
-    Bar(side=ONE, of=TXOUTBOX, limit=4.0),
-    Bar(side=ONE, of=TXOUTBOX_TUNED, limit=2.0),
+    Bar(side=ONE, of=TXOUTBOX, limit=2.0),
     Bar(side=ONE, of=FASTSTREAM, limit=3.0),
-    Bar(side=ONE, of=FASTSTREAM_TUNED, limit=3.0),
 )
 
 _START_SECONDS = 30.0
@@ -38,26 +36,20 @@ _PAUSE_SECONDS = 0.02
 
 async def measure(stand: Stand) -> list[Comparison]:
     """Have every relay deliver the same events, or as many of them as it can in its time."""
-    relays: dict[str, tuple[Outbox, Runs]] = {
-        ONE: (outboxes.OURS, our_relays(stand)),
-        TWO: (outboxes.OURS, our_relays(stand, 2)),
-        TXOUTBOX_TUNED: (outboxes.TXOUTBOX, peer_relay(stand, "txoutbox_relay", "tuned")),
-        TXOUTBOX: (outboxes.TXOUTBOX, peer_relay(stand, "txoutbox_relay", "default")),
-        FASTSTREAM_TUNED: (outboxes.FASTSTREAM, peer_relay(stand, "faststream_relay", "tuned")),
-        FASTSTREAM: (outboxes.FASTSTREAM, peer_relay(stand, "faststream_relay", "default")),
+    sides: dict[str, Measure] = {
+        ONE: partial(_relay, stand, outboxes.OURS, our_relays(stand)),
+        TWO: partial(_relay, stand, outboxes.OURS, our_relays(stand, 2)),
+        TXOUTBOX: partial(_relay, stand, outboxes.TXOUTBOX, relay_of(stand, outboxes.TXOUTBOX)),
+        FASTSTREAM: partial(_relay, stand, outboxes.FASTSTREAM, relay_of(stand, outboxes.FASTSTREAM)),
     }
-    sides = {name: _relaying(stand, outbox, runs) for name, (outbox, runs) in relays.items()}
-    return [await compare("relay", sides, _BARS, rounds=stand.sizes.rounds, settle=stand.settle)]
+    return [await stand.compare("relay", sides, _BARS)]
 
 
-def _relaying(stand: Stand, outbox: Outbox, runs: Runs) -> Measure:
-    async def measure() -> Figures:
-        url = await outbox.open(stand)
-        async with stand.connected(url) as connection:
-            await outbox.refill(connection, stand.sizes.events)
-            return await drained(stand, runs(url), connection, outbox.pending)
-
-    return measure
+async def _relay(stand: Stand, outbox: Outbox, runs: Runs) -> Figures:
+    url = await outbox.open(stand)
+    async with stand.connected(url) as connection:
+        await outbox.refill(connection, stand.sizes.events)
+        return await drained(stand, runs(url), connection, outbox.pending)
 
 
 async def drained(

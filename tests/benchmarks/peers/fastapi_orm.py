@@ -7,7 +7,6 @@ both rows, no second query after it. Its access log is uvicorn's.
 import json
 import os
 import secrets
-import tomllib
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -170,30 +169,6 @@ class RequestOut(BaseModel):
         )
 
 
-class Option(BaseModel):
-    """An answer to choose."""
-
-    name: str
-    value: str
-
-
-class Question(BaseModel):
-    """A question of the form."""
-
-    ref: str
-    question: str
-    info: str
-    responseType: str  # noqa: N815 - the interface's name
-    responseOptions: list[Option] | None  # noqa: N815
-    conditions: dict[str, str] | None
-
-
-class Questionnaire(BaseModel):
-    """The form."""
-
-    questionnaire: list[Question]
-
-
 Data = TypeVar("Data")
 
 
@@ -219,25 +194,6 @@ class Envelope(BaseModel, Generic[Data]):
     meta: Meta = Field(default_factory=Meta)
 
 
-def load_questionnaire() -> Questionnaire:
-    """Read the questions."""
-    written = tomllib.loads(Path("service/api/questionnaire.toml").read_text())
-    return Questionnaire(
-        questionnaire=[
-            Question(
-                ref=question["ref"],
-                question=question["question"],
-                info=question["info"],
-                responseType=question["responseType"],
-                responseOptions=written["options"].get(question.get("responseOptions")),
-                conditions=question.get("conditions"),
-            )
-            for question in written["questions"]
-        ]
-    )
-
-
-QUESTIONNAIRE = load_questionnaire()
 bearer = HTTPBearer()
 
 
@@ -360,12 +316,6 @@ async def retrieve_request(
     if row is None:
         raise HTTPException(404)
     return Envelope(data=RequestOut.of(row))
-
-
-@app.get("/v1/questionnaire/structure", dependencies=[Depends(caller)])
-async def questionnaire_structure() -> Envelope[Questionnaire]:
-    """Return the questions."""
-    return Envelope(data=QUESTIONNAIRE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The relay of faststream-outbox to RabbitMQ, as documented: `faststream_relay.py schema|default|tuned`.
+"""The relay of faststream-outbox to RabbitMQ, as documented: `faststream_relay.py schema|relay`.
 
 Tuned: more workers, larger batches fetched, and delivered rows deleted many at a time.
 """
@@ -17,13 +17,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 TUNED = {"max_workers": 40, "fetch_batch_size": 500, "terminal_flush_batch_size": 100}
 
 
-async def main(variant: str) -> None:
+async def main(task: str) -> None:
     """Relay until SIGTERM."""
     metadata = MetaData()
     table = make_outbox_table(metadata, table_name="outbox")
     url = postgres_url().replace("postgresql://", "postgresql+asyncpg://")
     engine = create_async_engine(url, pool_size=TUNED["max_workers"] + 5)  # it holds one for each worker
-    if variant == "schema":
+    if task == "schema":
         async with engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
         return
@@ -36,7 +36,7 @@ async def main(variant: str) -> None:
     )
 
     @publisher
-    @outbox.subscriber("requests", **(TUNED if variant == "tuned" else {}))
+    @outbox.subscriber("requests", **TUNED)
     async def relay(body: dict[str, Any]) -> dict[str, Any]:
         return body
 

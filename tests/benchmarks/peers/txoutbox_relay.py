@@ -1,6 +1,7 @@
-"""The relay of txoutbox, as its documentation shows it: `txoutbox_relay.py schema|default|tuned [notify]`.
+"""The relay of txoutbox, as its documentation shows it: `txoutbox_relay.py schema|relay`.
 
-Tuned: large batches, each published at once, delivered rows deleted. Both keep the order within a request.
+Tuned: large batches, each published at once, delivered rows deleted, woken by NOTIFY. It keeps the order
+within a request.
 """
 
 import sys
@@ -15,14 +16,11 @@ from txoutbox.adapters.postgres import PostgresStorage
 TUNED = RelayConfig(batch_size=500, concurrency=500)
 
 
-async def main(variant: str, *, notify: bool) -> None:
+async def main(task: str) -> None:
     """Relay until SIGTERM."""
-    tuned = variant == "tuned"
     pool = await asyncpg.create_pool(postgres_url(), min_size=2, max_size=10)
-    storage = PostgresStorage(
-        pool, table="outbox", delete_on_ack=tuned, notify_channel="outbox" if notify else None
-    )
-    if variant == "schema":
+    storage = PostgresStorage(pool, table="outbox", delete_on_ack=True, notify_channel="outbox")
+    if task == "schema":
         await storage.create_schema()
         return
     connection = await aio_pika.connect_robust(AMQP_URL)
@@ -41,13 +39,12 @@ async def main(variant: str, *, notify: bool) -> None:
             routing_key=ROUTING_KEY,
         )
 
-    relay = Relay(storage, publish, config=TUNED if tuned else RelayConfig())
-    if notify:
-        await storage.listen(relay.wake)
+    relay = Relay(storage, publish, config=TUNED)
+    await storage.listen(relay.wake)
     await relay.run(handle_signals=True)
     await connection.close()
     pool.terminate()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], notify="notify" in sys.argv))
+    uvloop.run(main(sys.argv[1]))
