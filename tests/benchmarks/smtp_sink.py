@@ -4,15 +4,13 @@ Not one of tests/harness/mail_server.py, but built for speed: it shares the proc
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Self, cast
 
 
 class SmtpSink:
-    """Listens on a free port until its block is left. *note* is called with each content."""
+    """Listens on a free port until its block is left."""
 
-    def __init__(self, note: Callable[[bytes], None] = lambda _: None) -> None:
-        self.note = note
+    def __init__(self) -> None:
         self.accepted = 0
         self.url = ""
 
@@ -50,12 +48,11 @@ class _Session(asyncio.Protocol):
         if not end:
             return b""
         self._received = rest
-        return self._answer_content(whole) if self._in_content else self._answer(whole[:4].upper())
+        return self._answer_content() if self._in_content else self._answer(whole[:4].upper())
 
-    def _answer_content(self, content: bytes) -> bytes:
+    def _answer_content(self) -> bytes:
         self._in_content = False
         self._sink.accepted += 1
-        self._sink.note(content)
         return b"250 accepted\r\n"
 
     def _answer(self, command: bytes) -> bytes:

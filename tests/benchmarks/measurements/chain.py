@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aio_pika
@@ -23,35 +23,24 @@ from tests.harness.processes import Process
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
-DUE, ANSWERED, EMAILED, PUBLISHED, VISIBLE = "due", "answered", "e-mailed", "published", "visible"
-
-_STEPS: Mapping[str, tuple[str, str]] = {
-    "POST": (DUE, ANSWERED),
-    "e-mail": (ANSWERED, EMAILED),
-    "calculation": (EMAILED, PUBLISHED),
-    "calculation_id": (PUBLISHED, VISIBLE),
-    "chain": (DUE, VISIBLE),
-}
-_QUANTILES = {P50: 0.5, P99: 0.99}
 _MOST_ON_THE_WAY = 500  # requests: more would be a backlog
 _PREFETCH = 256
 _WARM_SECONDS = 3.0
 _STRAGGLER_SECONDS = 30.0
 
-_MESSAGE_ID = re.compile(rb"^Message-ID:\s+<([^.]+)\.", re.MULTILINE)
 _LENGTH = re.compile(rb"^content-length: (\d+)", re.MULTILINE | re.IGNORECASE)
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Find the rate that one API and one worker process sustain, then time each step at half of it."""
+    """Find the rate that one API and one worker process sustain, then time requests at half of it."""
     url = await stand.database("chain")
 
     async def ours() -> Figures:
         chain = Chain()
         async with (
-            SmtpSink(chain.note_email) as sink,
+            SmtpSink() as sink,
             stand.worker(url, smtp_url=sink.url, EMAIL_CONCURRENCY="32"),
             _calculating(stand, chain),
             stand.api(url) as api,
@@ -66,49 +55,33 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 
 class Chain:
-    """When each request reached each step, by its uuid."""
+    """When each request was due, and when its calculation was visible, by its uuid."""
 
     def __init__(self) -> None:
         self.on_the_way = asyncio.Semaphore(_MOST_ON_THE_WAY)
-        self.times: dict[str, dict[str, float]] = {}
         self.forget()
 
     def forget(self) -> None:
         """Forget all requests."""
-        self.times = {step: {} for step in (DUE, ANSWERED, EMAILED, PUBLISHED, VISIBLE)}
+        self.due: dict[str, float] = {}
+        self.visible: dict[str, float] = {}
 
-    def note(self, step: str, uuid: str) -> None:
-        """Note that a request has reached *step*. Repeats count nothing."""
-        if uuid in self.times[step]:
-            return
-        self.times[step][uuid] = time.monotonic()
-        if step == VISIBLE:
+    def note_visible(self, uuid: str) -> None:
+        """Note that the calculation of a request is visible. Repeats count nothing."""
+        if uuid not in self.visible:
+            self.visible[uuid] = time.monotonic()
             self.on_the_way.release()
-
-    def note_email(self, content: bytes) -> None:
-        """Note an e-mail that the sink has accepted."""
-        found = _MESSAGE_ID.search(content)
-        assert found is not None
-        self.note(EMAILED, found[1].decode())
 
     async def complete(self) -> None:
         """Wait until every request is through. Raises LocalStackError."""
-
-        def missing() -> int:
-            return len(self.times[ANSWERED]) - len(self.times[VISIBLE])
-
-        if not await until(lambda: missing() == 0, seconds=_STRAGGLER_SECONDS):
-            raise LocalStackError(f"{missing()} requests did not get their calculation.")
+        if not await until(lambda: self.due.keys() <= self.visible.keys(), seconds=_STRAGGLER_SECONDS):
+            missing = len(self.due.keys() - self.visible.keys())
+            raise LocalStackError(f"{missing} requests did not get their calculation.")
 
     def figures(self) -> Figures:
-        """Return quantiles of each step in milliseconds."""
-        figures = {}
-        for name, (first, last) in _STEPS.items():
-            begun, ended = self.times[first], self.times[last]
-            waits = sorted(max(0.0, ended[uuid] - begun[uuid]) * 1000 for uuid in begun)
-            for quantile, share in _QUANTILES.items():
-                figures[f"{name} {quantile}"] = waits[int(share * (len(waits) - 1))]
-        return figures
+        """Return quantiles in milliseconds."""
+        waits = sorted((self.visible[uuid] - due) * 1000 for uuid, due in self.due.items())
+        return {name: waits[int(share * (len(waits) - 1))] for name, share in ((P50, 0.5), (P99, 0.99))}
 
 
 @asynccontextmanager
@@ -122,9 +95,8 @@ async def _calculating(stand: Stand, chain: Chain) -> AsyncIterator[None]:
         async def handle(message: AbstractIncomingMessage) -> None:
             uuid = (message.message_id or "").partition(".")[0]
             if message.type == RequestCalculated.type:
-                chain.note(VISIBLE, uuid)
+                chain.note_visible(uuid)
             else:
-                chain.note(PUBLISHED, uuid)
                 body = msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
                 await exchange.publish(aio_pika.Message(body, delivery_mode=2), CalculationCreated.type)
             await message.ack()
@@ -155,12 +127,11 @@ class _Caller:
 
     async def saturate(self, seconds: float) -> float:
         """Send a request whenever another is through; return how many a second are, after a warm-up."""
-        through = self._chain.times[VISIBLE]
         async with asyncio.timeout(seconds + _STRAGGLER_SECONDS), asyncio.TaskGroup() as group:
             await self._keep_full(group, _WARM_SECONDS)
-            began, before = time.monotonic(), len(through)
+            began, before = time.monotonic(), len(self._chain.visible)
             await self._keep_full(group, seconds)
-            rate = (len(through) - before) / (time.monotonic() - began)
+            rate = (len(self._chain.visible) - before) / (time.monotonic() - began)
         await self._chain.complete()
         return rate
 
@@ -194,6 +165,4 @@ class _Caller:
             raise LocalStackError(f"The API answered {head.decode()}")
         answer = msgspec.json.decode(await reader.readexactly(int(length[1])))
         self._free.put_nowait(connection)
-        uuid = answer["data"]["uuid"]
-        self._chain.times[DUE][uuid] = due
-        self._chain.note(ANSWERED, uuid)
+        self._chain.due[answer["data"]["uuid"]] = due
