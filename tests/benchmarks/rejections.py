@@ -90,6 +90,8 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> di
     def get(path: str, token: str = token) -> httpx.Request:
         return client.build_request("GET", path, headers={"Authorization": f"Bearer {token}"})
 
+    long_addresses = {"customer_email": "a." * 120 + "@example.com", "sender_email": "x" * 254}
+    deep = b'{"meta_data": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}"
     ours = (await client.send(create(key=_A_KEY))).json()["data"]["uuid"]
     return {
         _ACCEPTED: Call(200, create()),
@@ -100,6 +102,8 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> di
         "403 unknown conveyancer": Call(403, create(token=issuer.token("stranger"))),
         "404 no route": Call(404, get("/nonsense")),
         "422 empty": Call(422, create(b"{}")),
+        "422 addresses": Call(422, create(json.dumps(A_REQUEST | long_addresses).encode())),
+        "422 too deep": Call(422, create(deep)),
         "422 thousands of parameters": Call(
             422, get("/v1/request?" + "&".join(f"p{n}" for n in range(8_000)))
         ),

@@ -14,6 +14,7 @@ from tests.deploy.manifests import (
     WORKERS,
     Manifest,
     container_of,
+    grace_seconds,
     pod_of,
     schema_container_of,
     workloads,
@@ -52,19 +53,15 @@ def _compose() -> list[str]:
 
 def test_processes_run_as_on_kubernetes(services):
     deployed = workloads("dev")
-
     user = pod_of(deployed["api"])["securityContext"]
     commands = {name: container_of(deployed[name])["args"] for name in PROCESSES}
-    commands["schema"] = schema_container_of("dev")["args"]
 
-    for name, command in commands.items():
+    for name, command in [*commands.items(), ("schema", schema_container_of("dev")["args"])]:
         assert services[name]["command"] == command
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["user"] == f"{user['runAsUser']}:{user['runAsGroup']}"
-    for name in PROCESSES:
-        seconds = pod_of(deployed[name])["terminationGracePeriodSeconds"]
-        assert services[name]["stop_grace_period"] == f"{seconds}s"
+    assert {services[name]["stop_grace_period"] for name in PROCESSES} == {f"{grace_seconds():.0f}s"}
 
 
 def test_image_is_built_once_and_never_pulled(services):

@@ -2,14 +2,14 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from aio_pika import ExchangeType, Message
 from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelPreconditionFailed
 
-from tests.deploy.manifests import Manifest, of_kind
+from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.manifests import Manifest, container_of, of_kind, workloads
 from tests.harness.queues import declare_topology
 from worker.rabbitmq import topology
 
@@ -86,15 +86,12 @@ def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may):
 
 def test_every_broker_of_ours_refuses_messages_that_would_fill_a_workers_memory():
     (cluster,) = specifications("RabbitmqCluster")
-    (dev,) = [
-        each for each in of_kind("dev", "StatefulSet").values() if each["metadata"]["name"] == "rabbitmq"
-    ]
-    [container] = dev["spec"]["template"]["spec"]["containers"]
-    arguments = "-rabbit max_message_size 131072"
+    limit = "-rabbit max_message_size 131072"
 
     assert "max_message_size = 131072\n" in cluster["rabbitmq"]["additionalConfig"]
-    assert {"name": "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "value": arguments} in container["env"]
-    assert arguments in Path("deploy/compose.yaml").read_text()
+    variable = {"name": "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "value": limit}
+    assert variable in container_of(workloads("dev")["rabbitmq"])["env"]
+    assert limit in (CHECKOUT / "deploy" / "compose.yaml").read_text()
 
 
 @pytest.mark.skipif("AMQP_URL" in os.environ, reason="only brokers of ours have the limit")
@@ -103,10 +100,3 @@ async def test_broker_of_the_tests_refuses_a_message_that_would_fill_a_workers_m
 
     with pytest.raises(ChannelPreconditionFailed, match="larger than configured max size"):
         await channel.default_exchange.publish(Message(bytes(131_073)), topology.NOTIFICATIONS.name)
-
-
-def test_quorum_queues_have_a_broker_with_a_majority():
-    (cluster,) = specifications("RabbitmqCluster")
-
-    assert cluster["replicas"] == 3
-    assert all(queue["type"] == "quorum" for queue in specifications("Queue"))

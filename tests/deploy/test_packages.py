@@ -98,17 +98,6 @@ def test_missing_program_runs_from_its_package_with_dependencies_that_are_not_in
     assert reports.lines == [DOWNLOADING]
 
 
-def test_installed_packages_are_unpacked_on_demand(sources, folder, reports):
-    sources.add("greeting", depends=INSTALLED)
-    sources.add(INSTALLED)
-
-    with_it = packages.unpacked("greeting", even_if_installed="base-", report=reports, folder=folder)
-    itself = packages.unpacked(INSTALLED, report=reports, folder=folder)
-
-    assert programs_in(with_it) == {"say-greeting", f"say-{INSTALLED}"}
-    assert programs_in(itself) == {f"say-{INSTALLED}"}
-
-
 def test_two_at_once_download_once(sources, folder, reports):
     sources.add("greeting")
 

@@ -78,11 +78,10 @@ class Tab:
         """Wait until a JavaScript expression is true."""
         await eventually(lambda: self.evaluate(f"Boolean(document.body && ({expression}))"), seconds=20)
 
-    async def click(self, selector: str, text: str = "") -> None:
-        """Click the middle of the first element that matches, has this text and can be seen."""
+    async def click(self, selector: str) -> None:
+        """Click the middle of the first element that matches and can be seen."""
         found = f"""
-            [...document.querySelectorAll({json.dumps(selector)})].find((element) =>
-                element.innerText.includes({json.dumps(text)}) && element.checkVisibility())"""
+            [...document.querySelectorAll({json.dumps(selector)})].find((element) => element.checkVisibility())"""
         await self.shows(found)
         x, y = await self.evaluate(f"""(() => {{
             const element = {found};
