@@ -50,7 +50,7 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
     if "namespace" in rule["expr"]:
         labels["namespace"] = "here"
     samples = [
-        {"labels": f"ALERTS{{{','.join(_matchers(labels | more))}}}", "value": 1} for more in case.fires
+        {"labels": f"ALERTS{{{','.join(_matchers({**labels, **more}))}}}", "value": 1} for more in case.fires
     ]
     looks = [(case.at, samples), *([(case.too_early, [])] if case.too_early else [])]
     query = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'

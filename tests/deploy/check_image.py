@@ -48,7 +48,9 @@ def docker(*arguments: str | Path, seconds: float = 60) -> str:
 
 def _engine_answers() -> bool:
     client = shutil.which("docker")
-    return bool(client) and subprocess.run([client, "info"], capture_output=True, check=False).returncode == 0
+    if client is None:
+        return False
+    return subprocess.run([client, "info"], capture_output=True, check=False).returncode == 0
 
 
 if not _engine_answers():

@@ -37,7 +37,7 @@ class DockerEngine(http.server.BaseHTTPRequestHandler):
         self._answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _answer(self, status: HTTPStatus) -> None:
-        body = json.dumps({"ApiVersion": "1.43", "message": "no route to the registry"}).encode()
+        body = json.dumps({"ApiVersion": "1.43", "message": "No such image"}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

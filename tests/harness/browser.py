@@ -81,7 +81,8 @@ class Tab:
     async def click(self, selector: str) -> None:
         """Click the middle of the first element that matches and can be seen."""
         found = f"""
-            [...document.querySelectorAll({json.dumps(selector)})].find((element) => element.checkVisibility())"""
+            [...document.querySelectorAll({json.dumps(selector)})]
+                .find((element) => element.checkVisibility())"""
         await self.shows(found)
         x, y = await self.evaluate(f"""(() => {{
             const element = {found};
