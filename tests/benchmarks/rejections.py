@@ -101,6 +101,7 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> di
         "401 unknown API key": Call(401, get("/v1/questionnaire/structure", f"cr_0123456789ab_{'x' * 43}")),
         "403 unknown conveyancer": Call(403, create(token=issuer.token("stranger"))),
         "404 no route": Call(404, get("/nonsense")),
+        "413 announced": Call(413, create(b" " * (LARGEST_BODY + 1))),
         "422 empty": Call(422, create(b"{}")),
         "422 addresses": Call(422, create(json.dumps(A_REQUEST | long_addresses).encode())),
         "422 too deep": Call(422, create(deep)),
@@ -128,7 +129,6 @@ def _large_bodies() -> Iterator[tuple[int, str, bytes]]:
     yield 200, _ACCEPTED_LARGE.removeprefix("200 "), ignored + b"}"
     yield 400, "large, brackets", b"[" * LARGEST_BODY
     yield 400, "large, cut off", ignored
-    yield 413, "announced", b" " * (LARGEST_BODY + 1)
     yield 422, "large, text", beginning + b',"notes":"' + b"x" * room + b'"}'
     yield 422, "large, unknown fields", beginning + b"," + names + b"}"
     yield 422, "large, unknown field at its end", ignored + b',"x":1}'
