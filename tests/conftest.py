@@ -25,6 +25,7 @@ from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
+from tests.harness.processes import environment_of
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
@@ -164,6 +165,12 @@ async def link(database_url: str, statements: StatementLog) -> AsyncIterator[Tcp
 def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     """Settings of an API on the test's database."""
     return api_settings(database_url, issuer)
+
+
+@pytest.fixture
+def environment(service_settings: ServiceSettings) -> dict[str, str]:
+    """The environment of the API, and of its operators' commands."""
+    return environment_of(service_settings)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber, subscribed
 from tests.harness.issuer import Issuer
-from tests.harness.processes import Process, api_process, bare_environment, worker_process
+from tests.harness.processes import Process, api_process, worker_process
 from worker.settings import WorkerSettings
 
 
@@ -39,13 +39,3 @@ async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
     """Another team, subscribed to every event about requests."""
     async with subscribed(channel) as team:
         yield team
-
-
-@pytest.fixture
-def environment(service_settings: ServiceSettings) -> dict[str, str]:
-    """The environment of an operator's commands."""
-    return bare_environment(
-        DATABASE_URL=service_settings.database_url,
-        APP_URL=service_settings.app_url,
-        REQUEST_SECRET_KEYS=service_settings.request_secret_keys,
-    )

@@ -14,8 +14,7 @@ from service.postgres.pool import Connection
 from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import intend
-from tests.worker.commands.test_emails import assert_sound
+from tests.worker.commands.steps import assert_sound, intend
 from tests.worker.conftest import settings_with, store
 from worker.process import Worker
 from worker.retention import Retention

@@ -9,34 +9,57 @@ import click
 import msgspec
 import pytest
 
+import service.__main__
+import worker.__main__
 from service.command_line import Answer
-from worker.__main__ import PROGRAM
+from service.settings import ServiceSettings
+from tests.harness.processes import environment_of
 from worker.settings import WorkerSettings
+
+PROGRAMS = {"service": service.__main__.PROGRAM, "worker": worker.__main__.PROGRAM}
+
+
+def _commands(
+    words: tuple[str, ...], found: click.Command
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(found, click.Group):
+        for name, part in found.commands.items():
+            yield from _commands((*words, name), part)
+    else:
+        yield words, found
+
+
+# Every command of both programs, by the words after `python -m`.
+COMMANDS = {
+    words: found for name, program in PROGRAMS.items() for words, found in _commands((name,), program)
+}
 
 
 @pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
+def restored() -> Iterator[None]:
     """Restore the environment, in which commands find their settings."""
     with patch.dict(os.environ):
         yield
 
 
-def find_command(words: tuple[str, ...]) -> tuple[click.Command, list[str]]:
-    """Return the command that these words name, and its arguments."""
-    found: click.Command = PROGRAM
-    rest = list(words)
-    while isinstance(found, click.Group):
-        found = found.commands[rest.pop(0)]
-    return found, rest
+@pytest.fixture
+def environment(worker_settings: WorkerSettings, service_settings: ServiceSettings) -> dict[str, str]:
+    """The settings of both processes."""
+    return environment_of(worker_settings) | environment_of(service_settings)
 
 
 async def command(settings: WorkerSettings, *words: str) -> Answer:
-    """Return the answer of a command of `python -m worker` on the servers of *settings*."""
-    os.environ |= {"DATABASE_URL": settings.database_url, "AMQP_URL": settings.amqp_url}
-    found, arguments = find_command(words)
-    with found.make_context(found.name, arguments) as context:
+    """Return the answer of an operator's command, of either program, on the servers of *settings*."""
+    os.environ |= {
+        "DATABASE_URL": settings.database_url,
+        "AMQP_URL": settings.amqp_url,
+        "APP_URL": settings.app_url,
+        "REQUEST_SECRET_KEYS": settings.request_secret_keys,
+    }
+    name = next(name for name in COMMANDS if name[1:] == words[: len(name) - 1])
+    with COMMANDS[name].make_context(name[-1], list(words[len(name) - 1 :])) as context:
         del context.params["as_json"]
-        run = cast("Any", found.callback).__wrapped__
+        run = cast("Any", COMMANDS[name].callback).__wrapped__
         answer = await run(**context.params)
     assert isinstance(answer, Answer)
     return answer

@@ -1,6 +1,7 @@
-"""The steps of a request after it was stored: its e-mail and its calculation."""
+"""The steps of a request after it was stored, its e-mail and its calculation, and what is left of them."""
 
 from typing import Any
+from uuid import UUID
 
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
@@ -12,6 +13,7 @@ from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.conftest import store
+from worker import reconciliation
 from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
@@ -77,3 +79,21 @@ async def send_another_email(
 async def calculate(database: Connection, request: CalculationRequest) -> None:
     """Record a calculation, as its consumer does."""
     await deliveries.calculate(database, request.uuid, "C-1")
+
+
+def key_of(request: CalculationRequest, number: int = 1) -> str:
+    """Return the key of an e-mail of a request, of which there may be several."""
+    first = f"{request.uuid}.request.created.1"
+    return first if number == 1 else f"{first}.{number}"
+
+
+async def states(database: Connection) -> dict[str, str]:
+    """Return the state of each e-mail, by its key."""
+    return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
+
+
+async def assert_sound(database: Connection) -> None:
+    """Check that requests, events and e-mails add up."""
+    async with database.transaction(isolation="repeatable_read", readonly=True):
+        discrepancies = await reconciliation.find_discrepancies(database, UUID(int=0))
+    assert [discrepancy.name for discrepancy in discrepancies if discrepancy.count] == []

@@ -1,145 +1,169 @@
-"""The commands of operators: their settings, their arguments, their output for people and for scripts."""
+"""The commands of both programs: their help, their errors, and their progress on a terminal."""
 
 import asyncio
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
-import sys
 
-import click
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from service.calculation_requests.model import RequestNotFound
-from service.settings import InvalidSetting
-from tests.harness.command_line import run
+from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Ended, bare_environment
+from tests.harness.processes import bare_environment, python, run_process
 from tests.harness.waiting import eventually
-from tests.worker.commands.conftest import command
+from tests.worker.commands.conftest import COMMANDS
 from tests.worker.commands.steps import intend
-from tests.worker.conftest import settings_with, store
+from tests.worker.conftest import store
 
 UNKNOWN = "req_0000000000000000000000"
-REDRIVE = ("dead-letters", "redrive", "notifications")
-ON_POSTGRES = [
-    ("outbox", "list"),
-    ("outbox", "replay", "--from", "2026-01-01"),
-    ("emails", "list"),
-    ("emails", "resend", "--code", "550"),
-    ("emails", "cancel", "--conveyancer", "firm"),
-    ("trace", UNKNOWN),
-    ("reconcile",),
-]
+NO_UTF_8 = "\udcff"
+NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled."
+STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
+NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
+LIST = "worker outbox list"
+DEAD = "worker dead-letters list"
 
 
-def assert_one_clear_line(ended: Ended, part: str) -> None:
-    """Check that a command failed with one line on stderr that contains *part*."""
-    assert (ended.status, ended.output) == (1, "")
-    assert len(ended.errors.splitlines()) == 1
+@pytest.mark.parametrize("words", [("worker",), ("service",), *COMMANDS], ids=" ".join)
+def test_every_command_has_help_that_needs_no_settings(words):
+    ended = call(*words, "--help", environment=bare_environment())
+
+    assert (ended.status, ended.errors) == (0, "")
+    assert ended.output.startswith(f"Usage: python -m {' '.join(words)} ")
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("worker nonsense", "'nonsense'"),
+        ("worker outbox replay", "say which events to replay"),
+        ("worker emails resend --dry-run", "say which e-mails"),
+        ("worker emails cancel", "say which e-mails"),
+        ("worker emails cancel --to 2026-01-01", "say which e-mails"),
+        ("worker emails resend --sent --from 2026-01-01", "--sent needs --uuid"),
+        ("worker emails resend --code 250", "250 is not in the range"),
+        ("worker dead-letters list elsewhere", "'elsewhere' is not one of"),
+        ("worker trace req_short", "is not the uuid of a request"),
+        ("service request find", "Say what to find"),
+        *(
+            (f"service request correct {UNKNOWN} --customer-email {address}", "one recipient")
+            for address in ("a@b@example.com", "a" * 250 + "@b.com", f"{NO_UTF_8}@example.com")
+        ),
+        ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
+        ("service conveyancer add new-firm --name ''", "Invalid value for '--name'"),
+        *(
+            (f"service {words} {NO_UTF_8}", "Invalid value for")
+            for words in (
+                *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
+                *(f"request find {option}" for option in ("--external-id", "--customer-email", "--case-ref")),
+            )
+        ),
+    ],
+    ids=ascii,
+)
+def test_wrong_argument_is_explained_before_anything_is_done(command, part):
+    ended = call(*shlex.split(command), environment=bare_environment())
+
+    assert (ended.status, ended.output) == (2, "")
     assert part in ended.errors
 
 
 @pytest.mark.parametrize(
-    ("words", "missing"),
+    ("command", "changes", "part"),
     [
-        *((words, "database_url") for words in (*ON_POSTGRES, REDRIVE)),
-        *((words, "amqp_url") for words in (("dead-letters", "list"), REDRIVE)),
-    ],
-    ids=str,
-)
-async def test_missing_setting_is_named(worker_settings, words, missing):
-    with pytest.raises(InvalidSetting, match=f"`{missing.upper()}`"):
-        await command(settings_with(worker_settings, **{missing: ""}), *words)
-
-
-@pytest.mark.parametrize("words", [("outbox", "list"), ("dead-letters", "list")], ids=" ".join)
-@pytest.mark.parametrize(
-    ("address", "part"),
-    [
-        (f"zqmark:zqmark@127.0.0.1:{free_port()}/none", "reach"),
-        ("127.0.0.1:zqmark/", "_URL: "),
-        ("user:zqmark/1@127.0.0.1/", "_URL: "),
-    ],
-    ids=["nobody answers", "no port", "unescaped password"],
-)
-async def test_server_that_cannot_be_used_is_one_line_without_its_password(words, address, part):
-    urls = bare_environment(DATABASE_URL=f"postgresql://{address}", AMQP_URL=f"amqp://{address}")
-
-    ended = await run("worker", *words, environment=urls)
-
-    assert_one_clear_line(ended, part)
-    assert "zqmark" not in ended.errors
-
-
-@pytest.mark.parametrize("words", [("trace", UNKNOWN), ("outbox", "replay", "--uuid", UNKNOWN)], ids=" ".join)
-async def test_request_that_does_not_exist_is_named(worker_settings, words):
-    with pytest.raises(RequestNotFound):
-        await command(worker_settings, *words)
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ("outbox replay", "say which events to replay"),
-        ("emails resend --dry-run", "say which e-mails"),
-        ("emails cancel", "say which e-mails"),
-        ("emails cancel --to 2026-01-01", "say which e-mails"),
-        ("emails resend --sent --from 2026-01-01", "--sent needs --uuid"),
-        ("emails resend --code 250", "250 is not in the range"),
-        ("dead-letters list elsewhere", "'elsewhere' is not one of"),
-        ("trace req_short", "is not the uuid of a request"),
-    ],
-)
-async def test_wrong_argument_is_explained(worker_settings, words, part):
-    with pytest.raises(click.UsageError, match=part):
-        await command(worker_settings, *words.split())
-
-
-async def test_output_is_a_table_or_json(database_url, stored_request):
-    environment = bare_environment(DATABASE_URL=database_url)
-
-    people = await run("worker", "outbox", "list", environment=environment)
-    scripts = await run("worker", "outbox", "list", "--json", environment=environment)
-
-    _, count, _, headings, row = people.output.splitlines()
-    assert count.split()[:3] == ["pending", "request.created", "1"]
-    assert headings.split()[0] == "event_id"
-    assert row.split()[:4] == [f"{stored_request.uuid}.request.created.1", "request.created", "1", "pending"]
-    [event] = json.loads(scripts.output)["events"]
-    assert event["event_id"] == f"{stored_request.uuid}.request.created.1"
-    assert (people.status, people.errors, scripts.status, scripts.errors) == (0, "", 0, "")
-
-
-@pytest.mark.parametrize(
-    ("program", "words", "reads"),
-    [
-        *(("worker", words, True) for words in ("outbox list", "emails list", "reconcile")),
+        (LIST, {"DATABASE_URL": ""}, "missing environment variable `DATABASE_URL`"),
+        (DEAD, {"AMQP_URL": ""}, "missing environment variable `AMQP_URL`"),
+        (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unreachable"),
+        (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "reach"),
         *(
-            ("service", words, True)
-            for words in ("conveyancer list", "api-key list", "request find --case-ref x")
+            (command, {f"{name}_URL": f"{scheme}://{address}"}, f"{name}_URL: not the address of a")
+            for command, name, scheme in ((LIST, "DATABASE", "postgresql"), (DEAD, "AMQP", "amqp"))
+            for address in ("127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/")
         ),
-        *(("worker", f"emails {verb} --from 2026-01-01", False) for verb in ("resend", "cancel")),
-        ("worker", "outbox replay --from 2026-01-01", False),
-        *(("service", f"api-key {verb} {CONVEYANCER}", False) for verb in ("create", "revoke")),
-        *(("service", f"conveyancer {verb} {CONVEYANCER}", False) for verb in ("disable", "add --name Acme")),
-        ("service", f"request erase {UNKNOWN}", False),
+        (LIST, {"DATABASE_URL": "{DATABASE_URL}?sslmode=zqmark"}, "DATABASE_URL: not the address of a"),
+        (LIST, {"DATABASE_URL": "{DATABASE_URL}?role=pg_signal_backend"}, "refused it: permission denied"),
+        (f"worker trace {UNKNOWN}", {}, "There is no such request."),
+        (f"worker outbox replay --uuid {UNKNOWN}", {}, "There is no such request."),
+        (f"service request erase {UNKNOWN}", {}, "There is no such request."),
+        (f"service request new-secret {UNKNOWN}", {}, "There is no such request."),
+        ("service conveyancer disable nobody", {}, NO_FIRM),
+        ("service conveyancer enable nobody", {}, NO_FIRM),
+        ("service api-key create nobody", {}, NO_FIRM),
+        ("service api-key revoke 000000000000", {}, "No valid API key has this prefix"),
+        (f"service api-key create {CONVEYANCER}", {"DATABASE_URL": STANDBY}, "is it a standby?"),
+        ("service token firm --key none.pem", {"AUTH_ISSUER": ""}, "`AUTH_ISSUER`"),
+        ("service token firm --key none.pem", {}, "none.pem"),
+        ("service serve", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS"),
+        ("service serve", {"HOST": "none.invalid"}, "cannot listen on none.invalid"),
+        ("worker", {"MAIL_FROM": "zqmark:tooshort"}, "MAIL_FROM"),
     ],
 )
-async def test_standby_answers_commands_that_read_and_refuses_the_others_in_a_line(
-    database_url, database, stored_request, program, words, reads
+def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
+    environment, command, changes, part
 ):
+    ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
+    changed = {name: value.format(**environment) for name, value in changes.items()}
+
+    ended = call(*command.split(), environment=environment | ports | changed)
+
+    assert (ended.status, len((ended.output + ended.errors).splitlines())) == (1, 1), ended
+    assert part in ended.output + ended.errors
+    assert "zqmark" not in ended.output + ended.errors
+
+
+async def test_port_in_use_is_named(environment):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        ports = {"PORT": port, "HEALTH_PORT": port}
+        both = [
+            await run(*words, environment=environment | ports)
+            for words in (("service", "serve"), ("worker",))
+        ]
+
+    assert [len((ended.output + ended.errors).splitlines()) for ended in both] == [1, 1]
+    assert all(ended.status == 1 and port in ended.output + ended.errors for ended in both)
+
+
+async def test_outdated_schema_is_reported_in_one_line(database_url, database):
+    await database.execute("DELETE FROM schema_version")
+
+    ended = await run(
+        "service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=database_url)
+    )
+
+    assert (ended.status, ended.output, len(ended.errors.splitlines())) == (1, "", 1)
+    assert "older than this release needs" in ended.errors
+
+
+@pytest.mark.parametrize("command", ["service schema apply", "service serve", "worker relay"])
+async def test_process_ends_like_the_command_in_this_process(command):
+    ended = await run_process(*command.split(), environment=bare_environment())
+
+    assert ended == await run(*command.split(), environment=bare_environment())
+    assert (ended.status, len(ended.errors.splitlines())) == (1, 1)
+    assert "DATABASE_URL" in ended.errors
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("worker outbox list", "worker emails list", "worker reconcile"),
+        *("service conveyancer list", "service api-key list", "service request find --case-ref x"),
+    ],
+)
+async def test_standby_is_enough_for_commands_that_only_read(database_url, database, stored_request, command):
     await intend(database, stored_request)
-    await database.execute("UPDATE email SET state = 'failed', reason = 'refused', settled_at = now()")
-    await store(database)
-    standby = bare_environment(DATABASE_URL=f"{database_url}?default_transaction_read_only=on")
+    standby = bare_environment(DATABASE_URL=STANDBY.format(DATABASE_URL=database_url))
 
-    ended = await run(program, *words.split(), environment=standby)
+    ended = await run(*command.split(), "--json", environment=standby)
 
-    assert bool(ended.output) is reads
-    assert ended.errors == ("" if reads else "Postgres at DATABASE_URL takes no writes: is it a standby?\n")
+    assert (ended.status, ended.errors) == (0, "")
+    json.loads(ended.output)
 
 
 @pytest.fixture
@@ -160,7 +184,7 @@ async def test_replay_shows_its_progress_on_a_terminal_and_keeps_its_work_when_i
     terminal, theirs = os.openpty()
 
     replaying = subprocess.Popen(  # noqa: ASYNC220 - starting it does not block
-        [sys.executable, "-m", *["worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1"]],
+        python("worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1"),
         cwd=CHECKOUT,
         env=bare_environment(DATABASE_URL=database_url),
         stderr=theirs,
@@ -178,11 +202,3 @@ async def test_replay_shows_its_progress_on_a_terminal_and_keeps_its_work_when_i
     assert "/5" in shown
     assert shown.splitlines()[-1].startswith("Interrupted.")
     assert 1 <= await database.fetchval("SELECT count(*) FROM outbox") < 5
-
-
-@pytest.mark.parametrize("words", [(), *ON_POSTGRES, REDRIVE, ("doctor",), ("relay",)], ids=" ".join)
-async def test_every_command_has_help_that_needs_no_settings(words):
-    ended = await run("worker", *words[:2], "--help", environment=bare_environment())
-
-    assert (ended.status, ended.errors) == (0, "")
-    assert ended.output.startswith(" ".join(("Usage: python -m worker", *words[:1])))

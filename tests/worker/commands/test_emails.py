@@ -2,30 +2,29 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
 from service.every_firm import email_changes, erasing
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import attempt_emails, intend, refuse_email, store_many
+from tests.worker.commands.steps import (
+    assert_sound,
+    attempt_emails,
+    intend,
+    key_of,
+    refuse_email,
+    states,
+    store_many,
+)
 from tests.worker.conftest import store
-from worker import reconciliation
 from worker.consumers import notifications
 from worker.settings import WorkerSettings
 
 LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-
-
-def key_of(request: CalculationRequest, number: int = 1) -> str:
-    """Return the key of an e-mail of a request, of which there may be several."""
-    first = f"{request.uuid}.request.created.1"
-    return first if number == 1 else f"{first}.{number}"
 
 
 async def changed(settings: WorkerSettings, *words: str) -> int:
@@ -36,22 +35,10 @@ async def changed(settings: WorkerSettings, *words: str) -> int:
     return number
 
 
-async def states(database: Connection) -> dict[str, str]:
-    """Return the state of each e-mail, by its key."""
-    return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
-
-
 async def actions(database: Connection) -> list[tuple[str, str, str | None]]:
     """Return the changes on record."""
     rows = await database.fetch("SELECT action, operator, note FROM operator_action ORDER BY id")
     return [tuple(row) for row in rows]
-
-
-async def assert_sound(database: Connection) -> None:
-    """Check that requests, events and e-mails add up."""
-    async with database.transaction(isolation="repeatable_read", readonly=True):
-        discrepancies = await reconciliation.find_discrepancies(database, UUID(int=0))
-    assert [discrepancy.name for discrepancy in discrepancies if discrepancy.count] == []
 
 
 async def test_failed_email_is_sent_again_as_a_new_one(

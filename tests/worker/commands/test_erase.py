@@ -5,24 +5,23 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
+from service.api.request_body import CreateBody
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.every_firm import operator_actions
-from service.identifiers import new_request_id, uuid_of
 from service.outbox import lanes
 from service.outbox.events import CalculationCreated
 from service.postgres import connections
 from service.postgres.pool import Connection
-from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
-from tests.harness.processes import Ended, bare_environment, run_process
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
-from tests.worker.commands.steps import attempt_emails, calculate, intend
-from tests.worker.commands.test_emails import assert_sound, key_of, states
+from tests.worker.commands.conftest import command
+from tests.worker.commands.steps import assert_sound, attempt_emails, calculate, intend, key_of, states
 from tests.worker.conftest import created_event, hold_events, store
 from worker.settings import WorkerSettings
 
@@ -46,15 +45,10 @@ MARKED: dict[str, Any] = {
 
 
 async def erase(settings: WorkerSettings, request: CalculationRequest, *words: str) -> Erasure:
-    """Return the answer of `request erase`, which needs Postgres alone."""
-    ended = await run_erase(settings, request.uuid, *words)
-    assert (ended.status, ended.errors) == (0, "")
-    return msgspec.json.decode(ended.output, type=Erasure)
-
-
-async def run_erase(settings: WorkerSettings, uuid: str, *words: str) -> Ended:
-    environment = bare_environment(DATABASE_URL=settings.database_url)
-    return await run("service", "request", "erase", uuid, *words, "--json", environment=environment)
+    """Return the answer of `request erase`."""
+    answer = await command(settings, "request", "erase", request.uuid, *words)
+    assert isinstance(answer.data, Erasure)
+    return answer.data
 
 
 async def dump(database: Connection) -> str:
@@ -78,6 +72,12 @@ async def unpublished(database: Connection) -> Sequence[dict[str, Any]]:
     return [json.loads(row["payload"]) for row in rows]
 
 
+def test_every_field_that_may_be_personal_is_marked():
+    sent = {field.name for field in msgspec.structs.fields(CreateBody)}
+
+    assert sent - MARKED.keys() == {"property_value", "request_type"}
+
+
 async def test_nothing_personal_is_left_in_any_table(worker_settings, database, postman, mail_server):
     await store(database, external_id="another-case")
     request = await store(database, **MARKED)
@@ -97,8 +97,10 @@ async def test_nothing_personal_is_left_in_any_table(worker_settings, database, 
     before = await unpublished(database)
 
     done = await erase(worker_settings, request, "--by", "Ada", "--note", "asked for it")
+    again = await erase(worker_settings, request)
 
     assert done == Erasure(request.uuid, was_erased_before=False)
+    assert again == Erasure(request.uuid, was_erased_before=True)
     left = await dump(database)
     assert MARK not in left
     assert MARK.encode().hex() not in left
@@ -111,26 +113,6 @@ async def test_nothing_personal_is_left_in_any_table(worker_settings, database, 
     [action] = await operator_actions.read(database, request.id)
     assert (action.action, action.operator, action.note) == ("request erase", "Ada", "asked for it")
     await assert_sound(database)
-
-
-async def test_two_operators_erase_once(worker_settings, database, stored_request):
-    words = ("service", "request", "erase", stored_request.uuid)
-    environment = bare_environment(DATABASE_URL=worker_settings.database_url)
-    done = await asyncio.gather(*(run_process(*words, environment=environment) for _ in range(2)))
-
-    said = [f"{stored_request.uuid} erased\n", f"{stored_request.uuid} had been erased\n"]
-    assert sorted(ended.output for ended in done) == said
-    assert await database.fetchval("SELECT count(*) FROM operator_action") == 1
-    assert [event["type"] for event in await unpublished(database)] == [
-        "request.created",
-        "request.email_failed",
-    ]
-
-
-async def test_request_that_never_was_is_not_erased(worker_settings):
-    ended = await run_erase(worker_settings, uuid_of(new_request_id()))
-
-    assert (ended.status, ended.errors) == (1, "There is no such request.\n")
 
 
 async def test_late_messages_about_an_erased_request_change_nothing(
@@ -153,11 +135,9 @@ async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(
     async with database.transaction():
         await database.execute("SELECT FROM calculation_request FOR UPDATE")
         async with asyncio.timeout(10.0):
-            ended = await run_erase(worker_settings, stored_request.uuid)
+            with pytest.raises(click.ClickException, match="holds a lock"):
+                await erase(worker_settings, stored_request)
         assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
-
-    assert (ended.status, ended.output) == (1, "")
-    assert "holds a lock" in ended.errors
 
 
 async def test_lane_held_by_a_relay_is_waited_for(worker_settings, database, stored_request):

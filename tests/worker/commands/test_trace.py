@@ -5,7 +5,6 @@ import pytest
 from service.calculation_requests.model import CalculationRequest
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email
-from tests.worker.commands.test_erase import erase
 from tests.worker.conftest import KEYS, announce_next, hold_events
 from worker.commands.trace import Trace
 from worker.relay.loop import Relay
@@ -179,7 +178,7 @@ async def test_erased_request_is_still_shown(worker_settings, database, stored_r
     await calculate(database, stored_request)
     before = await trace_of(worker_settings, stored_request)
 
-    await erase(worker_settings, stored_request, "--by", "Ada")
+    await command(worker_settings, "request", "erase", stored_request.uuid, "--by", "Ada")
 
     trace = await trace_of(worker_settings, stored_request)
     assert trace.conclusion == "The request was erased."

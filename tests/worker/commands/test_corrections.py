@@ -14,12 +14,12 @@ from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
-from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, running
-from tests.harness.processes import Ended, run_process
+from tests.harness.processes import Ended
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.commands.test_emails import assert_sound, states
+from tests.worker.commands.steps import assert_sound, states
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.deliveries import intend_email
 from worker.mail import ledger
@@ -193,21 +193,6 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await assert_sound(database)
 
 
-async def test_operators_who_correct_at_once_leave_one_email_pending(environment, database, created):
-    words = ("service", "request", "correct", created["uuid"], "--json", "--customer-email")
-    addresses = ("eve@example.com", "adam@example.com")
-
-    ended = await asyncio.gather(*(run_process(*words, each, environment=environment) for each in addresses))
-
-    first = first_key(created)
-    keys = [json.loads(each.output)["email"] for each in ended]
-    assert sorted(keys) == [f"{first}.2", f"{first}.3"]
-    assert await states(database) == {first: "failed", f"{first}.2": "failed", f"{first}.3": "pending"}
-    last = addresses[keys.index(f"{first}.3")]
-    assert await database.fetchval("SELECT customer_email FROM calculation_request") == last
-    await assert_sound(database)
-
-
 async def test_correction_to_the_same_address_changes_nothing(environment, database, created):
     words = ("service", "request", "correct", created["uuid"], "--customer-email")
     before = await database.fetch("SELECT * FROM calculation_request")
@@ -217,58 +202,6 @@ async def test_correction_to_the_same_address_changes_nothing(environment, datab
     assert ended == Ended(0, f"{created['uuid']} has this address already: nothing was changed\n", "")
     assert await database.fetch("SELECT * FROM calculation_request") == before
     assert await states(database) == {first_key(created): "pending"}
-    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "table"),
-    [
-        (("request", "correct", "{uuid}", "--customer-email", "eve@example.com"), "calculation_request"),
-        (("request", "erase", "{uuid}"), "calculation_request"),
-        (("conveyancer", "disable", CONVEYANCER), "conveyancer"),
-    ],
-    ids=str,
-)
-async def test_operator_who_vanished_holds_no_lock_for_long_and_has_changed_nothing(
-    environment, link, database, created, words, table
-):
-    """For instance with its machine: TCP would notice after two hours."""
-    before = await database.fetch(f"TABLE {table}")
-    command = ("service", *(word.format(**created) for word in words))
-    link.hold_before(b"INSERT INTO operator_action")
-    changing = asyncio.create_task(run(*command, environment={**environment, "DATABASE_URL": link.url}))
-    await link.marker_reached.wait()
-
-    async def is_free() -> bool:
-        return len(await database.fetch(f"SELECT FROM {table} FOR UPDATE SKIP LOCKED")) == len(before)
-
-    was_free = await is_free()
-    await eventually(is_free)
-    await link.cut()
-    ended = await changing
-
-    assert not was_free
-    assert ended.status == 1
-    assert "Postgres at DATABASE_URL is unreachable" in ended.errors
-    assert await database.fetch(f"TABLE {table}") == before
-    assert await states(database) == {first_key(created): "pending"}
-    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "part"),
-    [
-        (("new-secret", UNKNOWN), 1, "There is no such request."),
-        (("correct", UNKNOWN, "--customer-email", "a@b@example.com"), 2, "one recipient"),
-        (("correct", UNKNOWN, "--customer-email", "a" * 250 + "@b.com"), 2, "one recipient"),
-        (("find",), 2, "Say what to find"),
-    ],
-)
-async def test_wrong_argument_is_explained(environment, database, *, words, status, part):
-    ended = await run("service", "request", *words, environment=environment)
-
-    assert (ended.status, ended.output) == (status, "")
-    assert part in ended.errors
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
