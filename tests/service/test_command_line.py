@@ -154,29 +154,6 @@ async def test_operator_and_note_are_handed_on(capsys):
         assert f"Invalid value for '{words[0]}'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("url", "part"),
-    [
-        ("postgresql://user:zqmark@127.0.0.1:1/x", "Postgres at DATABASE_URL is unreachable"),
-        ("postgresql://user:zqmark/1@127.0.0.1/", "DATABASE_URL"),
-        ("postgresql://user:zqmark@localhost/none?sslmode=zqmark", "DATABASE_URL: not the address"),
-        ("", "missing environment variable `DATABASE_URL`"),
-    ],
-)
-def test_postgres_that_cannot_be_used_is_one_line(url, part, monkeypatch, capsys):
-    async def go() -> Answer:
-        """Connect."""
-        async with command_line.postgres():
-            return Answer(None, "")
-
-    monkeypatch.setenv("DATABASE_URL", url)
-    assert run(go) == 1
-
-    [line] = capsys.readouterr().err.splitlines()
-    assert part in line
-    assert "zqmark" not in line
-
-
 def test_progress_is_silent_without_a_terminal(capsys):
     async def go() -> Answer:
         """Progress."""

@@ -1,7 +1,4 @@
-"""`python -m worker doctor` on real servers, with and without problems.
-
-What it finds of Postgres and of the customer's application is shown in tests/service/commands/test_doctor.py.
-"""
+"""Both doctors, on real servers, with and without problems."""
 
 import asyncio
 import json
@@ -9,6 +6,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,15 +17,16 @@ from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service import diagnosis
-from service.diagnosis import Finding
+from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
+from service.commands.doctor import examine_service
+from service.diagnosis import Check, Finding
 from service.every_firm import email_changes
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Pool
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import MailServer, ScriptedMailServer
-from tests.harness.processes import environment_of
-from tests.harness.queues import count
+from tests.harness.queues import holds
 from tests.harness.waiting import eventually
 from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.commands.steps import intend
@@ -38,23 +37,21 @@ from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 QUEUES = ["notifications", "calculation-results"]
-CHECKS = [
-    "settings",
-    *["postgres", "secret keys", "events", "e-mails", "requests"],
-    "application",
-    "rabbitmq",
-    *[f"queue {name}" for name in QUEUES],
-    *[f"queue {name}.dead-letters" for name in QUEUES],
-    "rabbitmq's alarm",
-    "mail server",
-]
+CHECKS = {
+    "service": ["settings", "postgres", "secret keys", "application", "signing keys"],
+    "worker": [
+        *("settings", "postgres", "secret keys", "events", "e-mails", "requests", "application", "rabbitmq"),
+        *(f"queue {name}{kind}" for kind in ("", ".dead-letters") for name in QUEUES),
+        *("rabbitmq's alarm", "mail server"),
+    ],
+}
 
 
 @pytest.fixture
-async def environment(worker_settings):
-    """The environment of a worker without problems, except that its mail server has no encryption."""
-    async with answering(http_answer("200 OK", b"")) as port:
-        yield environment_of(worker_settings, APP_URL=f"http://127.0.0.1:{port}")
+async def environment(environment):
+    """The environment of processes without problems, except that their mail server has no encryption."""
+    async with answering(http_answer("404 Not Found", b"")) as port:
+        yield {**environment, "APP_URL": f"http://127.0.0.1:{port}"}
 
 
 @pytest.fixture
@@ -68,53 +65,225 @@ async def _ignore(_: object) -> None:
     """Leave the message unacknowledged."""
 
 
-async def examined(environment: Mapping[str, str]) -> dict[str, Finding]:
-    """Return the findings by their checks."""
-    return {finding.check: finding for finding in await examine_worker(environment)}
+async def found(environment: Mapping[str, str], check: str) -> Finding:
+    """Return the finding of one check."""
+    examine = examine_service if check in CHECKS["service"] else examine_worker
+    [finding] = [finding for finding in await examine(environment) if finding.check == check]
+    return finding
 
 
 @pytest.mark.usefixtures("reading")
-async def test_healthy_environment_has_a_line_for_each_check(environment):
-    ended = await run("worker", "doctor", environment=environment)
-    findings = await examine_worker(environment)
+@pytest.mark.parametrize("program", CHECKS)
+async def test_healthy_environment_has_a_line_for_each_check(environment, program):
+    ended = await run(program, "doctor", environment=environment)
 
     assert (ended.status, ended.errors) == (0, "")
-    assert len(ended.output.splitlines()) == len(CHECKS)
-    assert ended.output.startswith("warning  mail server")
-    assert [finding.check for finding in findings] == CHECKS
-    assert [finding.check for finding in findings if finding.state != "ok"] == ["mail server"]
+    states = {
+        check: state for state, check, *_ in (re.split(" {2,}", each) for each in ended.output.splitlines())
+    }
+    assert sorted(states) == sorted(CHECKS[program])
+    assert [each for each in states.items() if each[1] != "ok"] == (
+        [("mail server", "warning")] if program == "worker" else []
+    )
 
 
-async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("service", ["settings wrong", "postgres wrong", "signing keys wrong", "application ok"]),
+        (
+            "worker",
+            [
+                *("settings wrong", "settings wrong", "postgres wrong", "rabbitmq wrong"),
+                "mail server warning",  # not checked without MAIL_FROM
+                "application ok",
+            ],
+        ),
+    ],
+)
+async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment, program, expected):
     nowhere = f"me:hunter2@127.0.0.1:{free_port()}"
     environment |= {
         "DATABASE_URL": f"postgresql://{nowhere}/x",
+        "AUTH_JWKS_URL": f"https://{nowhere}/jwks",
         "AMQP_URL": f"amqp://{nowhere}/",
         "SMTP_URL": f"smtp://{nowhere}",
         "MAIL_FROM": "hunter2",
         "REQUEST_SECRET_KEYS": "current:hunter2",
     }
 
-    ended = await run("worker", "doctor", "--json", environment=environment)
+    ended = await run(program, "doctor", "--json", environment=environment)
 
     findings = json.loads(ended.output)
-    assert [(finding["check"], finding["state"]) for finding in findings] == [
-        ("settings", "wrong"),
-        ("settings", "wrong"),
-        ("postgres", "wrong"),
-        ("rabbitmq", "wrong"),
-        ("mail server", "warning"),  # not checked without MAIL_FROM
-        ("application", "ok"),
-    ]
-    assert {finding["says"] for finding in findings[2:4]} == {"connection refused"}
+    assert [f"{finding['check']} {finding['state']}" for finding in findings] == expected
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
 
-# What is pending
+async def test_every_bad_variable_is_named_and_its_checks_are_skipped(environment):
+    environment |= {"PORT": "eighty", "DATABASE_URL": "mysql://x", "AUTH_JWKS_URL": "", "LOG_LEVEL": "LOUD"}
+    environment |= {"REQUEST_SECRET_KEYS": "x"}
+
+    findings = await examine_service(environment)
+
+    wrong = [finding.says for finding in findings if finding.state == "wrong"]
+    named = ("AUTH_JWKS_URL", "DATABASE_URL", "LOG_LEVEL", "PORT", "REQUEST_SECRET_KEYS")
+    assert len(wrong) == len(named)
+    assert all(name in says for name, says in zip(named, wrong, strict=True))
+    assert [(finding.check, finding.says) for finding in findings if finding.state == "warning"] == [
+        ("postgres", "not checked without DATABASE_URL"),
+        ("signing keys", "not checked without AUTH_JWKS_URL"),
+    ]
 
 
-@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize(
+    ("check", "variable", "changes", "says"),
+    [
+        *(
+            (check, f"{name}_URL", {part: value}, says)
+            for check, name in (("postgres", "DATABASE"), ("rabbitmq", "AMQP"), ("application", "APP"))
+            for part, value, says in (
+                ("port", 1, "connection refused"),
+                ("host", "nowhere.invalid", "unknown host"),
+            )
+        ),
+        ("postgres", "DATABASE_URL", {"path": "/no-such-database"}, "no such database"),
+        ("postgres", "DATABASE_URL", {"user": "nobody-here"}, "user or password refused"),
+        ("rabbitmq", "AMQP_URL", {"password": "hunter2"}, "user or password refused"),
+        ("rabbitmq", "AMQP_URL", {"path": "/nowhere"}, "it closes the connection"),
+        ("mail server", "SMTP_URL", {"scheme": "smtp+starttls"}, "it does not offer STARTTLS"),
+    ],
+)
+async def test_server_that_cannot_be_used_is_found(environment, check, variable, changes, says):
+    url = URL(environment[variable])
+    for part, value in changes.items():
+        url = getattr(url, f"with_{part}")(value)
+
+    finding = await found(environment | {variable: str(url)}, check)
+
+    assert finding.state == "wrong"
+    assert finding.says.startswith(says)
+
+
+async def test_checks_run_side_by_side():
+    everyone = asyncio.Barrier(2)
+
+    async def look() -> AsyncIterator[Finding]:
+        await everyone.wait()
+        yield Finding("ok", "both", "look at the same time")
+
+    findings = await diagnosis.diagnose({}, {}, [Check(name, [], look, "") for name in ("one", "other")])
+
+    assert [finding.state for finding in findings] == ["ok", "ok", "ok"]
+
+
+async def test_no_check_waits_long_for_a_silent_server(environment, authority, monkeypatch):
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 0.5)
+    async with answering(None) as one, answering(None, authority.server_context()) as other:
+        environment["DATABASE_URL"] = f"postgresql://127.0.0.1:{one}/x"
+        environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{other}/jwks"
+
+        findings = await examine_service(environment)
+
+    silent = [finding.check for finding in findings if finding.says == "no answer in time"]
+    assert silent == ["postgres", "signing keys"]
+
+
+async def test_watching_doctor_looks_again_and_again(monkeypatch, capsys):
+    monkeypatch.setattr(diagnosis, "WATCH_SECONDS", 0.01)
+    looks = iter([Finding("wrong", "postgres", "connection refused"), Finding("ok", "postgres", "is back")])
+
+    async def examine() -> list[Finding]:
+        return [next(looks)]
+
+    with pytest.raises(RuntimeError):  # when there are no more
+        await diagnosis.answer(examine, watch=True)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "wrong    postgres  connection refused",
+        "ok       postgres  is back",
+    ]
+
+
+# Postgres, and what is pending there
+
+
+async def test_table_that_another_session_has_locked_is_found(environment, database):
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request IN SHARE MODE")
+
+        finding = await found(environment, "postgres")
+
+    assert finding.state == "wrong"
+    assert finding.says.startswith("another session has locked its tables")
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("DELETE FROM schema_version", "its schema is too old, or there is none"),
+        ("DROP TABLE schema_version", "its schema is too old, or there is none"),
+        ('ALTER DATABASE "{database}" SET default_transaction_read_only = on', "it takes no writes"),
+        (
+            "CREATE RULE full_disk AS ON INSERT TO operator_action DO INSTEAD SELECT full_disk()",
+            "its disk is full",
+        ),
+    ],
+    ids=["older schema", "no schema", "read-only", "full disk"],
+)
+async def test_postgres_that_cannot_be_written_to_is_found(environment, database, statement, says):
+    await database.execute(
+        """
+        CREATE FUNCTION full_disk() RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
+            RAISE EXCEPTION USING ERRCODE = 'disk_full';
+        END $$
+        """
+    )
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(statement.format(database=name))
+
+    finding = await found(environment, "postgres")
+
+    assert finding.state == "wrong"
+    assert finding.says.startswith(says)
+
+
+async def test_doctor_leaves_no_trace(environment, database):
+    await examine_service(environment)
+
+    counts = "SELECT (SELECT count(*) FROM operator_action) + (SELECT count(*) FROM secret_key)"
+    assert await database.fetchval(counts) == 0
+
+
+async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(environment, database):
+    before = await found(environment, "secret keys")
+    await store(database)
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'newest'")
+    await remember_keys(database, SecretKeyRing.parse(f"of-workers:{'B' * 43}"))
+
+    findings = [each for each in await examine_service(environment) if each.check == "secret keys"]
+
+    assert before.state == "ok"
+    assert [(finding.state, finding.says) for finding in findings] == [
+        ("wrong", "stored requests need newest, which is missing"),
+        ("wrong", "stored requests need of-workers, which is missing"),
+    ]
+
+
+async def test_another_key_under_the_same_id_is_found(environment, database):
+    first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
+    assert await remember_keys(database, first) == []
+    before = await found(environment, "secret keys")
+    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'C' * 43},older:{'B' * 43}"
+
+    finding = await found(environment, "secret keys")
+
+    assert (before.state, before.says) == ("ok", "has every key that was in use before")
+    assert finding.state == "wrong"
+    assert finding.says == f"another key than before has the id {first.current_id}"
+
+
 async def test_events_and_emails_are_counted_by_state(environment, database):
     refused, pending, cancelled = [await store(database) for _ in range(3)]
     await hold_events(database, refused.id)
@@ -125,23 +294,22 @@ async def test_events_and_emails_are_counted_by_state(environment, database):
     await database.execute("UPDATE outbox_held SET attempts = 1")
     await email_changes.cancel(database, [cancelled.id])
 
-    findings = await examined(environment)
+    events, emails = await found(environment, "events"), await found(environment, "e-mails")
 
-    assert findings["events"].state == "warning"
-    assert re.search(r"3 pending, the oldest for \d+ s, 1 retrying, ", findings["events"].says)
-    assert (findings["e-mails"].state, findings["e-mails"].says) == (
+    assert events.state == "warning"
+    assert re.search(r"3 pending, the oldest for \d+ s, 1 retrying, ", events.says)
+    assert (emails.state, emails.says) == (
         "warning",
         "of the last day: 1 failed cancelled, 1 pending 450",
     )
 
 
-@pytest.mark.usefixtures("reading")
 async def test_customer_without_an_email_is_found(environment, database):
     request = await store(database)
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
 
-    finding = (await examined(environment))["request_without_email"]
+    finding = await found(environment, "request_without_email")
 
     assert finding.state == "wrong"
     assert finding.says.startswith("1 requests: ")
@@ -150,25 +318,6 @@ async def test_customer_without_an_email_is_found(environment, database):
 
 
 # RabbitMQ
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda url: url.with_port(1), "connection refused"),
-        (lambda url: url.with_host("nowhere.invalid"), "unknown host"),
-        (lambda url: url.with_password("hunter2"), "user or password refused"),
-        (lambda url: url.with_path("/nowhere"), "it closes the connection"),
-    ],
-    ids=["port", "host", "password", "virtual host"],
-)
-async def test_unavailable_broker_is_found(environment, change, says):
-    environment["AMQP_URL"] = str(change(URL(environment["AMQP_URL"])))
-
-    finding = (await examined(environment))["rabbitmq"]
-
-    assert finding.state == "wrong"
-    assert finding.says.startswith(says)
 
 
 @pytest.mark.parametrize("marker", [b"AMQP", b"notifications"], ids=["at once", "later"])
@@ -187,7 +336,7 @@ async def test_missing_queue_is_found_and_not_created(environment, channel):
     await channel.queue_delete(topology.NOTIFICATIONS.name)
 
     for _ in range(2):
-        finding = (await examined(environment))["queue notifications"]
+        finding = await found(environment, "queue notifications")
         assert (finding.state, finding.says) == ("wrong", "missing")
 
 
@@ -197,7 +346,7 @@ async def test_queue_with_other_arguments_is_found(environment, channel):
     arguments = {**queue.arguments, "x-delivery-limit": 3}
     await channel.declare_queue(queue.name, durable=True, arguments=arguments)
 
-    finding = (await examined(environment))["calculation-results"]
+    finding = await found(environment, "calculation-results")
 
     assert finding.state == "wrong"
     assert "x-delivery-limit" in finding.says
@@ -208,7 +357,7 @@ async def test_exchange_of_another_type_is_found(environment, channel):
     await channel.exchange_delete(topology.REQUESTS)
     await channel.declare_exchange(topology.REQUESTS, ExchangeType.FANOUT, durable=True)
 
-    finding = (await examined(environment))["calculation-requests"]
+    finding = await found(environment, "calculation-requests")
 
     assert finding.state == "wrong"
     assert "'fanout'" in finding.says
@@ -220,14 +369,10 @@ async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment
     for queue in (live, graveyard):
         await channel.default_exchange.publish(Message(b"message"), queue)
 
-    async def counted() -> bool:
-        return [await count(channel, queue) for queue in (live, graveyard)] == [1, 1]
+        await eventually(partial(holds, channel, queue, 1))
 
-    await eventually(counted)
+    unread, empty, dead = [await found(environment, f"queue {name}") for name in (*QUEUES, graveyard)]
 
-    findings = await examined(environment)
-
-    unread, empty, dead = [findings[f"queue {name}"] for name in (*QUEUES, graveyard)]
     assert (unread.state, unread.says) == ("wrong", "1 messages, 0 consumers")
     assert (empty.state, empty.says) == ("warning", "0 messages, 0 consumers")
     assert (dead.state, dead.says) == ("warning", "1 messages")
@@ -236,10 +381,10 @@ async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment
 async def test_alarm_is_found(environment):
     async with ScriptedBroker() as broker:
         environment["AMQP_URL"] = broker.url
-        before = (await examined(environment))["rabbitmq's alarm"]
+        before = await found(environment, "rabbitmq's alarm")
         broker.raise_alarm()
 
-        finding = (await examined(environment))["rabbitmq's alarm"]
+        finding = await found(environment, "rabbitmq's alarm")
 
     assert (before.state, finding.state) == ("ok", "wrong")
 
@@ -261,8 +406,7 @@ async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIt
 
 async def mail_finding(environment: dict[str, str], url: str) -> Finding:
     """Return the finding about the mail server at this SMTP_URL."""
-    findings = await examined({**environment, "SMTP_URL": url})
-    return findings["mail server"]
+    return await found({**environment, "SMTP_URL": url}, "mail server")
 
 
 async def test_unencrypted_mail_server_is_a_warning(environment, mail_server):
@@ -286,14 +430,6 @@ async def test_certificate_of_the_mail_server_is_checked(environment, authority,
         finding = await mail_finding(environment, f"smtp+starttls://{address}")
 
     assert (finding.state, finding.says) == (state, says)
-
-
-async def test_mail_server_without_starttls_is_found(environment, mail_server):
-    url = mail_server.url.replace("smtp", "smtp+starttls", 1)
-
-    finding = await mail_finding(environment, url)
-
-    assert (finding.state, finding.says) == ("wrong", "it does not offer STARTTLS")
 
 
 async def test_refused_password_is_found(environment, authority):
@@ -322,6 +458,68 @@ async def test_refusing_mail_server_is_found(environment, command, answer, says)
         finding = await mail_finding(environment, server.url)
 
     assert (finding.state, finding.says) == ("wrong", says)
+
+
+# The customer's application, and the issuer's keys
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "says"),
+    [
+        (http_answer("200 OK", b""), "ok", "APP_URL is served"),
+        (http_answer("503 Service Unavailable", b""), "wrong", "it answers 503"),
+        (None, "warning", "no answer in time"),
+    ],
+)
+async def test_application_is_asked(environment, monkeypatch, answer, state, says):
+    monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
+    async with answering(answer) as port:
+        finding = await found(environment | {"APP_URL": f"http://127.0.0.1:{port}/"}, "application")
+
+    assert (finding.state, finding.says) == (state, says)
+
+
+async def test_issuer_may_be_slower_than_callers_wait(environment, issuer, authority):
+    answer = http_answer("200 OK", issuer.jwks.read_bytes())
+    async with answering(answer, authority.server_context(), after_seconds=1.5) as port:
+        environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
+
+        finding = await found(environment, "signing keys")
+
+    assert finding.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("days", "address", "says"),
+    [
+        (365, "127.0.0.1", "HTTP status 404"),
+        (-1, "127.0.0.1", "certificate has expired"),
+        (365, "127.0.0.2", "IP address mismatch"),
+    ],
+)
+async def test_missing_key_document_and_bad_certificate_are_found(
+    environment, authority, days, address, says
+):
+    context = authority.server_context(days=days, address=address)
+    async with answering(http_answer("404 Not Found", b""), context) as port:
+        environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
+
+        finding = await found(environment, "signing keys")
+
+    assert finding.state == "wrong"
+    assert says in finding.says
+
+
+@pytest.mark.parametrize("document", [None, b"", b'{"keys": []}'], ids=["missing", "empty", "no keys"])
+async def test_document_without_usable_keys_is_found(environment, tmp_path, document):
+    file = tmp_path / "jwks.json"
+    if document is not None:
+        file.write_bytes(document)
+    environment["AUTH_JWKS_URL"] = file.as_uri()
+
+    finding = await found(environment, "signing keys")
+
+    assert finding.state == "wrong"
 
 
 # The secret keys
