@@ -1,7 +1,6 @@
 """`dead-letters list|redrive`: reading removes nothing, and messages move back in order."""
 
 import asyncio
-import json
 from functools import partial
 from typing import Any
 
@@ -10,20 +9,16 @@ import pytest
 from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.model import CalculationRequest
 from service.every_firm import operator_actions
-from service.outbox.lanes import RelayWaker
-from tests.harness.in_process import running
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import UNDECODABLE as RAW
 from tests.harness.raw_messages import RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import bury
+from tests.worker.commands.steps import bury, key_of
 from tests.worker.conftest import created_body, publish, settings_with, store, take, take_all
 from worker.commands import dead_letters
 from worker.commands.dead_letters import DeadLetters, Redriven
-from worker.consumers import calculations
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.message_properties import UNDECODABLE
@@ -74,32 +69,25 @@ async def test_both_queues_are_listed_when_none_is_named(worker_settings, channe
     assert lines[4].split()[:4] == ["no.", "message", "id", "type"]
 
 
-async def test_refused_message_is_listed_with_the_reason(worker_settings, channel):
-    headers = {"x-reason": "RequestNotFound", "x-reason-text": "data.uuid: there is no such request"}
+@pytest.mark.parametrize(
+    ("headers", "reason", "text"),
+    [
+        (
+            {"x-reason": "RequestNotFound", "x-reason-text": "data.uuid: there is no such request"},
+            *("RequestNotFound", "data.uuid: there is no such request"),
+        ),
+        ({"x-death": ["odd", {"count": "many"}], "x-reason": 7}, "7", None),
+    ],
+)
+async def test_message_is_listed_with_the_reason_whatever_its_headers_hold(
+    worker_settings, channel, headers, reason, text
+):
     await bury(channel, NOTIFICATIONS, b"{}", message_id="m-1", type="request.created", headers=headers)
 
     [letter] = (await listing_of(worker_settings)).letters
 
     assert (letter.position, letter.message_id, letter.type) == (1, "m-1", "request.created")
-    assert (letter.reason, letter.reason_text) == ("RequestNotFound", "data.uuid: there is no such request")
-
-
-async def test_message_dead_lettered_by_the_broker_is_listed_with_its_reason(worker_settings, channel):
-    await publish(channel, NOTIFICATIONS, b"{}", message_id="m-1")
-    message = await eventually(lambda: take_unsettled(channel))
-    await message.reject()
-
-    async def listed() -> DeadLetters | None:
-        listing = await listing_of(worker_settings)
-        return listing if listing.letters else None
-
-    [letter] = (await eventually(listed)).letters
-    assert letter.reason == "rejected"
-
-
-async def take_unsettled(channel: AbstractChannel) -> Any:
-    """Get a message of the live queue without acknowledging it."""
-    return await (await channel.get_queue(QUEUE)).get(fail=False)
+    assert (letter.reason, letter.reason_text) == (reason, text)
 
 
 async def test_listing_removes_nothing_and_keeps_the_order(worker_settings, channel):
@@ -113,31 +101,21 @@ async def test_listing_removes_nothing_and_keeps_the_order(worker_settings, chan
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 300) == ids
 
 
-async def test_body_is_shown_only_of_a_message_that_is_named(worker_settings, channel):
+async def test_body_is_shown_only_of_a_message_that_is_named_by_its_id_or_position(worker_settings, channel):
     body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
     await bury(channel, NOTIFICATIONS, body, message_id="m-1", headers={"x-reason": "Malformed"})
-    await bury(channel, NOTIFICATIONS, b"another", message_id="m-2")
+    await bury(channel, NOTIFICATIONS, b"second")
     words = ("dead-letters", "list", QUEUE)
 
     listed = await command(worker_settings, *words)
     shown = await command(worker_settings, *words, "--message-id", "m-1")
+    [second] = (await listing_of(worker_settings, "--position", "2")).letters
 
     assert "ada@" not in rendered(listed)
+    assert "m-1" in shown.text
     assert "x-reason: Malformed" in shown.text
     assert shown.text.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
-    assert isinstance(shown.data, list)
-    [letter] = shown.data[0].letters
-    assert (letter.message_id, letter.headers["x-reason"]) == ("m-1", "Malformed")
-    assert await count(channel, NOTIFICATIONS.dead_letters) == 2
-
-
-async def test_message_without_an_id_is_shown_by_its_position(worker_settings, channel):
-    await bury(channel, NOTIFICATIONS, b"first")
-    await bury(channel, NOTIFICATIONS, b"second")
-
-    [letter] = (await listing_of(worker_settings, "--position", "2")).letters
-
-    assert (letter.position, letter.body) == (2, "second")
+    assert (second.position, second.message_id, second.body) == (2, None, "second")
 
 
 async def test_redriven_messages_keep_their_order(worker_settings, channel):
@@ -150,41 +128,17 @@ async def test_redriven_messages_keep_their_order(worker_settings, channel):
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
 
 
-async def test_two_redrives_at_once_move_each_message_once_and_count_what_is_left(worker_settings, channel):
-    await bury_many(channel, 60)
-
-    words = ("dead-letters", "redrive", QUEUE)
-    both = (command(worker_settings, *words) for _ in range(2))
-    done = await asyncio.gather(*both, return_exceptions=True)
-
-    for each in done:
-        if isinstance(each, BaseException):
-            assert "did not arrive. Run it again." in str(each)
-        else:
-            assert isinstance(each.data, Redriven)
-            assert each.data.left >= 0
-    assert await count(channel, QUEUE) == 60
-
-
-async def test_message_far_behind_is_found_by_its_id(worker_settings, channel):
-    await bury_many(channel, 1200)
-
-    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, "--message-id", "message-1150")
-
-    assert isinstance(answer.data, Redriven)
-    assert (answer.data.moved, answer.data.left) == (1, 1199)
-
-
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(worker_settings, channel):
-    ids = await bury_many(channel, 50)
-    chosen = [ids[45], ids[3]]
+    ids = await bury_many(channel, 250)  # more than are held in memory otherwise
+    chosen = [ids[245], ids[3]]
     options = [word for message_id in chosen for word in ("--message-id", message_id)]
 
-    await command(worker_settings, "dead-letters", "redrive", QUEUE, *options)
+    answer = await command(worker_settings, "dead-letters", "redrive", QUEUE, *options)
 
-    assert await ids_in(channel, QUEUE, 2) == [ids[3], ids[45]]
+    assert answer.data == Redriven(QUEUE, 2, 248, 0)
+    assert await ids_in(channel, QUEUE, 2) == [ids[3], ids[245]]
     rest = [message_id for message_id in ids if message_id not in chosen]
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 48) == rest
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 248) == rest
 
 
 async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, channel):
@@ -201,8 +155,10 @@ async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, cha
     message = await eventually(lambda: take_unsettled(channel))
     await message.reject()
 
-    for _ in range(2):
+    for reason in ("Old", "rejected"):  # by RabbitMQ
         await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, 1))
+        [letter] = (await listing_of(worker_settings)).letters
+        assert letter.reason == reason
         await command(worker_settings, "dead-letters", "redrive", QUEUE)
         back = await eventually(partial(take_unsettled, channel))
         back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
@@ -211,6 +167,11 @@ async def test_redriven_message_is_as_it_was_before_it_died(worker_settings, cha
         assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
         assert back.delivery_mode == DeliveryMode.PERSISTENT
         await back.reject()
+
+
+async def take_unsettled(channel: AbstractChannel) -> Any:
+    """Get a message of the live queue without acknowledging it."""
+    return await (await channel.get_queue(QUEUE)).get(fail=False)
 
 
 async def test_redriven_message_reaches_no_other_queue_not_even_one_named_in_its_headers(
@@ -247,7 +208,7 @@ async def test_dead_letters_that_cannot_be_decoded_are_listed_and_not_redriven(w
 async def test_command_that_reads_fewer_than_were_counted_fails(
     *, words, worker_settings, channel, monkeypatch
 ):
-    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.2)
+    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
     monkeypatch.setattr(dead_letters, "_count", lambda dead: 1 + (dead.declaration_result.message_count or 0))
     await bury_many(channel, 2)
 
@@ -291,90 +252,39 @@ async def test_missing_queue_is_named(worker_settings, channel):
         await command(worker_settings, "dead-letters", "list", QUEUE)
 
 
-async def test_messages_held_by_another_consumer_are_left_out(worker_settings, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.2)
-    ids = await bury_many(channel, 2)
-    graveyard = await channel.get_queue(NOTIFICATIONS.dead_letters)
-    taken = await graveyard.get()
-
-    listing = await listing_of(worker_settings)
-    await taken.nack(requeue=True)
-
-    assert [letter.message_id for letter in listing.letters] == ids[1:]
-
-
-async def test_headers_of_other_teams_may_be_anything(worker_settings, channel):
-    headers: dict[str, Any] = {"x-death": ["odd", {"count": "many"}], "x-reason": 7}
-    await bury(channel, NOTIFICATIONS, b"", headers=headers)
-
-    [letter] = (await listing_of(worker_settings)).letters
-
-    assert letter.reason == "7"
-
-
-async def test_poison_that_is_redriven_dies_again_and_is_not_redriven_forever(worker_settings, channel, pool):
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
-    await bury(channel, CALCULATION_RESULTS, b"poison", message_id="m-1")
-
-    async with running(consumer.run):
-        answer = await command(worker_settings, "dead-letters", "redrive", CALCULATION_RESULTS.name)
-        await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 1))
-
-    assert isinstance(answer.data, Redriven)
-    assert answer.data.moved == 1
-    back = await (await channel.get_queue(CALCULATION_RESULTS.dead_letters)).get()
-    assert back.headers["x-reason"] == "Malformed"
-    await back.ack()
-
-
-def created_id(request: CalculationRequest) -> str:
-    """Return the id of the first event of a request."""
-    return f"{request.uuid}.request.created.1"
-
-
 @pytest.fixture
 async def buried(database, channel):
     """Requests whose request.created was dead-lettered."""
     requests = [await store(database) for _ in range(5)]
     for request in requests:
-        await bury(channel, NOTIFICATIONS, created_body(request), message_id=created_id(request))
+        await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))
     return requests
 
 
 async def test_redriven_messages_are_on_record_under_the_requests_that_they_name(
     worker_settings, channel, database, buried
 ):
-    await bury(channel, NOTIFICATIONS, b"malformed", message_id=created_id(buried[0]))
+    await bury(channel, NOTIFICATIONS, b"malformed", message_id=key_of(buried[0]))
+    other = await store(database)
+    await bury(channel, NOTIFICATIONS, created_body(other), message_id="ada@customer.example.com")
     words = ("dead-letters", "redrive", QUEUE, "--by", "Ada", "--note", "a mended handler")
 
     answer = await command(worker_settings, *words)
 
-    assert answer.data == Redriven(QUEUE, 6, 0, 0)
-    for request in buried:
-        [action] = await operator_actions.read(database, request.id)
-        assert (action.action, action.subject) == ("dead-letters redrive", created_id(request))
+    assert answer.data == Redriven(QUEUE, 7, 0, 0)
+    subjects = {request.id: key_of(request) for request in buried} | {other.id: None}
+    for request_id, subject in subjects.items():
+        [action] = await operator_actions.read(database, request_id)
+        assert (action.action, action.subject) == ("dead-letters redrive", subject)
         assert (action.operator, action.note) == ("Ada", "a mended handler")
-        shown = (await command(worker_settings, "trace", request.uuid)).text
-        assert f"{created_id(request)}, by Ada: a mended handler" in shown
-
-
-@pytest.mark.parametrize("message_id", ["ada@customer.example.com", "result-1"])
-async def test_redriven_result_is_on_record_with_its_id_if_that_is_fit_for_it(
-    *, message_id, worker_settings, channel, database, stored_request
-):
-    body = json.dumps({"request_uuid": stored_request.uuid, "calculation_id": "C-1"}).encode()
-    await bury(channel, CALCULATION_RESULTS, body, message_id=message_id)
-
-    await command(worker_settings, "dead-letters", "redrive", CALCULATION_RESULTS.name)
-
-    [action] = await operator_actions.read(database, stored_request.id)
-    assert action.subject == ("result-1" if message_id == "result-1" else None)
+    shown = (await command(worker_settings, "trace", buried[0].uuid)).text
+    assert f"{key_of(buried[0])}, by Ada: a mended handler" in shown
 
 
 async def test_crash_between_confirm_and_acknowledgement_leaves_a_message_in_both_queues_and_on_record(
     worker_settings, channel, database, broker_link, buried
 ):
-    ids = [created_id(request) for request in buried]
+    ids = [key_of(request) for request in buried]
     broker_link.hold_before(b"\x00\x3c\x00\x50")  # basic.ack
     away = settings_with(worker_settings, amqp_url=broker_link.url)
     redriving = asyncio.create_task(command(away, "dead-letters", "redrive", QUEUE))

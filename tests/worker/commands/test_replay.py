@@ -13,6 +13,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
+from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
@@ -164,8 +165,7 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     async with database.transaction():
         await replay.replay_batch(database, [stored_request.id], selection, Tally())
         announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
-        await asyncio.sleep(0.1)
-        assert not announcing.done()
+        await eventually(lambda: has_waiting_statement(database))
     await announcing
 
     assert await database.fetch("SELECT sequence FROM outbox ORDER BY id") == [(1,), (2,)]
@@ -180,7 +180,7 @@ async def test_rate_is_kept(worker_settings, database):
 
     await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "10")
 
-    assert 1.0 <= clock.time() - begin < 3.0
+    assert clock.time() - begin >= 1.0
 
 
 async def test_request_erased_during_a_replay_is_left_out(database, stored_request):
@@ -194,13 +194,13 @@ async def test_request_erased_during_a_replay_is_left_out(database, stored_reque
 
 
 async def test_many_requests_are_replayed_in_pages(worker_settings, database):
-    await store_many(database, 2500)
+    await store_many(database, 1500)
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")
 
     assert isinstance(answer.data, Tally)
-    assert (answer.data.requests, answer.data.events) == (2500, 2500)
-    assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 2500
+    assert (answer.data.requests, answer.data.events) == (1500, 1500)
+    assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 1500
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
     assert (record["request_id"], record["conveyancer_id"]) == (None, None)
-    assert record["subject"].startswith("2500 events from 2020-01-01T00:00:00Z to 20")
+    assert record["subject"].startswith("1500 events from 2020-01-01T00:00:00Z to 20")
