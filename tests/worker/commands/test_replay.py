@@ -14,16 +14,14 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import EVENT_TYPES
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
-from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import calculate, intend, store_many
+from tests.worker.commands.steps import attempt_emails, calculate, intend, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, take_all
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
 from worker.commands.replay import Selection, Tally
-from worker.mail.postman import Postman
 
 ALWAYS = ("--from", "2020-01-01T00:00:00Z")
 Deliver = Callable[[], Awaitable[list[AbstractIncomingMessage]]]
@@ -39,16 +37,6 @@ def deliver(relay, publisher, tap):
         return await take_all(tap)
 
     return relay_all
-
-
-async def finish(database: Connection, request: CalculationRequest, postman: Postman) -> None:
-    """Attempt the e-mail of a request until it is sent or refused, then record its calculation."""
-    await intend(database, request)
-    async with running(postman.run):
-        await eventually(
-            lambda: database.fetchval("SELECT settled_at FROM email WHERE request_id = $1", request.id)
-        )
-    await calculate(database, request)
 
 
 async def move(database: Connection, request: CalculationRequest, to: datetime) -> UUID:
@@ -67,7 +55,9 @@ def ids(messages: list[AbstractIncomingMessage]) -> list[str | None]:
 
 async def test_replayed_events_are_the_same_to_the_byte(worker_settings, database, postman, deliver):
     request = await store(database, external_id="case-7")
-    await finish(database, request, postman)
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await calculate(database, request)
     before = await deliver()
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS)

@@ -146,19 +146,6 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
     assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
 
-async def test_short_outage_of_postgres_causes_no_redelivery(consumer, work, channel):
-    work.error = PostgresUnavailable()
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        await eventually(lambda: len(work.started) >= 2)
-        was_reading = await passes(consumer.check)
-        work.error = None
-        await eventually(lambda: work.done)
-
-    assert was_reading
-
-
 def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():
     ids = [None, "", "a-b_c.d:1", "x" * 129, "line\nbreak", "naïve", "a b"]
 

@@ -6,13 +6,14 @@ from pamqp.common import FieldTable
 from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
-from tests.harness.queues import declare_topology
-from tests.harness.raw_messages import NotText
+from tests.harness.metrics import value
+from tests.harness.queues import declare_topology, holds
+from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, take
+from tests.worker.conftest import passes, publish, take, take_all
 from tests.worker.consumers.conftest import Refused, dead_letter, has_no_messages
 from worker.consumers import dead_lettering
-from worker.rabbitmq import topology
+from worker.rabbitmq import connection, message_properties, topology
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
@@ -138,3 +139,45 @@ async def test_dead_letter_reaches_no_other_queue_than_the_dead_letters_of_its_o
 
     assert (dead.body, dead.headers["cc"]) == (b"bad", "kept")
     assert await take(theirs) is None
+
+
+async def test_messages_with_undecodable_properties_are_dead_lettered_and_their_neighbours_are_handled(
+    consumer, work, channel
+):
+    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
+    for name, written in UNDECODABLE.values():
+        await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key)
+    for number in range(2, 22):
+        await publish(channel, NOTIFICATIONS, str(number).encode())
+
+    async with running(consumer.run):
+        await eventually(lambda: len(work.done) == 20)
+        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, len(UNDECODABLE)))
+
+    dead = await take_all(await channel.get_queue(NOTIFICATIONS.dead_letters))
+    assert sorted(work.done) == list(range(2, 22))
+    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
+    assert sorted(str(letter.headers[message_properties.UNDECODABLE]) for letter in dead) == sorted(
+        name for name, _ in UNDECODABLE.values()
+    )
+    assert await has_no_messages(channel, NOTIFICATIONS.name)
+
+
+async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):
+    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
+    message = Message(b"1", headers={"CC": [NOTIFICATIONS.routing_key]})
+    await exchange.publish(message, NotText("\xe9"), mandatory=True)
+
+    async with running(consumer.run):
+        await eventually(lambda: work.done == [1])
+
+
+async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel, monkeypatch):
+    monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.02)
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
+    async with connection.open_role(worker_settings, name=NOTIFICATIONS.name, needs=[]):
+        for _ in range(3):
+            await exchange.publish(Message(b"dead"), NOTIFICATIONS.dead_letters, mandatory=True)
+        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 3)
+        await (await channel.get_queue(NOTIFICATIONS.dead_letters)).purge()
+        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 0)

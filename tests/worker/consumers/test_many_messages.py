@@ -13,7 +13,7 @@ from tests.harness.in_process import running
 from tests.harness.queues import holds
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import publish, settings_with, store, take
+from tests.worker.conftest import publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import has_no_messages
 from worker.consumers import calculations
 from worker.consumers.consumer import InHand
@@ -57,6 +57,12 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
 
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
     assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.
+    dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
+    assert {letter.headers["x-reason"]: letter.headers["x-reason-text"] for letter in dead} == {
+        "Malformed": "not readable JSON: it ends too early",
+        "RequestNotFound": "request_uuid: there is no such request",
+        "CalculationAlreadyRecorded": "calculation_id: the request has another calculation",
+    }
 
 
 async def nothing() -> None:
