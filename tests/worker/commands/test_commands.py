@@ -81,7 +81,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unreachable"),
         (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "reach"),
         *(
-            (command, {f"{name}_URL": f"{scheme}://{address}"}, f"{name}_URL: not the address of a")
+            (command, {f"{name}_URL": f"{scheme}://{address}"}, f"{name}_URL: ")
             for command, name, scheme in ((LIST, "DATABASE", "postgresql"), (DEAD, "AMQP", "amqp"))
             for address in ("127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/")
         ),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from aio_pika import ExchangeType, Message
+from aio_pika import Message
 from aiosmtpd.smtp import SMTP, AuthResult
 from structlog.testing import capture_logs
 from yarl import URL
@@ -353,17 +353,6 @@ async def test_queue_with_other_arguments_is_found(environment, channel):
     await channel.queue_delete(queue.name)
 
 
-async def test_exchange_of_another_type_is_found(environment, channel):
-    await channel.exchange_delete(topology.REQUESTS)
-    await channel.declare_exchange(topology.REQUESTS, ExchangeType.FANOUT, durable=True)
-
-    finding = await found(environment, "calculation-requests")
-
-    assert finding.state == "wrong"
-    assert "'fanout'" in finding.says
-    await channel.exchange_delete(topology.REQUESTS)
-
-
 async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment, channel):
     live, graveyard = topology.NOTIFICATIONS.name, topology.NOTIFICATIONS.dead_letters
     for queue in (live, graveyard):
@@ -464,62 +453,30 @@ async def test_refusing_mail_server_is_found(environment, command, answer, says)
 
 
 @pytest.mark.parametrize(
-    ("answer", "state", "says"),
+    ("check", "status", "certificate", "state", "says"),
     [
-        (http_answer("200 OK", b""), "ok", "APP_URL is served"),
-        (http_answer("503 Service Unavailable", b""), "wrong", "it answers 503"),
-        (None, "warning", "no answer in time"),
+        ("application", "200 OK", None, "ok", "APP_URL is served"),
+        ("application", "503 Service Unavailable", None, "wrong", "it answers 503"),
+        ("application", None, None, "warning", "no answer in time"),
+        ("signing keys", "404 Not Found", {}, "wrong", "HTTP status 404"),
+        ("signing keys", None, {"days": -1}, "wrong", "certificate has expired"),
+        ("signing keys", None, {"address": "127.0.0.2"}, "wrong", "IP address mismatch"),
     ],
 )
-async def test_application_is_asked(environment, monkeypatch, answer, state, says):
-    monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
-    async with answering(answer) as port:
-        finding = await found(environment | {"APP_URL": f"http://127.0.0.1:{port}/"}, "application")
-
-    assert (finding.state, finding.says) == (state, says)
-
-
-async def test_issuer_may_be_slower_than_callers_wait(environment, issuer, authority):
-    answer = http_answer("200 OK", issuer.jwks.read_bytes())
-    async with answering(answer, authority.server_context(), after_seconds=1.5) as port:
-        environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
-
-        finding = await found(environment, "signing keys")
-
-    assert finding.state == "ok"
-
-
-@pytest.mark.parametrize(
-    ("days", "address", "says"),
-    [
-        (365, "127.0.0.1", "HTTP status 404"),
-        (-1, "127.0.0.1", "certificate has expired"),
-        (365, "127.0.0.2", "IP address mismatch"),
-    ],
-)
-async def test_missing_key_document_and_bad_certificate_are_found(
-    environment, authority, days, address, says
+async def test_application_and_issuer_are_asked(
+    *, environment, authority, monkeypatch, check, status, certificate, state, says
 ):
-    context = authority.server_context(days=days, address=address)
-    async with answering(http_answer("404 Not Found", b""), context) as port:
-        environment["AUTH_JWKS_URL"] = f"https://127.0.0.1:{port}/jwks"
+    monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
+    context = None if certificate is None else authority.server_context(**certificate)
+    async with answering(status and http_answer(status, b""), context) as port:
+        url = {"APP_URL": f"http://127.0.0.1:{port}"}
+        if certificate is not None:
+            url = {"AUTH_JWKS_URL": f"https://127.0.0.1:{port}/jwks"}
 
-        finding = await found(environment, "signing keys")
+        finding = await found(environment | url, check)
 
-    assert finding.state == "wrong"
+    assert finding.state == state
     assert says in finding.says
-
-
-@pytest.mark.parametrize("document", [None, b"", b'{"keys": []}'], ids=["missing", "empty", "no keys"])
-async def test_document_without_usable_keys_is_found(environment, tmp_path, document):
-    file = tmp_path / "jwks.json"
-    if document is not None:
-        file.write_bytes(document)
-    environment["AUTH_JWKS_URL"] = file.as_uri()
-
-    finding = await found(environment, "signing keys")
-
-    assert finding.state == "wrong"
 
 
 # The secret keys

@@ -7,8 +7,6 @@ from tests.worker.commands.conftest import command, rendered
 from tests.worker.commands.steps import attempt_emails, calculate, intend, refuse_email
 from tests.worker.conftest import KEYS, announce_next, hold_events
 from worker.commands.trace import Trace
-from worker.relay.loop import Relay
-from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
 
@@ -29,20 +27,23 @@ def states(trace: Trace) -> list[tuple[str, int, str]]:
     return [(event.type, event.sequence, event.state) for event in trace.events]
 
 
-async def deliver(relay: Relay, publisher: Publisher) -> None:
-    """Relay until nothing is due."""
-    while await relay.relay_due(publisher):
+async def test_new_request_is_pending_and_then_published_without_an_email(
+    worker_settings, relay_once, stored_request
+):
+    pending = await trace_of(worker_settings, stored_request)
+    while await relay_once():
         pass
 
+    published = await trace_of(worker_settings, stored_request)
 
-async def test_event_of_a_new_request_is_pending(worker_settings, stored_request):
-    trace = await trace_of(worker_settings, stored_request)
-
-    assert states(trace) == [("request.created", 1, "pending")]
-    assert trace.stored_at == stored_request.created_at
-    assert trace.tenant == stored_request.conveyancer_id
-    assert trace.calculated_at is None
-    assert trace.conclusion == "request.created has not been published: it is pending."
+    assert states(pending) == [("request.created", 1, "pending")]
+    assert pending.stored_at == stored_request.created_at
+    assert pending.tenant == stored_request.conveyancer_id
+    assert pending.calculated_at is None
+    assert pending.conclusion == "request.created has not been published: it is pending."
+    assert states(published) == [("request.created", 1, "published")]
+    assert published.emails == []
+    assert published.conclusion.startswith("request.created was published, but there is no e-mail yet")
 
 
 async def test_held_event_is_shown_with_its_error(worker_settings, database, stored_request):
@@ -62,18 +63,6 @@ async def test_held_event_is_shown_with_its_error(worker_settings, database, sto
     assert states(trace) == [("request.created", 1, "retrying"), ("request.email_sent", 2, "waiting")]
     assert "event 1, retrying after 10 attempts, next at 20" in answer.text
     assert "refused by the broker" in answer.text
-
-
-async def test_published_event_without_an_email_is_pointed_out(
-    worker_settings, relay, publisher, stored_request
-):
-    await deliver(relay, publisher)
-
-    trace = await trace_of(worker_settings, stored_request)
-
-    assert states(trace) == [("request.created", 1, "published")]
-    assert trace.emails == []
-    assert trace.conclusion.startswith("request.created was published, but there is no e-mail yet")
 
 
 async def test_postponed_email_is_shown_with_the_reply_of_the_mail_server_but_no_address(

@@ -41,11 +41,6 @@ def consumer(worker_settings, pool):
     return calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
 
-def bare(request: CalculationRequest, calculation_id: str = "calc-1") -> bytes:
-    """Return a result without an envelope."""
-    return msgspec.json.encode({"request_uuid": request.uuid, "calculation_id": calculation_id})
-
-
 def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
     """Return a result as a CloudEvent in structured JSON."""
     attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
@@ -55,11 +50,6 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
 def bare_data(**data: Any) -> bytes:
     """Return a result without an envelope, with this data and a uuid."""
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
-
-
-def result(request_uuid: str, calculation_id: str = "calc-1") -> CalculationCreated:
-    """Return a result as `decode` does."""
-    return CalculationCreated(request_uuid, calculation_id)
 
 
 async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
@@ -75,7 +65,7 @@ async def calculated_events(database: Connection) -> list[asyncpg.Record]:
 
 
 async def test_event_carries_the_calculation_and_the_next_sequence_number(pool, database, stored_request):
-    await record_result(result(stored_request.uuid), pool=pool)
+    await record_result(CalculationCreated(stored_request.uuid, "calc-1"), pool=pool)
 
     (event,) = await calculated_events(database)
     row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")

@@ -59,7 +59,7 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
     assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
     assert {letter.headers["x-reason"]: letter.headers["x-reason-text"] for letter in dead} == {
-        "Malformed": "not readable JSON: it ends too early",
+        "Malformed": "not readable JSON: it ends too early (byte 1)",
         "RequestNotFound": "request_uuid: there is no such request",
         "CalculationAlreadyRecorded": "calculation_id: the request has another calculation",
     }

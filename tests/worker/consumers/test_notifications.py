@@ -53,14 +53,8 @@ async def test_uuid_of_no_request_is_refused_with_the_name_of_the_field(
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b"",
-        b"{}",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"specversion":"1.0","id":"1","source":"/","type":"request.created","data":{}}',
-    ],
-    ids=["empty", "no fields", "not UTF-8", "too deep", "no data"],
+    [b"", b"{}", b'{"specversion":"1.0","id":"1","source":"/","type":"request.created","data":{}}'],
+    ids=["empty", "no fields", "no data"],
 )
 def test_body_that_is_not_an_event_is_malformed(body):
     with pytest.raises(Malformed):
@@ -83,28 +77,15 @@ def test_event_that_is_not_the_first_of_its_request_is_malformed(stored_request,
         notifications.decode(incoming.read(body.replace(*changed)), None)
 
 
-async def test_customer_is_emailed_once_when_the_event_is_delivered_twice(
+async def test_customer_is_emailed_once_however_often_the_event_is_delivered(
     pool, postman, mail_server, database, stored_request
 ):
     event = created_event(stored_request)
 
     async with running(postman.run):
-        await intend_email(event, pool=pool)
+        await asyncio.gather(*(intend_email(event, pool=pool) for _ in range(8)))
         await eventually(lambda: all_are(database, "sent"))
         await intend_email(event, pool=pool)
         assert await postman.start_due() == 0
 
     assert [mail.recipients for mail in mail_server.accepted] == [[stored_request.customer_email]]
-
-
-async def test_customer_is_emailed_once_when_the_event_is_delivered_several_times_at_once(
-    pool, postman, mail_server, database, stored_request
-):
-    event = created_event(stored_request)
-
-    async with running(postman.run), asyncio.TaskGroup() as deliveries:
-        for _ in range(8):
-            deliveries.create_task(intend_email(event, pool=pool))
-        await eventually(lambda: all_are(database, "sent"))
-
-    assert len(mail_server.accepted) == 1
