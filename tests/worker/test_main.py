@@ -1,4 +1,4 @@
-"""The worker as a whole: its command line, its start, its roles and its end."""
+"""The worker as a whole: its start, its roles and its end."""
 
 import httpx
 import msgspec
@@ -6,10 +6,9 @@ from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.postgres.pool import Connection
-from tests.harness.command_line import run
 from tests.harness.in_process import worker_probes
 from tests.harness.metrics import value
-from tests.harness.processes import bare_environment, started, worker_process
+from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store
 from worker.process import ROLES
@@ -25,13 +24,6 @@ async def readiness(probes: httpx.AsyncClient) -> dict[str, str]:
 async def is_ready(probes: httpx.AsyncClient, *roles: str) -> bool:
     """Whether the checks of these roles, and no others, exist and pass."""
     return await readiness(probes) == dict.fromkeys(("postgres", *roles), "ok")
-
-
-async def test_unknown_role_is_named_and_ends_the_process():
-    ended = await run("worker", "nonsense", environment=bare_environment())
-
-    assert (ended.status, ended.output) == (2, "")
-    assert "'nonsense'" in ended.errors.splitlines()[-1]
 
 
 async def is_done(database: Connection) -> bool:

@@ -76,38 +76,37 @@ async def test_firm_that_is_registered_again_stays_disabled(environment):
     assert ended.output.endswith(", and still disabled\n")
 
 
-async def test_conveyancer_that_is_added_is_listed(environment):
-    command = ("service", "conveyancer", "add", "new-firm", "--name", "New Firm")
-    added = await run(*command, environment=environment)
-    await run(*command, "--charges-calculation-fee", environment=environment)
+async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(environment, database):
+    add = ("service", "conveyancer", "add", "new-firm")
+    changes = [
+        await run(*add, *words, environment=environment)
+        for words in (
+            ("--name", "New"),
+            ("--name", "New", "--charges-calculation-fee"),
+            ("--name", "New & Sons", "--note", "a merger"),
+            ("--name", "New & Sons"),
+        )
+    ]
     listed = await run("service", "conveyancer", "list", environment=environment)
     for_scripts = await run("service", "conveyancer", "list", "--json", environment=environment)
 
-    assert added == Ended(0, "conveyancer new-firm registered: 'New Firm', no calculation fee\n", "")
+    new, charging, renamed = (
+        "'New', no calculation fee",
+        "'New', a calculation fee",
+        "'New & Sons', a calculation fee",
+    )
+    shown = [new, f"{new} -> {charging}", f"{charging} -> {renamed}", f"{renamed} -> {renamed}"]
+    assert changes == [Ended(0, f"conveyancer new-firm registered: {each}\n", "") for each in shown]
+    assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "&", "Sons", "True", "-"]
     assert [(firm["id"], firm["charges_calculation_fee"]) for firm in json.loads(for_scripts.output)] == [
         (CONVEYANCER, True),
         (FREE_CONVEYANCER, False),
         ("new-firm", True),
     ]
-    assert listed.output.splitlines()[-1].split() == ["new-firm", "New", "Firm", "True", "-"]
-
-
-async def test_change_of_a_conveyancer_keeps_its_fee_and_is_shown_and_on_record(environment, database):
-    words = ("service", "conveyancer", "add", CONVEYANCER, "--name", "Acme and Sons", "--note", "a merger")
-    changed = await run(*words, environment=environment)
-    again = await run(*words, environment=environment)
-    free = await run(*words, "--no-charges-calculation-fee", environment=environment)
-
-    renamed = "'Acme', a calculation fee -> 'Acme and Sons', a calculation fee"
-    waived = "'Acme and Sons', a calculation fee -> 'Acme and Sons', no calculation fee"
-    assert changed.output == f"conveyancer {CONVEYANCER} registered: {renamed}\n"
-    assert again.output.count("'Acme and Sons', a calculation fee") == 2
-    assert free.output == f"conveyancer {CONVEYANCER} registered: {waived}\n"
-    rows = await database.fetch(
-        "SELECT conveyancer_id, action, subject, note FROM operator_action ORDER BY id"
-    )
-    assert [tuple(row) for row in rows] == [
-        (CONVEYANCER, "conveyancer add", change, "a merger") for change in (renamed, waived)
+    query = "SELECT conveyancer_id, action, subject, note FROM operator_action ORDER BY id"
+    assert [tuple(row) for row in await database.fetch(query)] == [
+        ("new-firm", "conveyancer add", each, note)
+        for each, note in zip(shown[:3], (None, None, "a merger"), strict=True)
     ]
 
 

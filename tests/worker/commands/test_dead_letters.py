@@ -52,10 +52,8 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
 async def listing_of(settings: WorkerSettings, *words: str) -> DeadLetters:
     """Return the dead letters of the notifications, as `dead-letters list` shows them."""
     answer = await command(settings, "dead-letters", "list", QUEUE, *words)
-    assert isinstance(answer.data, list)
-    [listing] = answer.data
-    assert isinstance(listing, DeadLetters)
-    return listing
+    listings: list[DeadLetters] = answer.data
+    return listings[0]
 
 
 async def test_both_queues_are_listed_when_none_is_named(worker_settings, channel):

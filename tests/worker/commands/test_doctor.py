@@ -256,32 +256,23 @@ async def test_doctor_leaves_no_trace(environment, database):
     assert await database.fetchval(counts) == 0
 
 
-async def test_missing_keys_of_workers_and_of_the_newest_requests_are_found(environment, database):
+async def test_missing_keys_and_another_one_under_the_same_id_are_found(environment, database):
+    first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
+    assert await remember_keys(database, first) == []
     before = await found(environment, "secret keys")
     await store(database)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'newest'")
     await remember_keys(database, SecretKeyRing.parse(f"of-workers:{'B' * 43}"))
+    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'C' * 43},older:{'B' * 43}"
 
     findings = [each for each in await examine_service(environment) if each.check == "secret keys"]
 
-    assert before.state == "ok"
+    assert (before.state, before.says) == ("ok", "has every key that was in use before")
     assert [(finding.state, finding.says) for finding in findings] == [
+        ("wrong", f"another key than before has the id {first.current_id}"),
         ("wrong", "stored requests need newest, which is missing"),
         ("wrong", "stored requests need of-workers, which is missing"),
     ]
-
-
-async def test_another_key_under_the_same_id_is_found(environment, database):
-    first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
-    assert await remember_keys(database, first) == []
-    before = await found(environment, "secret keys")
-    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'C' * 43},older:{'B' * 43}"
-
-    finding = await found(environment, "secret keys")
-
-    assert (before.state, before.says) == ("ok", "has every key that was in use before")
-    assert finding.state == "wrong"
-    assert finding.says == f"another key than before has the id {first.current_id}"
 
 
 async def test_events_and_emails_are_counted_by_state(environment, database):
@@ -393,13 +384,8 @@ async def secure_mail_server(context: ssl.SSLContext, **options: Any) -> AsyncIt
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def mail_finding(environment: dict[str, str], url: str) -> Finding:
-    """Return the finding about the mail server at this SMTP_URL."""
-    return await found({**environment, "SMTP_URL": url}, "mail server")
-
-
 async def test_unencrypted_mail_server_is_a_warning(environment, mail_server):
-    finding = await mail_finding(environment, mail_server.url)
+    finding = await found(environment, "mail server")
 
     assert (finding.state, finding.says) == ("warning", "accepts MAIL_FROM, but without encryption")
     assert mail_server.accepted == []
@@ -416,7 +402,7 @@ async def test_unencrypted_mail_server_is_a_warning(environment, mail_server):
 )
 async def test_certificate_of_the_mail_server_is_checked(environment, authority, days, state, says):
     async with secure_mail_server(authority.server_context(days=days)) as address:
-        finding = await mail_finding(environment, f"smtp+starttls://{address}")
+        finding = await found(environment | {"SMTP_URL": f"smtp+starttls://{address}"}, "mail server")
 
     assert (finding.state, finding.says) == (state, says)
 
@@ -427,7 +413,9 @@ async def test_refused_password_is_found(environment, authority):
 
     context = authority.server_context()
     async with secure_mail_server(context, authenticator=refuse) as address:
-        finding = await mail_finding(environment, f"smtp+starttls://me:hunter2@{address}")
+        finding = await found(
+            environment | {"SMTP_URL": f"smtp+starttls://me:hunter2@{address}"}, "mail server"
+        )
 
     assert (finding.state, finding.says) == ("wrong", "user or password refused (535)")
 
@@ -444,7 +432,7 @@ async def test_refusing_mail_server_is_found(environment, command, answer, says)
     async with ScriptedMailServer() as server:
         server.replies[command] = answer
 
-        finding = await mail_finding(environment, server.url)
+        finding = await found(environment | {"SMTP_URL": server.url}, "mail server")
 
     assert (finding.state, finding.says) == ("wrong", says)
 

@@ -46,9 +46,8 @@ MARKED: dict[str, Any] = {
 
 async def erase(settings: WorkerSettings, request: CalculationRequest, *words: str) -> Erasure:
     """Return the answer of `request erase`."""
-    answer = await command(settings, "request", "erase", request.uuid, *words)
-    assert isinstance(answer.data, Erasure)
-    return answer.data
+    erasure: Erasure = (await command(settings, "request", "erase", request.uuid, *words)).data
+    return erasure
 
 
 async def dump(database: Connection) -> str:

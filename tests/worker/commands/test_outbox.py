@@ -27,9 +27,10 @@ async def retrying(database):
 
 async def listed(settings: WorkerSettings, *words: str) -> Undelivered:
     """Return the answer of `outbox list`, which needs no broker."""
-    answer = await command(settings_with(settings, amqp_url=""), "outbox", "list", *words)
-    assert isinstance(answer.data, Undelivered)
-    return answer.data
+    undelivered: Undelivered = (
+        await command(settings_with(settings, amqp_url=""), "outbox", "list", *words)
+    ).data
+    return undelivered
 
 
 async def test_empty_outbox_has_nothing_to_list(worker_settings):

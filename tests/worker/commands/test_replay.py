@@ -71,7 +71,6 @@ async def test_replayed_events_are_the_same_to_the_byte(worker_settings, databas
     assert [message.body for message in after] == [message.body for message in before]
     assert [message.headers for message in after] == [message.headers for message in before]
     assert ids(after) == ids(before)
-    assert isinstance(answer.data, Tally)
     assert (answer.data.requests, answer.data.events) == (1, 3)
 
 
@@ -142,7 +141,6 @@ async def test_request_with_an_unpublished_event_is_left_out(
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--type", "request.created")
 
-    assert isinstance(answer.data, Tally)
     assert (answer.data.events, answer.data.requests_undelivered) == (0, 1)
 
 
@@ -188,7 +186,6 @@ async def test_many_requests_are_replayed_in_pages(worker_settings, database):
 
     answer = await command(worker_settings, "outbox", "replay", *ALWAYS, "--rate", "100000")
 
-    assert isinstance(answer.data, Tally)
     assert (answer.data.requests, answer.data.events) == (1500, 1500)
     assert await database.fetchval("SELECT count(DISTINCT request_id) FROM outbox") == 1500
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")

@@ -17,9 +17,9 @@ async def trace_of(settings: WorkerSettings, request: CalculationRequest) -> Tra
     assert "@" not in said
     assert request.secret_and_url(KEYS, "")[0] not in said
     assert request.customer_last_name not in said
-    assert isinstance(answer.data, Trace)
-    assert answer.text.splitlines()[:2] == [request.uuid, answer.data.conclusion]
-    return answer.data
+    trace: Trace = answer.data
+    assert answer.text.splitlines()[:2] == [request.uuid, trace.conclusion]
+    return trace
 
 
 def states(trace: Trace) -> list[tuple[str, int, str]]:
