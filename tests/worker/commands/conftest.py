@@ -12,8 +12,6 @@ import pytest
 import service.__main__
 import worker.__main__
 from service.command_line import Answer
-from service.settings import ServiceSettings
-from tests.harness.processes import environment_of
 from worker.settings import WorkerSettings
 
 PROGRAMS = {"service": service.__main__.PROGRAM, "worker": worker.__main__.PROGRAM}
@@ -40,12 +38,6 @@ def restored() -> Iterator[None]:
     """Restore the environment, in which commands find their settings."""
     with patch.dict(os.environ):
         yield
-
-
-@pytest.fixture
-def environment(worker_settings: WorkerSettings, service_settings: ServiceSettings) -> dict[str, str]:
-    """The settings of both processes."""
-    return environment_of(worker_settings) | environment_of(service_settings)
 
 
 async def command(settings: WorkerSettings, *words: str) -> Any:

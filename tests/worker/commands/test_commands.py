@@ -14,7 +14,7 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import bare_environment, python, run_process
+from tests.harness.processes import bare_environment, environment_of, python, run_process
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
 from tests.worker.commands.steps import intend
@@ -27,6 +27,17 @@ STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
 LIST = "worker outbox list"
 DEAD = "worker dead-letters list"
+
+
+@pytest.fixture
+def environment(service_settings):
+    """The settings of both processes. Nothing here gets as far as a broker or a mail server."""
+    unused = {
+        "AMQP_URL": "amqp://127.0.0.1/",
+        "SMTP_URL": "smtp://127.0.0.1",
+        "MAIL_FROM": "a@service.example.com",
+    }
+    return environment_of(service_settings, **unused)
 
 
 @pytest.mark.parametrize("words", [("worker",), ("service",), *COMMANDS], ids=" ".join)
