@@ -13,6 +13,7 @@ from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
 from service.settings import ServiceSettings
+from tests.harness import documented_errors
 from tests.harness.http import NO_TLS
 from worker import process
 from worker.settings import WorkerSettings
@@ -39,6 +40,7 @@ async def api_client(settings: ServiceSettings, token: str | None) -> AsyncItera
         serve(create_app(settings)) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
+        client.event_hooks["response"].append(documented_errors.check)
         yield client
 
 

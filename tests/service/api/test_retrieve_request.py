@@ -1,59 +1,37 @@
-"""GET /v1/request/:uuid, and its events, which tests/worker/test_request_events.py compares with the queue's.
+"""GET /v1/request/:uuid and its events: tests/worker/test_request_events.py compares them with RabbitMQ's."""
 
-test_openapi.py provokes each refusal; test_tenancy.py shows that of another firm's request.
-"""
+import json
 
+import httpx
 import msgspec
 import pytest
 
-from tests.harness.examples import A_REQUEST, CONVEYANCER
+from service.api import errors
+from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.request_secrets import WrongSecret
+from service.contracts.endpoints import FULL_REQUEST
+from service.every_firm import erasing
+from service.identifiers import new_request_id, parse_uuid, uuid_of
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
+
+MALFORMED = [
+    *("nonsense", "req_", "x" * 300, "%00", "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12"),
+    "req_" + "z" * 22,  # more than 128 bits
+    *("req_" + "0" * 23, "REQ_" + "0" * 22, "req_" + "0" * 21 + "-", "req_" + "0" * 21 + "%0A"),
+]
 
 
 async def test_retrieved_request_is_the_one_that_was_created(client):
-    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    sent = FULL_REQUEST | {"meta_data": {"z": 1, "a": 2, "m": 1e17}}
+    created = await client.post("/v1/request", json=sent)
 
-    response = await client.get(f"/v1/request/{created['uuid']}")
+    response = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
 
     assert response.status_code == 200
-    assert response.json()["data"] == created
-    assert list(response.json()["data"]) == list(created)
-    assert response.json()["errors"] is None
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "nonsense",
-        "req_",
-        "req_" + "z" * 22,  # more than 128 bits
-        "req_" + "0" * 23,
-        "REQ_" + "0" * 22,
-        "req_" + "0" * 21 + "-",
-        "req_" + "0" * 21 + "%0A",
-        "%00",
-        "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12",
-    ],
-)
-@pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
-async def test_malformed_uuid_is_not_found(shared_client, path, what):
-    response = await shared_client.get(f"/v1/request/{path}{what}")
-
-    assert response.status_code == 404
-    assert response.json()["errors"][0]["code"] == "not_found"
-
-
-async def test_secret_stays_the_same_under_a_new_current_key(client, service_settings, issuer):
-    created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    rotated = msgspec.structs.replace(
-        service_settings, request_secret_keys=f"new:{'C' * 43},{service_settings.request_secret_keys}"
-    )
-    async with api_client(rotated, issuer.token()) as rotated_client:
-        retrieved = (await rotated_client.get(f"/v1/request/{created['uuid']}")).json()["data"]
-        newer = (await rotated_client.post("/v1/request", json=A_REQUEST)).json()["data"]
-
-    assert retrieved["request_url"] == created["request_url"]
-    assert newer["secret"] != created["secret"]
+    data, without_meta = [each.text.partition(',"meta":')[0] for each in (response, created)]
+    assert data == without_meta
+    assert '"meta_data":{"z":1,"a":2,"m":1e17}' in response.text
 
 
 async def test_new_request_has_been_created_and_no_more(client, database):
@@ -69,13 +47,48 @@ async def test_new_request_has_been_created_and_no_more(client, database):
     assert (event["id"], event["data"]["tenant"]) == (f"{uuid}.request.created.1", CONVEYANCER)
 
 
-async def test_events_need_no_key_of_the_secret(client, service_settings, issuer):
-    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
-    without = msgspec.structs.replace(service_settings, request_secret_keys=f"new:{'C' * 43}")
+@pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
+async def test_token_opens_its_requests_and_hides_whether_there_are_others(
+    service_settings, issuer, database, what
+):
+    settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
+    async with api_client(settings, issuer.token()) as client:
+        there, gone = [(await client.post("/v1/request", json=A_REQUEST)).json()["data"] for _ in range(2)]
+        async with database.transaction():
+            await erasing.erase(database, [parse_uuid(gone["uuid"])])
+        # By token: the errors for a request that is there, an erased one, and none.
+        answers = {
+            issuer.token(): (None, RequestErased, RequestNotFound),
+            issuer.token("reader", scope="request:read-all"): (None, RequestErased, RequestNotFound),
+            issuer.token(FREE_CONVEYANCER): (RequestNotFound,) * 3,
+        }
+        if not what:
+            answers[there["secret"]] = (None, WrongSecret, WrongSecret)
+            answers[gone["secret"]] = (WrongSecret,) * 3
+        for token, (of_there, of_gone, of_none) in answers.items():
+            expected = {there["uuid"]: of_there, gone["uuid"]: of_gone, uuid_of(new_request_id()): of_none}
+            expected |= dict.fromkeys(MALFORMED, of_none)
+            headers_of_refusals = set()
+            for uuid, error in expected.items():
+                response = await client.get(
+                    f"/v1/request/{uuid}{what}", headers={"Authorization": f"Bearer {token}"}
+                )
+                if error is None:
+                    assert response.status_code == 200
+                else:
+                    assert_answered(response, error())
+                    headers_of_refusals.add((error, comparable_headers(response)))
+            assert len(headers_of_refusals) == len({*expected.values()} - {None})
 
-    async with api_client(without, issuer.token()) as keyless:
-        record = await keyless.get(f"/v1/request/{uuid}")
-        events = await keyless.get(f"/v1/request/{uuid}/events")
 
-    assert record.status_code == 503
-    assert events.status_code == 200
+def assert_answered(response: httpx.Response, error: Exception) -> None:
+    """Check that a response is the documented one for this error."""
+    documented = errors.translate(error).answer()
+    assert response.status_code == documented.status
+    assert response.json() | {"meta": None} == json.loads(documented.body) | {"meta": None}
+
+
+def comparable_headers(response: httpx.Response) -> tuple[tuple[str, str], ...]:
+    """Return the headers, in order, without those that differ each time."""
+    differ = {"date", "x-request-id"}
+    return tuple((name, value) for name, value in response.headers.items() if name not in differ)

@@ -1,0 +1,34 @@
+"""The table of errors in service/README.md. Each error that a test's client gets must be in it."""
+
+import re
+
+import httpx
+
+from deploy.local.machine.folders import CHECKOUT
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of each row: status, code, message, cause and remedy."""
+    page = (CHECKOUT / "service" / "README.md").read_text()
+    errors = page.partition("\n## Errors\n")[2].partition("\n## ")[0]
+    table = [line.strip("|").split("|") for line in errors.splitlines() if re.match(r"\| \d", line)]
+    return [[cell.strip() for cell in row] for row in table]
+
+
+_TABLE = [
+    (int(status), code.strip("`"), re.compile(re.escape(message).replace("…", ".+")))
+    for status, code, message, _, _ in rows()
+]
+
+
+def is_documented(status: int, code: str, message: str) -> bool:
+    """Whether the table has this error."""
+    return any((status, code) == row[:2] and row[2].fullmatch(message) for row in _TABLE)
+
+
+async def check(response: httpx.Response) -> None:
+    """Check that the table has every error of a response."""
+    is_json = response.headers.get("Content-Type") == "application/json"
+    if response.status_code >= 400 and is_json and await response.aread():
+        for error in response.json().get("errors") or ():
+            assert is_documented(response.status_code, error["code"], error["message"]), error
