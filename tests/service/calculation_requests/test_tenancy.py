@@ -1,6 +1,6 @@
 """No route shows a conveyancer anything of another one, not even that it exists, nor by what it costs.
 
-In tests/service/api, test_retrieve_request.py shows it for each kind of uuid, test_list_requests.py for lists.
+In tests/service/api, test_retrieve_request.py shows it for each kind of uuid.
 """
 
 from collections.abc import Awaitable, Callable
