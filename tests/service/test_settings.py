@@ -18,14 +18,11 @@ ENVIRONMENT = {
 
 
 def test_settings_are_read_from_the_environment():
-    settings = load(ServiceSettings, {**ENVIRONMENT, "PORT": "8080", "AUTH_LEEWAY_SECONDS": "1.5"})
+    changes = {"PORT": "8080", "AUTH_LEEWAY_SECONDS": "1.5", "LOG_LEVEL": ""}
+    settings = load(ServiceSettings, ENVIRONMENT | changes)
 
-    assert settings.port == 8080
-    assert settings.auth_leeway_seconds == 1.5
-
-
-def test_empty_variable_counts_as_unset():
-    assert load(ServiceSettings, {**ENVIRONMENT, "PORT": ""}).port == 8000
+    assert (settings.port, settings.auth_leeway_seconds, settings.log_level) == (8080, 1.5, "INFO")
+    assert examine(ServiceSettings, ENVIRONMENT | changes) == (settings, {})
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
@@ -35,71 +32,44 @@ def test_missing_variable_is_named(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PORT", "eighty"),
-        ("PORT", "70000"),
-        ("LOG_LEVEL", "LOUD"),
-        ("APP_URL", "app.example.com"),
-        ("APP_URL", "https://app.example.com/?x=1"),
-        ("AUTH_JWKS_URL", "http://issuer.test/jwks"),
-        ("AUTH_TOKEN_URL", "http://issuer.test/token"),
-        ("AUTH_TOKEN_URL", "https://me:hunter2@issuer.test/token"),
-        ("AUTH_TOKEN_URL", "https://issuer.test;script-src/token"),
-        ("DATABASE_TIMEOUT_SECONDS", "-1"),
-    ],
-)
-def test_invalid_variable_is_named_and_its_value_not_shown(name, value):
-    with pytest.raises(InvalidSetting) as failure:
-        load(ServiceSettings, {**ENVIRONMENT, name: value})
-
-    assert str(failure.value).startswith(f"{name}: ")
-    assert value not in str(failure.value)
-
-
-@pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
         ("PORT", "eighty", "Expected a whole number"),
         ("PORT", "70000", "Expected a whole number <= 65535"),
         ("AUTH_LEEWAY_SECONDS", "soon", "Expected a number"),
+        ("DATABASE_TIMEOUT_SECONDS", "-1", "Expected a number > 0"),
+        ("LOG_LEVEL", "LOUD", None),
+        ("APP_URL", "app.example.com", None),
+        ("APP_URL", "https://app.example.com/?x=1", None),
+        ("AUTH_JWKS_URL", "http://issuer.test/jwks", None),
+        ("AUTH_TOKEN_URL", "http://issuer.test/token", None),
+        ("AUTH_TOKEN_URL", "https://me:hunter2@issuer.test/token", None),
+        ("AUTH_TOKEN_URL", "https://issuer.test;script-src/token", None),
     ],
 )
-def test_reason_is_in_plain_words(name, value, reason):
+def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name, value, reason):
     with pytest.raises(InvalidSetting) as failure:
         load(ServiceSettings, {**ENVIRONMENT, name: value})
 
-    assert str(failure.value) == f"{name}: {reason}"
+    assert str(failure.value).startswith(f"{name}: {reason or ''}")
+    assert value not in str(failure.value)
+    assert examine(ServiceSettings, {**ENVIRONMENT, name: value})[1] == {name: str(failure.value)}
 
 
-def test_examination_names_every_invalid_variable_in_the_words_of_loading():
+def test_examination_names_every_invalid_variable_and_reads_the_others():
     bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
 
     settings, problems = examine(ServiceSettings, {**ENVIRONMENT, **bad, "AUTH_LEEWAY_SECONDS": "1.5"})
 
     assert problems.keys() == bad.keys()
-    for name, problem in problems.items():
-        with pytest.raises(InvalidSetting) as failure:
-            load(ServiceSettings, {**ENVIRONMENT, name: bad[name]})
-        assert problem == str(failure.value)
     assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
-
-
-def test_examination_of_valid_settings_equals_loading():
-    assert examine(ServiceSettings, ENVIRONMENT) == (load(ServiceSettings, ENVIRONMENT), {})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "id",
-        "id:",
-        "id:c2hvcnQ",
-        f":{'A' * 43}",
+        *("", "id", "id:", "id:c2hvcnQ", "id:A,", f":{'A' * 43}", f"id:{'!' * 43}"),
         f"id:{'A' * 43},id:{'B' * 43}",
-        f"id:{'!' * 43}",
-        "id:A,",
     ],
 )
 def test_invalid_key_ring_is_rejected_without_showing_a_key(text):

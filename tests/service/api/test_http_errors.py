@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from service.api.outer_layer import OuterLayer
 from service.identifiers import new_request_id, uuid_of
+from service.server import probes
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
@@ -102,11 +103,12 @@ async def test_head_is_get_without_its_body(shared_client, path):
 
 
 async def test_options_and_405_list_the_methods(shared_client):
-    for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}"):
+    for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}", *probes.PATHS):
         asked = await shared_client.options(path)
         refused = await shared_client.delete(path)
 
         assert (asked.status_code, asked.content) == (204, b"")
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (405, "method_not_allowed")
         for response in (asked, refused):
             assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
 

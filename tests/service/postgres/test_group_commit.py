@@ -90,13 +90,17 @@ async def stored(database: Connection) -> list[int]:
 
 
 async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_commit, database, statements):
-    outcomes = await store(group_commit, ["a"] * 10)
+    outcomes = await store(group_commit, ["a"] * 5 + ["nothing"] + ["a"] * 5)
 
-    assert outcomes == [True] * 10
-    assert await stored(database) == list(range(1, 11))
-    assert (len(statements.executed), statements.round_trips) == (10, 1)
+    assert outcomes == [True] * 5 + [False] + [True] * 5
+    assert await stored(database) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert (len(statements.executed), statements.round_trips) == (11, 1)
     transactions = "SELECT count(DISTINCT xmin::text) FROM stored WHERE id > 0"
     assert await database.fetchval(transactions) == 1
+
+    statements.clear()
+    await store(group_commit, ["nothing"] * (LARGEST_GROUP + 1))
+    assert statements.round_trips == 2
 
 
 async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_commit, database, statements):
@@ -109,20 +113,6 @@ async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_co
 
     assert await asyncio.gather(first, *others) == [True] * 3
     assert statements.round_trips == 2
-
-
-async def test_group_has_a_largest_size(group_commit, statements):
-    outcomes = await store(group_commit, ["a"] * (LARGEST_GROUP + 1))
-
-    assert outcomes == [True] * (LARGEST_GROUP + 1)
-    assert statements.round_trips == 2
-
-
-async def test_caller_whose_row_the_statement_skips_learns_it(group_commit, database):
-    outcomes = await store(group_commit, ["a", "nothing", "a"])
-
-    assert outcomes == [True, False, True]
-    assert await stored(database) == [1, 3]
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
@@ -150,56 +140,34 @@ async def test_unencodable_arguments_leave_no_transaction_open(service_settings,
     settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
     async with open_pool(settings) as forgetful:
         outcomes = await store(Callers(forgetful, seconds=SECONDS), notes)
+        others = "SELECT xact_start FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
 
         async def no_transaction_is_open() -> bool:
-            left: int = await database.fetchval(
-                """
-                SELECT count(*)
-                  FROM pg_stat_activity
-                 WHERE datname = current_database()
-                   AND pid <> pg_backend_pid()
-                   AND xact_start IS NOT NULL
-                """
-            )
-            return left == 0
+            return not any(row[0] for row in await database.fetch(others, database.get_server_pid()))
 
         await eventually(no_transaction_is_open)
 
     assert isinstance(outcomes[-1], asyncpg.DataError)
 
 
-async def serves_again(group_commit: Callers) -> bool:
-    """Whether a caller is served. Nothing is stored."""
-    return await store(group_commit, ["nothing"]) == [False]
-
-
-async def test_whole_group_fails_in_time_when_postgres_does_not_answer(impatient, link):
+@pytest.mark.parametrize(
+    "notes",
+    [["a"] * 5, ["a" * 2_000_000] * LARGEST_GROUP],
+    ids=["Postgres does not answer", "Postgres reads no more input"],
+)
+async def test_whole_group_fails_in_time_and_the_next_is_served(impatient, link, notes):
     link.hold()
-    async with asyncio.timeout(30):  # Without a deadline, this would never end.
-        outcomes = await store(impatient, ["a"] * 5)
+    async with asyncio.timeout(30):  # Without a deadline, of asyncpg's own for input, this would never end.
+        outcomes = await store(impatient, notes)
     link.resume()
 
-    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
-    await eventually(lambda: serves_again(impatient))
-
-
-async def test_whole_group_fails_in_time_when_postgres_reads_no_more_input(impatient, link):
-    link.hold()
-    async with asyncio.timeout(30):  # Without a timeout of asyncpg's own, this would never end.
-        outcomes = await store(impatient, ["a" * 2_000_000] * LARGEST_GROUP)
-    link.resume()
-
-    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * LARGEST_GROUP
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * len(notes)
     await link.cut()
-    await eventually(lambda: serves_again(impatient))
 
+    async def serves_again() -> bool:
+        return await store(impatient, ["nothing"]) == [False]
 
-async def test_whole_group_fails_when_postgres_is_unreachable(group_commit, link):
-    await link.refuse()
-    outcomes = await store(group_commit, ["a"] * 5)
-    link.admit()
-
-    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 5
+    await eventually(serves_again)
 
 
 async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(group_commit, pool, database):
@@ -241,14 +209,12 @@ async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(gro
     assert await stored(database) == [2]
 
 
-async def has_ended(database: Connection) -> bool:
-    """Whether no statement waits for a lock any more: Postgres has read that it is cancelled."""
-    return not await has_waiting_statement(database)
-
-
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
     group_commit, pool, database, statements
 ):
+    async def has_ended() -> bool:
+        return not await has_waiting_statement(database)  # Postgres has read that it is cancelled.
+
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
         leader, follower = leader_and_follower(group_commit)
@@ -256,7 +222,7 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
         leader.cancel()
         with pytest.raises(PostgresUnavailable):
             await follower
-        await eventually(lambda: has_ended(database))
+        await eventually(has_ended)
 
     assert leader.cancelled()
     assert await group_commit.execute((3, "a"))

@@ -17,14 +17,19 @@ def no_long_pauses(monkeypatch):
     monkeypatch.setattr(background, "_PAUSE_SECONDS", 0.01)
 
 
-async def test_failed_work_is_logged_counted_and_restarted():
+@pytest.mark.parametrize(
+    "error",
+    [LookupError("a secret"), asyncio.CancelledError("a secret")],  # aiormq cancels when it closes a channel
+    ids=["failed", "cancelled by a library"],
+)
+async def test_failed_work_is_logged_counted_and_restarted(error):
     begun = 0
 
     async def fail_twice() -> None:
         nonlocal begun
         begun += 1
         if begun < 3:
-            raise LookupError("a secret")
+            raise error
         await asyncio.Event().wait()
 
     with capture_logs() as logs, rises("background_failures_total", by=2, work="test"):
@@ -32,29 +37,12 @@ async def test_failed_work_is_logged_counted_and_restarted():
             await eventually(lambda: begun == 3)
 
     assert [(line["event"], line["work"], line["error"]) for line in logs] == [
-        ("background_work_failed", "test", "LookupError")
+        ("background_work_failed", "test", type(error).__name__)
     ] * 2
     assert "a secret" not in str(logs)
 
 
-async def test_work_that_a_library_cancels_is_restarted():
-    begun = 0
-
-    async def be_cancelled_once() -> None:
-        nonlocal begun
-        begun += 1
-        if begun == 1:
-            raise asyncio.CancelledError  # as aiormq does when it closes a channel
-        await asyncio.Event().wait()
-
-    with capture_logs() as logs:
-        async with in_background("test", be_cancelled_once):
-            await eventually(lambda: begun == 2)
-
-    assert [line["error"] for line in logs] == ["CancelledError"]
-
-
-async def test_work_that_fails_while_being_cancelled_is_not_restarted():
+async def test_work_ends_with_the_block_and_is_not_restarted_if_it_fails_then():
     begun = 0
 
     async def fail_at_the_end() -> None:
@@ -95,18 +83,3 @@ async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends():
     await asyncio.wait([using])
 
     assert using.cancelled()
-
-
-async def test_background_work_ends_with_the_block():
-    ended = asyncio.Event()
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    async with in_background("test", work):
-        await asyncio.sleep(0)
-
-    assert ended.is_set()

@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import json
-from collections.abc import Callable
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
@@ -19,6 +19,7 @@ from service.server.asgi import Receive, Response, Scope, Send
 from service.server.http_server import listen
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD, MOST_HEADERS
 from tests.harness.databases import has_waiting_statement
+from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, serve
 from tests.harness.metrics import rises, value
@@ -26,10 +27,12 @@ from tests.harness.raw_connection import RawConnection, connect_to, head, head_w
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
-STRUCTURE = "/v1/questionnaire/structure"
+BODY = json.dumps(A_REQUEST).encode()
 
 
-Connect = Callable[[], Any]
+def create(client: httpx.AsyncClient, body: bytes = BODY) -> bytes:
+    """Return a whole create."""
+    return head(client, f"Content-Length: {len(body)}") + body
 
 
 @pytest.fixture
@@ -48,36 +51,30 @@ async def connect(client):
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("line", "headers", "status"),
     [
-        b"nonsense\r\n\r\n",
-        b"GET /livez HTTP/9.9\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nHost : api\r\n\r\n",
-        b"GET http:// HTTP/1.1\r\nHost: api\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nHost: api\r\nHost: api\r\n\r\n",
-        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: minus\r\n\r\n",
-        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /v1/request HTTP/1.1\r\nHost: api\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n{}",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        ("nonsense", [], 400),
+        ("GET /livez HTTP/9.9", [], 400),
+        ("GET /livez HTTP/1.1", ["Host : api"], 400),
+        ("GET http:// HTTP/1.1", ["Host: api"], 400),
+        ("GET /livez HTTP/1.1", [], 400),
+        ("GET /livez HTTP/1.1", ["Host: api", "Host: api"], 400),
+        ("POST /v1/request HTTP/1.1", ["Host: api", "Content-Length: minus"], 400),
+        ("POST /v1/request HTTP/1.1", ["Host: api", "Content-Length: 3", "Transfer-Encoding: chunked"], 400),
+        ("POST /v1/request HTTP/1.1", ["Host: api", "Content-Length: 3", "Content-Length: 4"], 400),
+        ("\x16\x03\x01\x02\x01\x01\xfc\x03\x03", [], 400),  # TLS
+        # Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere.
+        ("POST /v1/request HTTP/1.1", ["Host: api", "Transfer-Encoding: gzip, chunked"], 501),
     ],
 )
-async def test_input_that_is_not_http_is_refused_in_plain_text(connect, sent):
+async def test_input_that_is_not_http_is_refused_in_plain_text(connect, line, headers, status):
     connection = await connect()
-    connection.send(sent)
+    connection.send("\r\n".join([line, *headers, "", ""]).encode("latin-1"))
     answer = await connection.answer()
 
-    assert (answer.status, answer.body) == (400, b"The request is not valid HTTP.")
+    assert answer.status == status
+    assert answer.body == b"The request is not valid HTTP." or status == 501
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert await connection.is_closed()
-
-
-async def test_unknown_transfer_coding_is_refused(connect):
-    """Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere."""
-    connection = await connect()
-    connection.send(b"POST /v1/request HTTP/1.1\r\nHost: api\r\nTransfer-Encoding: gzip, chunked\r\n\r\n")
-
-    assert (await connection.answer()).status == 501
     assert await connection.is_closed()
 
 
@@ -105,18 +102,6 @@ async def test_large_head_is_refused_in_one_piece_and_in_many(connect, value, co
         assert await connection.is_closed()
 
 
-async def test_head_after_a_large_body_does_not_prevent_an_answer(client, connect):
-    """On a pipelined connection one read can contain the end of a body and the start of a head."""
-    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
-    connection = await connect()
-    connection.send(head(client, f"Content-Length: {len(body)}") + body)
-    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n")
-
-    assert (await connection.answer()).status == 200
-    connection.send(b"\r\n")
-    assert (await connection.answer()).status == 200
-
-
 @pytest.fixture
 async def impatient(service_settings, issuer, monkeypatch):
     """A client of an API that is as quick to give up as a test needs."""
@@ -127,38 +112,32 @@ async def impatient(service_settings, issuer, monkeypatch):
         yield connected
 
 
-async def test_silent_connection_is_closed(impatient):
+@pytest.mark.parametrize("beginning", [b"", b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
+async def test_incomplete_head_is_answered_408_unless_nothing_was_sent(impatient, beginning):
+    connection = await connect_to(impatient)
+    connection.send(beginning)
     with capture_logs() as logs:
-        assert await (await connect_to(impatient)).is_closed()
+        answered = await connection.rest()
 
+    assert answered.startswith(b"HTTP/1.1 408") == bool(beginning)
+    assert (b"did not arrive in time" in answered) == bool(beginning)
     assert served(logs) == []
 
 
-@pytest.mark.parametrize("beginning", [b"G", b"GET /livez HTTP/1.1\r\nHost: api\r\n"])
-async def test_incomplete_head_is_answered_408(impatient, beginning):
+@pytest.mark.parametrize(
+    ("first", "piece", "statuses"),
+    [
+        (b"GET /livez HTTP/1.1\r\n", b"X: y\r\n", {b"408", b""}),
+        (b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n", b"\r\n", {b"200"}),
+    ],
+    ids=["headers", "line breaks after a request"],
+)
+async def test_trickled_input_does_not_keep_a_connection_open(impatient, first, piece, statuses):
     connection = await connect_to(impatient)
-    connection.send(beginning)
-    answer = await connection.answer()
+    connection.send(first)
+    answered = await connection.trickle(piece)
 
-    assert answer.status == 408
-    assert b"did not arrive in time" in answer.body
-    assert await connection.is_closed()
-
-
-async def test_trickled_head_does_not_extend_its_deadline(impatient):
-    connection = await connect_to(impatient)
-    connection.send(b"GET /livez HTTP/1.1\r\n")
-    sent = await connection.trickle(b"X: y\r\n")
-
-    assert sent[:12] in (b"HTTP/1.1 408", b"")  # The last piece may reset the connection before it is read.
-
-
-async def test_trickled_line_breaks_do_not_keep_a_connection_open(impatient):
-    connection = await connect_to(impatient)
-    connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n")
-    assert (await connection.answer()).status == 200
-
-    await connection.trickle(b"\r\n")
+    assert answered[9:12] in statuses | {b""}  # The last piece may reset the connection before it is read.
 
 
 @pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
@@ -194,18 +173,15 @@ async def test_body_of_a_refused_request_does_not_keep_a_connection_open(impatie
     await connection.trickle(b" " if status != 415 else b"1\r\n \r\n")
 
 
-async def test_error_in_a_pipelined_request_is_answered_after_the_request_before_it(impatient, database):
-    body = json.dumps(A_REQUEST).encode()
+async def test_slow_service_does_not_count_against_the_caller_whose_next_error_is_answered_afterwards(
+    impatient, database
+):
     connection = await connect_to(impatient)
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        connection.send(
-            head(impatient, f"Content-Length: {len(body)}")
-            + body
-            + head(impatient, "Transfer-Encoding: chunked")
-            + b"no size\r\n"
-        )
+        connection.send(create(impatient) + head(impatient, "Transfer-Encoding: chunked") + b"no size\r\n")
         await eventually(lambda: has_waiting_statement(database))
+        await asyncio.sleep(0.7)  # longer than the timeouts of head and body together
 
     assert (await connection.answer()).status == 200
     assert (await connection.answer()).status in {400, 408}
@@ -213,11 +189,10 @@ async def test_error_in_a_pipelined_request_is_answered_after_the_request_before
 
 
 async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order(client, connect, database):
-    body = json.dumps(A_REQUEST).encode()
     connection = await connect()
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        connection.send(head(client, f"Content-Length: {len(body)}") + body)
+        connection.send(create(client))
         await eventually(lambda: has_waiting_statement(database))
         connection.send(b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n" * 5000)
         await asyncio.sleep(0.1)
@@ -263,44 +238,33 @@ async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient):
     connection.hang_up()
 
 
-async def test_time_of_the_service_does_not_count_against_the_caller(impatient, database):
-    body = json.dumps(A_REQUEST).encode()
-    connection = await connect_to(impatient)
-    async with database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        connection.send(head(impatient, f"Content-Length: {len(body)}") + body)
-        await eventually(lambda: has_waiting_statement(database))
-        await asyncio.sleep(0.7)  # longer than the timeouts of head and body together
-
-    assert (await connection.answer()).status == 200
-    connection.hang_up()
-
-
 async def test_large_body_does_not_count_as_a_large_head(client, connect):
-    body = json.dumps(A_REQUEST).encode().ljust(LARGEST_BODY)
+    large = create(client, BODY.ljust(LARGEST_BODY))
     connection = await connect()
     for _ in range(3):  # on one connection, in small pieces
-        connection.send(head(client, f"Content-Length: {len(body)}"))
-        for start in range(0, len(body), 10_000):
-            connection.send(body[start : start + 10_000])
+        for start in range(0, len(large), 10_000):
+            connection.send(large[start : start + 10_000])
             await asyncio.sleep(0)
         assert (await connection.answer()).status == 200
+
+    # On a pipelined connection one read can contain the end of a body and the start of a head.
+    connection.send(large + b"GET /livez HTTP/1.1\r\nHost: api\r\n")
+    assert (await connection.answer()).status == 200
+    connection.send(b"\r\n")
+    assert (await connection.answer()).status == 200
 
 
 @pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(client, connect, framing, size):
     """Java's HttpClient offers HTTP/2 with each request."""
-    body = json.dumps(A_REQUEST).encode()
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
     if framing == "Content-Length":
-        create = head(client, f"Content-Length: {len(body)}", *offer) + body
+        sent = head(client, f"Content-Length: {len(BODY)}", *offer) + BODY
     else:
-        create = head(client, "Transfer-Encoding: chunked", *offer) + b"%x\r\n%s\r\n0\r\n\r\n" % (
-            len(body),
-            body,
-        )
-    sent = 2 * (create + head(client, *offer, line="GET /v1/request HTTP/1.1"))
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+        sent = head(client, "Transfer-Encoding: chunked", *offer) + chunks
+    sent = 2 * (sent + head(client, *offer, line="GET /v1/request HTTP/1.1"))
     connection = await connect()
     for start in range(0, len(sent), size):
         connection.send(sent[start : start + size])
@@ -314,7 +278,7 @@ async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(clien
 
 async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(client, connect):
     """Otherwise a gateway would send the extra answer to the next caller."""
-    body = head(client, line=f"GET {STRUCTURE} HTTP/1.1")
+    body = head(client, line="GET /v1/questionnaire/structure HTTP/1.1")
     connection = await connect()
     connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
     await eventually(lambda: value("http_requests_in_progress") == 1)
@@ -326,38 +290,35 @@ async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     assert await connection.is_closed()
 
 
-async def test_trailers_are_not_headers(client, connect):
-    """A gateway may have checked the headers only."""
-    body = json.dumps(A_REQUEST).encode()
-    chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n" % (
-        len(body),
-        body,
-    )
+@pytest.mark.parametrize(
+    ("framing", "sent", "status", "closes"),
+    [
+        # Trailers are no headers: a gateway may have checked the headers only.
+        (
+            "chunked",
+            b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n",
+            200,
+            False,
+        ),
+        ("chunked", b"%x\r\n%s\r\nnonsense\r\n", 400, True),
+        ("length", b'{"more": "of it"}', 200, True),  # The body is longer than its Content-Length.
+    ],
+    ids=["trailers", "nonsense within", "nonsense after"],
+)
+async def test_what_follows_a_body(client, connect, framing, sent, status, closes):
     connection = await connect()
-    connection.send(head(client, "Transfer-Encoding: chunked") + chunks)
-
-    assert (await connection.answer()).status == 200
-
-
-async def test_request_followed_by_nonsense_is_answered(client, connect):
-    """For example, the body may be longer than its Content-Length."""
-    body = json.dumps(A_REQUEST).encode()
-    connection = await connect()
-    connection.send(head(client, f"Content-Length: {len(body)}") + body + b'{"more": "of it"}')
+    if framing == "length":
+        connection.send(create(client) + sent)
+    else:
+        chunks = sent % (len(BODY), BODY)
+        connection.send(head(client, "Transfer-Encoding: chunked") + chunks[:20])
+        await eventually(lambda: value("http_requests_in_progress") == 1)
+        connection.send(chunks[20:])
 
     answer = await connection.answer()
-    assert (answer.status, answer.headers["connection"]) == (200, "close")
-    assert await connection.is_closed()
-
-
-async def test_nonsense_within_a_body_is_refused(client, connect):
-    connection = await connect()
-    connection.send(head(client, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
-    await eventually(lambda: value("http_requests_in_progress") == 1)
-    connection.send(b"nonsense\r\n")
-
-    assert (await connection.answer()).status == 400
-    assert await connection.is_closed()
+    assert answer.status == status
+    assert (answer.headers.get("connection") == "close") == closes
+    assert not closes or await connection.is_closed()
 
 
 @pytest.mark.parametrize("host", [b"a/b", b"a b", b"\xff", b"a\\b"])
@@ -406,7 +367,8 @@ async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(se
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert answer.headers["x-request-id"] == REQUEST_ID.lower()
-    assert json.loads(answer.body)["errors"][0]["code"] == "unavailable"
+    (error,) = json.loads(answer.body)["errors"]
+    assert is_documented(503, "unavailable", error["message"])
     assert [line["status"] for line in served(logs)] == [503]
 
 

@@ -1,14 +1,11 @@
 """The metrics that the API exports."""
 
-import asyncio
-
 import pytest
 
 from service.authentication.signing_keys import SigningKeys
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises, scrape, series, value
-from tests.harness.waiting import eventually
 
 _REQUESTS = "http_request_duration_seconds_count"
 _NOT_THERE = "/v1/request/req_0000000000000000000000"
@@ -27,28 +24,10 @@ _NOT_THERE = "/v1/request/req_0000000000000000000000"
 )
 async def test_requests_are_counted_by_template_and_status(client, method, path, options, route, status):
     known = method if method != "PURGE" else "other"
-    options = {"headers": {"Content-Type": "application/json"}} | options
     with rises(_REQUESTS, method=known, route=route, status=str(status)):
         response = await client.request(method, path, **options)
 
     assert response.status_code == status
-
-
-async def test_internal_error_is_counted_as_500(client, database):
-    await database.execute("ALTER TABLE outbox ADD CHECK (false)")
-
-    with rises(_REQUESTS, method="POST", route="/v1/request", status="500"):
-        await client.post("/v1/request", json=A_REQUEST)
-
-
-async def test_request_in_progress_is_exported(client, database):
-    async with database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        posting = asyncio.create_task(client.post("/v1/request", json=A_REQUEST))
-        await eventually(lambda: value("http_requests_in_progress") == 1)
-    await posting
-
-    assert value("http_requests_in_progress") == 0
 
 
 async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_settings, issuer, client):
@@ -61,21 +40,14 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_se
         text = (await stranger.get("/metrics")).text
         exported = await scrape(stranger)
 
+    assert exported[series("postgres_pool_connections", state="idle")] >= 1
+    assert exported[series("postgres_pool_wait_seconds_count")] >= 2
     assert exported[series("postgres_pool_max_connections")] == service_settings.database_pool_size
     assert exported[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
     assert series("process_cpu_seconds_total") in exported
     secrets = (created["secret"], created["secret"][::-1])
     for private in (CONVEYANCER, created["uuid"], *secrets, "example.com", issuer.token()):
         assert private not in text
-
-
-async def test_pool_connections_are_exported(client):
-    waits = value("postgres_pool_wait_seconds_count")
-    await client.post("/v1/request", json=A_REQUEST)
-    await eventually(lambda: value("postgres_pool_connections", state="used") == 0)
-
-    assert value("postgres_pool_wait_seconds_count") > waits
-    assert value("postgres_pool_connections", state="idle") >= 1
 
 
 async def test_age_of_the_signing_keys_is_exported(issuer):
