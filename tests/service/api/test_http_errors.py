@@ -1,6 +1,7 @@
 """Errors of the server itself: each has the envelope and X-Request-Id, and one line in the log."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from service.api import json_body
+from service.api.errors import ApiError
 from service.api.outer_layer import OuterLayer
 from service.identifiers import new_request_id, uuid_of
 from service.server import probes
@@ -128,6 +131,27 @@ async def test_router_gets_no_long_path(shared_client):
     assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
     assert routed == ours
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
+
+
+async def test_too_large_body_is_refused_with_its_size_if_it_is_known(shared_client):
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(257):
+            yield b" " * 1024
+
+    announced = await shared_client.post("/v1/request", content=b" " * 262_145, headers=JSON)
+    streamed = await shared_client.post("/v1/request", content=chunks(), headers=JSON)
+
+    assert [response.json()["errors"][0]["message"] for response in (announced, streamed)] == [
+        "The body has 262145 bytes: at most 262144 (256 KiB) are accepted.",
+        "The body is larger than 256 KiB: send less.",
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
+def test_compressed_body_is_refused_by_its_header(encoding):
+    with pytest.raises(ApiError, match="Content-Encoding"):
+        json_body.check_declared("application/json", encoding)
+    json_body.check_declared("application/json", "Identity")
 
 
 async def test_answers_that_need_a_token_are_not_cached(client):

@@ -10,11 +10,11 @@ import pytest
 from litestar.handlers import BaseRouteHandler
 from openapi_spec_validator import validate
 
-from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from service.api import handlers, questionnaire
 from service.authentication import api_keys
 from service.contracts import endpoints, openapi
+from tests.harness import documented_errors
 from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client
@@ -88,22 +88,19 @@ def test_every_endpoint_is_documented():
     assert {each.handler for each in endpoints.OPERATIONS} == served - {handlers.show_methods}
 
 
-def test_page_for_callers_lists_every_error_code_and_no_other():
-    codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
-
-    errors = (
-        (CHECKOUT / "service" / "README.md").read_text().partition("\n## Errors\n")[2].partition("\n## ")[0]
-    )
-    rows = [line.split(" | ")[1] for line in errors.splitlines() if re.match(r"\| \d", line)]
-    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == set(codes)
-
-
-def test_every_error_code_is_in_the_document():
-    codes = DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]
+def test_document_and_page_for_callers_have_every_error_code_and_no_other():
+    codes = {*DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]}
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
     named = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
-    assert set(codes) <= shown | set(named)
+    assert codes <= shown | set(named)
+    assert codes == {code.strip("`") for _, code, *_ in documented_errors.rows()}
+
+
+def test_page_for_callers_says_why_each_error_happens_and_what_to_do():
+    for *_, cause, remedy in documented_errors.rows():
+        assert cause
+        assert remedy not in ("", "as it says")
 
 
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
@@ -112,6 +109,8 @@ def test_example_fits_its_schema(path, method, status, name, value):
 
     check(content["schema"], value)
     assert value["status"]["code"] == int(status), name
+    for error in value["errors"] or ():
+        assert documented_errors.is_documented(int(status), error["code"], error["message"])
 
 
 @pytest.mark.parametrize("name", ["smallest", "full"])
@@ -221,7 +220,7 @@ async def provoke(
 FAILURES = [example for example in EXAMPLES if example[2] != "200"]
 OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
-    "erased",  # in test_erased_requests.py: only a command erases
+    "erased",  # in test_retrieve_request.py: only a command erases
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_protocol.py: it takes its time
 }

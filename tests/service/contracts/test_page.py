@@ -43,12 +43,13 @@ async def test_page_loads_nothing_from_elsewhere(shared_client):
             assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
 
 
-async def test_links_of_the_page_lead_somewhere(shared_client):
+async def test_page_leads_to_both_documents(shared_client):
     linked = References((await shared_client.get("/schema")).text).linked
+    served = await shared_client.get("/schema/asyncapi.json", headers={"Authorization": ""})
 
-    assert {"/schema/openapi.json", "/schema/asyncapi.json"} == {*linked}
-    for link in linked:
-        assert (await shared_client.get(link)).status_code == 200
+    assert {*linked} == {"/schema/openapi.json", "/schema/asyncapi.json"}
+    assert served.headers["Content-Type"] == "application/json"
+    assert served.json() == msgspec.to_builtins(asyncapi.document())
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,3 @@ async def test_page_may_ask_for_a_token_where_the_token_url_is_known(service_set
         page = await caller.get("/schema")
 
     assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]
-
-
-async def test_asyncapi_document_is_served(shared_client):
-    served = await shared_client.get("/schema/asyncapi.json", headers={"Authorization": ""})
-
-    assert served.headers["Content-Type"] == "application/json"
-    assert served.json() == msgspec.to_builtins(asyncapi.document())

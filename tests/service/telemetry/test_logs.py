@@ -57,9 +57,7 @@ def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(con
     assert ours.keys() - {"odd"} == theirs.keys()
 
 
-def test_texts_of_exceptions_and_of_libraries_that_quote_messages_or_addresses_are_not_logged(
-    configure, capsys
-):
+def test_texts_that_libraries_quote_are_not_logged(configure, capsys):
     configure()
     logging.getLogger("httpx").info("hunter2")
     logging.getLogger("aiormq.channel").error("hunter2")
