@@ -154,14 +154,6 @@ def test_compressed_body_is_refused_by_its_header(encoding):
     json_body.check_declared("application/json", "Identity")
 
 
-async def test_answers_that_need_a_token_are_not_cached(client):
-    created = await client.post("/v1/request", json=A_REQUEST)
-    retrieved = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
-
-    for response in (created, retrieved, await client.get("/nonsense")):
-        assert response.headers["Cache-Control"] == "no-store"
-
-
 async def fill_half(client: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
     """Read from a process with one connection until one call is refused, as 16 others of the firm wait."""
     calls = [asyncio.create_task(client.get("/v1/request")) for _ in range(18)]

@@ -245,18 +245,6 @@ def served_uuids(logs: list[EventDict]) -> list[str | None]:
     return [line.get("uuid") for line in logs if line["event"] == "request_served"]
 
 
-async def test_lock_timeout_of_the_database_itself_is_answered_with_503(service_settings, issuer, database):
-    await database.execute(
-        f"ALTER DATABASE \"{await database.fetchval('SELECT current_database()')}\" SET lock_timeout = '50ms'"
-    )
-    async with api_client(service_settings, issuer.token()) as client, database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        response = await post(client, None)
-
-    assert response.status_code == 503
-    assert response.json()["errors"][0]["code"] == "unavailable"
-
-
 async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
     service_settings, issuer, database_url, database
 ):

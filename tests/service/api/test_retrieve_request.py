@@ -12,7 +12,7 @@ from service.calculation_requests.request_secrets import WrongSecret
 from service.contracts.endpoints import FULL_REQUEST
 from service.every_firm import erasing
 from service.identifiers import new_request_id, parse_uuid, uuid_of
-from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.in_process import api_client
 
 MALFORMED = [
@@ -32,19 +32,6 @@ async def test_retrieved_request_is_the_one_that_was_created(client):
     data, without_meta = [each.text.partition(',"meta":')[0] for each in (response, created)]
     assert data == without_meta
     assert '"meta_data":{"z":1,"a":2,"m":1e17}' in response.text
-
-
-async def test_new_request_has_been_created_and_no_more(client, database):
-    uuid = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
-
-    response = await client.get(f"/v1/request/{uuid}/events")
-
-    assert response.status_code == 200
-    assert response.json()["errors"] is None
-    (event,) = response.json()["data"]["events"]
-    written = msgspec.json.decode(await database.fetchval("SELECT payload FROM outbox"))
-    assert event == {name: value for name, value in written.items() if name != "traceparent"}
-    assert (event["id"], event["data"]["tenant"]) == (f"{uuid}.request.created.1", CONVEYANCER)
 
 
 @pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])

@@ -60,19 +60,6 @@ async def test_missing_credentials_are_challenged(caller, header):
         assert response.json()["errors"][0]["code"] == "unauthenticated"
 
 
-async def test_two_credentials_are_refused_and_neither_is_chosen(client, issuer, database):
-    good = ("Authorization", client.headers["Authorization"])
-    other = ("Authorization", f"Bearer {issuer.token('free-conveyancing')}")
-    for headers in ([good, other], [good, good], [other, ("authorization", "")]):
-        for method, path in (("POST", "/v1/request"), ("GET", "/v1/request"), ("GET", STRUCTURE)):
-            response = await client.request(method, path, headers=headers, json=A_REQUEST)
-
-            assert response.status_code == 400
-            assert 'error="invalid_request"' in response.headers["WWW-Authenticate"]
-            assert response.json()["errors"][0]["code"] == "malformed_request"
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -64,16 +64,6 @@ async def test_new_key_is_fetched_on_first_use(server, own_issuer):
     assert server.requests == 3, "one for each second with unknown keys"
 
 
-async def test_concurrent_callers_share_one_fetch(server):
-    server.answer = after(0.1, server.answer)
-    keys = SigningKeys(server.url)
-
-    found = await asyncio.gather(*(keys.find("local") for _ in range(100)))
-
-    assert len(found) == 100
-    assert server.requests == 1
-
-
 async def test_unknown_keys_cause_no_fetch_soon_after_one_that_failed(server):
     server.answer = status(500)
     keys = SigningKeys(server.url)

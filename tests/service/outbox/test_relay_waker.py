@@ -31,13 +31,6 @@ def may_notify(waker: RelayWaker) -> bool:
         return may
 
 
-def test_commit_carries_no_notify_while_another_does(waker):
-    with waker.around_commit() as first:
-        second = may_notify(waker)
-
-    assert (first, second) == (True, False)
-
-
 def test_quiet_time_after_a_commit_with_a_notify_is_four_times_as_long_as_that_took(waker):
     with waker.around_commit():
         time.sleep(0.1)

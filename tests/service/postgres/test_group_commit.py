@@ -196,19 +196,6 @@ async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
     assert await stored(database) == [1]
 
 
-async def test_followers_of_a_cancelled_leader_get_unavailable_and_may_retry(group_commit, pool, database):
-    async with connections.Acquired(pool, seconds=SECONDS):
-        leader, follower = leader_and_follower(group_commit)
-        await asyncio.sleep(0)
-        leader.cancel()
-        with pytest.raises(PostgresUnavailable):
-            await follower
-
-    assert leader.cancelled()
-    assert await group_commit.execute((2, "a"))
-    assert await stored(database) == [2]
-
-
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
     group_commit, pool, database, statements
 ):

@@ -115,8 +115,10 @@ async def test_cancelled_caller_frees_its_place(pool, database):
     await eventually(lambda: is_gone(database, slow))
 
 
-@pytest.mark.parametrize("acquired", [connections.Acquired, connections.transaction])
-async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(pool, link, acquired):
+@pytest.mark.parametrize(("acquired", "in_use"), [(connections.Acquired, 1), (connections.transaction, 0)])
+async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(
+    pool, link, acquired, in_use
+):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()
@@ -125,12 +127,12 @@ async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_
     await backend(pool)
     began = time.monotonic()
     with pytest.raises(PostgresUnavailable):
-        await asyncio.wait_for(work(), 30)
+        await work()
     taken, opened = time.monotonic() - began, pool.open_size - pool.idle_size
     link.resume()
 
     assert taken < 5.0  # It would wait for the end of its statement for ever.
-    assert opened == 1, "the statement may still run: its connection has a place"
+    assert opened == in_use, "a statement may still run, so its connection has a place; a rollback has failed"
     await eventually(lambda: pool.open_size == 0)
 
 
@@ -202,15 +204,6 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
 
     assert served == [2, 3]
     assert pool.open_size == pool.idle_size == SIZE
-
-
-async def test_broken_connections_are_replaced(pool, link):
-    before = await backend(pool)
-    await link.cut()
-    await eventually(lambda: pool.open_size == 0)
-
-    assert await backend(pool) != before
-    assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
 async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(pool, link):

@@ -8,7 +8,7 @@ from uvicorn.server import ServerState
 
 from service.server import limits
 from service.server.asgi import Receive, Scope, Send
-from service.server.http_protocol import HttpProtocol, JoinedWrites
+from service.server.http_protocol import HttpProtocol
 from service.server.http_server import end_overdue
 
 A_REQUEST = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
@@ -69,18 +69,6 @@ async def connected(server: ServerState) -> Caller:
     """Return a caller that has connected later than those before it."""
     await asyncio.sleep(0.005)
     return Caller(server)
-
-
-async def test_large_body_is_sent_after_what_precedes_it_and_is_not_copied(server):
-    caller = Caller(server)
-    body = bytes(1_000_000)
-    writes = JoinedWrites(caller, asyncio.get_running_loop())
-    for data in (b"1", b"2", body, b"3", b"4"):
-        writes.write(data)
-    await asyncio.sleep(0)
-
-    assert caller.unread == [b"12", body, b"34"]
-    assert caller.unread[1] is body
 
 
 async def test_reader_at_the_least_rate_is_served_and_a_slower_one_is_cut_off(server):
