@@ -104,8 +104,10 @@ async def test_without_a_usable_trace_context_the_event_begins_a_trace_that_is_n
 async def test_request_is_not_stored_when_its_event_cannot_be_and_only_the_log_says_why(client, database):
     await database.execute("ALTER TABLE outbox ADD CHECK (payload IS NULL)")
 
-    counted = {"method": "POST", "route": "/v1/request", "status": "500"}
-    with capture_logs() as logs, rises("http_request_duration_seconds_count", **counted):
+    with (
+        capture_logs() as logs,
+        rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="500"),
+    ):
         response = await client.post("/v1/request", json=A_REQUEST)
 
     assert response.status_code == 500

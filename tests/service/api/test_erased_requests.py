@@ -15,8 +15,10 @@ async def erased(client, database):
     answer = await client.post("/v1/request", json=A_REQUEST | {"external_id": "crm-17"}, headers=KEY)
     await client.post("/v1/request", json=A_REQUEST)
     uuid = answer.json()["data"]["uuid"]
+    request_id = parse_uuid(uuid)
+    assert request_id is not None
     async with database.transaction():
-        assert await erasing.erase(database, [parse_uuid(uuid)]) == {parse_uuid(uuid)}
+        assert await erasing.erase(database, [request_id]) == {request_id}
     return uuid
 
 

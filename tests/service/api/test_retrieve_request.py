@@ -41,10 +41,12 @@ async def test_token_opens_its_requests_and_hides_whether_there_are_others(
     settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
     async with api_client(settings, issuer.token()) as client:
         there, gone = [(await client.post("/v1/request", json=A_REQUEST)).json()["data"] for _ in range(2)]
+        gone_id = parse_uuid(gone["uuid"])
+        assert gone_id is not None
         async with database.transaction():
-            await erasing.erase(database, [parse_uuid(gone["uuid"])])
+            await erasing.erase(database, [gone_id])
         # By token: the errors for a request that is there, an erased one, and none.
-        answers = {
+        answers: dict[str, tuple[type[Exception] | None, ...]] = {
             issuer.token(): (None, RequestErased, RequestNotFound),
             issuer.token("reader", scope="request:read-all"): (None, RequestErased, RequestNotFound),
             issuer.token(FREE_CONVEYANCER): (RequestNotFound,) * 3,
