@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import httpx
 from litestar.types import ASGIApp
@@ -33,8 +34,11 @@ async def serve(app: ASGIApp) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def api_client(settings: ServiceSettings, token: str | None) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve an API with *settings*; yields a client of it that sends *token*."""
+async def api_client(
+    settings: ServiceSettings, token: str | None, **changes: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an API with *settings* and *changes* to them; yields a client of it that sends *token*."""
+    settings = replace(settings, **changes)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
         serve(create_app(settings)) as base_url,

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import httpx
-import msgspec
 import pytest
 
 from service.identifiers import new_request_id, uuid_of
@@ -24,10 +23,13 @@ _MOST_WAL_BYTES = 1_480  # 1,434 measured: a request in a table and three indexe
 @pytest.fixture
 async def watched_client(service_settings, issuer, link):
     """A client of an API with one connection to Postgres, whose statements are recorded."""
-    settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=1, database_timeout_seconds=10.0
-    )
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(
+        service_settings,
+        issuer.token(),
+        database_url=link.url,
+        database_pool_size=1,
+        database_timeout_seconds=10.0,
+    ) as client:
         yield client
 
 

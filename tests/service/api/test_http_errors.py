@@ -7,7 +7,6 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -38,8 +37,7 @@ END_OTHER_SESSIONS = """
 @pytest.fixture
 async def hurried(service_settings, issuer):
     """A client of an API that gives Postgres little time."""
-    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=0.2)
-    async with api_client(settings, issuer.token()) as connected:
+    async with api_client(service_settings, issuer.token(), database_timeout_seconds=0.2) as connected:
         yield connected
 
 
@@ -165,9 +163,10 @@ async def test_busy_process_sheds_the_load_of_one_firm_at_once_serves_others_and
     service_settings, issuer, database
 ):
     """One firm takes half of the queue."""
-    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
     other_firm = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(
+        service_settings, issuer.token(), database_pool_size=1, database_timeout_seconds=20.0
+    ) as client:
         await client.get("/readyz")
         await database.execute("BEGIN; LOCK TABLE calculation_request")
         waiting = await fill_half(client)

@@ -199,8 +199,9 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
 async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
     service_settings, issuer, database, link, key
 ):
-    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(
+        service_settings, issuer.token(), database_url=link.url, database_pool_size=1
+    ) as client:
         first = await post(client, key and "another")  # connects, and prepares the statement
         with capture_logs() as logs:
             cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
@@ -249,11 +250,10 @@ async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
     service_settings, issuer, database_url, database
 ):
     seconds = 1.0
-    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=seconds)
     async with (
         locking(database_url, "conveyancer") as of_the_fee,
         locking(database_url, "calculation_request") as of_the_insert,
-        api_client(settings, issuer.token()) as client,
+        api_client(service_settings, issuer.token(), database_timeout_seconds=seconds) as client,
     ):
         creating = asyncio.create_task(post(client, None, A_REQUEST | WAIVER))
         await eventually(lambda: has_waiting_statement(database))

@@ -1,7 +1,6 @@
 """The lines about a request in the log of the API: each leads to the request and to the call."""
 
 import httpx
-import msgspec
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
@@ -16,10 +15,9 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 async def test_every_line_about_a_request_has_its_uuid_and_the_trace_of_the_call(
     service_settings, issuer, database
 ):
-    settings = msgspec.structs.replace(
-        service_settings, auth_internal_clients=READER, database_timeout_seconds=0.5
-    )
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(
+        service_settings, issuer.token(), auth_internal_clients=READER, database_timeout_seconds=0.5
+    ) as client:
         record = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
         path = f"/v1/request/{record['uuid']}"
         client.headers["traceparent"] = f"00-{TRACE_ID}-b7ad6b7169203331-01"

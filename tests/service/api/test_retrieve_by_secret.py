@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 
 import httpx
-import msgspec
 import pytest
 
 from service.api.errors import translate
@@ -77,8 +76,7 @@ async def test_secret_opens_the_fields_of_its_request_that_are_for_the_customer(
 
 async def test_secret_stays_the_same_under_a_new_current_key(created, service_settings, issuer):
     ring = f"new:{'C' * 43},{service_settings.request_secret_keys}"
-    settings = msgspec.structs.replace(service_settings, request_secret_keys=ring)
-    async with api_client(settings, issuer.token()) as after:
+    async with api_client(service_settings, issuer.token(), request_secret_keys=ring) as after:
         retrieved = (await after.get(f"/v1/request/{created['uuid']}")).json()["data"]
         newer = (await after.post("/v1/request", json=A_REQUEST)).json()["data"]
         opened = await ask(after, created["uuid"], created["secret"])

@@ -3,7 +3,6 @@
 import json
 
 import httpx
-import msgspec
 import pytest
 
 from service.api import errors
@@ -38,8 +37,7 @@ async def test_retrieved_request_is_the_one_that_was_created(client):
 async def test_token_opens_its_requests_and_hides_whether_there_are_others(
     service_settings, issuer, database, what
 ):
-    settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
         there, gone = [(await client.post("/v1/request", json=A_REQUEST)).json()["data"] for _ in range(2)]
         gone_id = parse_uuid(gone["uuid"])
         assert gone_id is not None

@@ -150,9 +150,8 @@ async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type
     own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [key, *other]}))
     claims = jwt.decode(own_issuer.token(), options={"verify_signature": False})
     headers = {"typ": "at+jwt", "kid": "the key"}
-    settings = msgspec.structs.replace(service_settings, auth_jwks_url=own_issuer.jwks.as_uri())
 
-    async with api_client(settings, None) as client:
+    async with api_client(service_settings, None, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
         statuses = {}
         for algorithm in signing:
             token = jwt.encode(claims, private, algorithm=algorithm, headers=headers)
@@ -210,8 +209,7 @@ async def test_each_endpoint_needs_its_scope(client, issuer, scope, statuses):
 
 
 async def test_token_is_accepted_until_the_end_of_the_leeway_and_then_forgotten(service_settings, issuer):
-    settings = msgspec.structs.replace(service_settings, auth_leeway_seconds=2.0)
-    async with api_client(settings, None) as client:
+    async with api_client(service_settings, None, auth_leeway_seconds=2.0) as client:
 
         async def an_expired_token_is_accepted() -> bool:
             client.headers.update(bearer(issuer.token(exp=int(time.time()))))
@@ -252,8 +250,9 @@ async def is_refused(client: httpx.AsyncClient) -> bool:
 
 
 async def test_claim_that_names_the_conveyancer_can_be_chosen(service_settings, issuer, database):
-    settings = msgspec.structs.replace(service_settings, auth_tenant_claim="firm")
-    async with api_client(settings, issuer.token(CONVEYANCER, firm=FREE_CONVEYANCER)) as client:
+    async with api_client(
+        service_settings, issuer.token(CONVEYANCER, firm=FREE_CONVEYANCER), auth_tenant_claim="firm"
+    ) as client:
         named = await client.post("/v1/request", json=A_REQUEST)
         unnamed = await client.post("/v1/request", json=A_REQUEST, headers=bearer(issuer.token(CONVEYANCER)))
 

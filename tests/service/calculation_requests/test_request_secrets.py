@@ -1,6 +1,5 @@
 """Requests whose key was removed from REQUEST_SECRET_KEYS: what can still be read of them."""
 
-import msgspec
 import pytest
 
 from tests.harness.examples import A_REQUEST
@@ -29,8 +28,7 @@ async def test_request_without_its_key_is_answered_with_503_until_the_key_is_res
             await client.post("/v1/request", json=A_REQUEST, headers=KEY),
         ]
     ring = f"{service_settings.request_secret_keys},lost:{'C' * 43}"
-    settings = msgspec.structs.replace(service_settings, request_secret_keys=ring)
-    async with api_client(settings, issuer.token()) as restarted:
+    async with api_client(service_settings, issuer.token(), request_secret_keys=ring) as restarted:
         restored = await restarted.get(f"/v1/request/{without_key}")
 
     for answer in answers:
@@ -42,8 +40,7 @@ async def test_request_without_its_key_is_answered_with_503_until_the_key_is_res
 
 
 async def test_what_shows_no_secret_needs_no_key(service_settings, issuer, without_key):
-    settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
         reader = {"Authorization": f"Bearer {issuer.token('reader', scope='request:read-all')}"}
         events = await client.get(f"/v1/request/{without_key}/events")
         record = await client.get(f"/v1/request/{without_key}", headers=reader)

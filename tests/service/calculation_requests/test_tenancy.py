@@ -87,8 +87,9 @@ async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_e
 ):
     if call != create:
         assert others.uuid in (await call(client, others)).text, "its own conveyancer finds it"
-    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
-    async with api_client(settings, issuer.token(FREE_CONVEYANCER)) as stranger:
+    async with api_client(
+        service_settings, issuer.token(FREE_CONVEYANCER), database_url=link.url, database_pool_size=1
+    ) as stranger:
         await call(stranger, Named(idempotency_key="another"))  # connects and prepares the statement
         answers, costs = [], []
         for named in (others, Named()):

@@ -57,8 +57,7 @@ def test_document_is_valid():
 
 async def test_document_has_the_token_url_where_it_is_known(service_settings):
     token_url = "https://issuer.test/token"
-    settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
-    async with api_client(settings, None) as caller:
+    async with api_client(service_settings, None, auth_token_url=token_url) as caller:
         document = (await caller.get("/schema/openapi.json")).json()
 
     validate(document)
@@ -140,8 +139,7 @@ async def test_example_bodies_are_answered_as_documented(client, name):
 
 async def test_examples_of_a_record_are_what_each_kind_of_reader_gets(service_settings, issuer):
     content = operation_of("/v1/request/{uuid}", "get")["responses"]["200"]["content"]["application/json"]
-    settings = msgspec.structs.replace(service_settings, auth_internal_clients="reader")
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
         created = (await client.post("/v1/request", json=endpoints.FULL_REQUEST)).json()["data"]
         tokens = {
             "ok": issuer.token(),

@@ -61,10 +61,9 @@ async def test_other_files_are_not_served(shared_client, name):
 
 
 async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings):
-    settings = msgspec.structs.replace(
-        service_settings, auth_issuer="https://<issuer>", auth_audience="a&b", auth_tenant_claim="firm"
-    )
-    async with api_client(settings, None) as caller:
+    async with api_client(
+        service_settings, None, auth_issuer="https://<issuer>", auth_audience="a&b", auth_tenant_claim="firm"
+    ) as caller:
         page = (await caller.get("/schema")).text
 
     for named in ("https://<issuer>", "a&b", "firm", "request:write", "request:read"):
@@ -73,8 +72,7 @@ async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings):
 
 async def test_page_may_ask_for_a_token_where_the_token_url_is_known(service_settings):
     token_url = "https://issuer.test:8443/token?a=1&b=2"
-    settings = msgspec.structs.replace(service_settings, auth_token_url=token_url)
-    async with api_client(settings, None) as caller:
+    async with api_client(service_settings, None, auth_token_url=token_url) as caller:
         page = await caller.get("/schema")
 
     assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]

@@ -5,7 +5,6 @@ import time
 from contextlib import suppress
 
 import asyncpg
-import msgspec
 import pytest
 
 from deploy.local.machine.folders import Place
@@ -85,8 +84,7 @@ async def full_server():
 async def test_create_succeeds_and_nothing_fails_while_others_fill_the_queue_for_notify(
     full_server, service_settings, issuer
 ):
-    settings = msgspec.structs.replace(service_settings, database_url=full_server)
-    async with api_client(settings, issuer.token()) as client:
+    async with api_client(service_settings, issuer.token(), database_url=full_server) as client:
         with rises("background_failures_total", by=0, work="relay_waker"):
             answers = [(await client.post("/v1/request", json=A_REQUEST)).status_code for _ in range(5)]
             await asyncio.sleep(0.1)  # for the NOTIFY that creates share

@@ -36,8 +36,7 @@ async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
     service_settings, issuer, link
 ):
     """Otherwise no API would be left in the Service, and callers would get the answer of the ingress."""
-    settings = msgspec.structs.replace(service_settings, database_url=link.url)
-    async with api_client(settings, issuer.token()) as distant:
+    async with api_client(service_settings, issuer.token(), database_url=link.url) as distant:
 
         async def reports_postgres_ok() -> bool:
             return bool((await distant.get("/readyz")).json() == {"postgres": "ok"})

@@ -2,10 +2,9 @@
 
 import pytest
 
-from service.authentication.signing_keys import SigningKeys
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
-from tests.harness.metrics import rises, scrape, series, value
+from tests.harness.metrics import rises, scrape, series
 
 _REQUESTS = "http_request_duration_seconds_count"
 _NOT_THERE = "/v1/request/req_0000000000000000000000"
@@ -41,6 +40,7 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_se
         exported = await scrape(stranger)
 
     assert exported[series("postgres_pool_connections", state="idle")] >= 1
+    assert 0 <= exported[series("jwks_age_seconds")] < 60
     assert exported[series("postgres_pool_wait_seconds_count")] >= 2
     assert exported[series("postgres_pool_max_connections")] == service_settings.database_pool_size
     assert exported[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
@@ -48,9 +48,3 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_se
     secrets = (created["secret"], created["secret"][::-1])
     for private in (CONVEYANCER, created["uuid"], *secrets, "example.com", issuer.token()):
         assert private not in text
-
-
-async def test_age_of_the_signing_keys_is_exported(issuer):
-    await SigningKeys(issuer.jwks.as_uri()).refresh()
-
-    assert 0 <= value("jwks_age_seconds") < 60
