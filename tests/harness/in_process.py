@@ -1,7 +1,7 @@
 """The API, and parts of the worker, run in the test's own process and event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from litestar.types import ASGIApp
 from msgspec.structs import replace
+from structlog.typing import EventDict
 
 from service.app import create_app
 from service.server import http_server
@@ -31,6 +32,11 @@ async def serve(app: ASGIApp) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving
+
+
+def served(logs: Sequence[EventDict]) -> list[EventDict]:
+    """Return the lines of the access log."""
+    return [line for line in logs if line["event"] == "request_served"]
 
 
 @asynccontextmanager

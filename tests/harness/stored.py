@@ -1,6 +1,11 @@
 """Requests stored in the statement of the API, with their event, over a connection of the test's."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+
+import asyncpg
+from asyncpg.transaction import Transaction
 
 from service.calculation_requests import storing
 from service.calculation_requests.model import CalculationRequest, Idempotency
@@ -39,3 +44,23 @@ async def insert(
     """Store a request and its request.created; return whether it was stored."""
     arguments = storing.insert_arguments(request, idempotency, traceparent, may_notify=wakes)
     return await connection.fetchval(storing.INSERT, *arguments) is not None
+
+
+@asynccontextmanager
+async def holding(database_url: str, idempotency: Idempotency) -> AsyncIterator[Transaction]:
+    """Store a request with this key in a transaction that the caller, or the end of the block, ends."""
+    holder = await asyncpg.connect(database_url)
+    transaction = holder.transaction()
+    await transaction.start()
+    assert await insert(holder, new_request(), idempotency=idempotency)
+    try:
+        yield transaction
+    finally:
+        await holder.close()
+
+
+async def count_rows(database: Connection) -> tuple[int, int]:
+    """Return how many requests and events are stored."""
+    counts = "SELECT (SELECT count(*) FROM calculation_request), (SELECT count(*) FROM outbox)"
+    (row,) = await database.fetch(counts)
+    return row[0], row[1]

@@ -3,6 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
+from tests.harness.in_process import served
 from tests.harness.waiting import eventually
 
 
@@ -27,12 +28,12 @@ from tests.harness.waiting import eventually
 async def test_path_has_one_spelling(shared_client, alias):
     with capture_logs() as logs:
         response = await shared_client.get(shared_client.base_url.copy_with(raw_path=alias.encode()))
-        served = await eventually(lambda: [line for line in logs if line["event"] == "request_served"])
+        lines = await eventually(lambda: served(logs))
 
     assert response.status_code == 404
     assert response.json()["errors"][0]["code"] == "not_found"
     assert response.headers["X-Request-Id"]
-    assert [line["route"] for line in served] == ["unmatched"]
+    assert [line["route"] for line in lines] == ["unmatched"]
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,11 @@ from structlog.testing import capture_logs
 
 from service.contracts.endpoints import FULL_REQUEST
 from service.identifiers import parse_uuid, uuid_of
-from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.metrics import rises
+from tests.harness.stored import count_rows
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
-
-
-async def count_rows(database: Connection) -> tuple[int, int]:
-    """Return how many requests and events are stored."""
-    counts = "SELECT (SELECT count(*) FROM calculation_request), (SELECT count(*) FROM outbox)"
-    (row,) = await database.fetch(counts)
-    return row[0], row[1]
 
 
 async def test_created_request_is_returned_as_the_interface_specifies(client):

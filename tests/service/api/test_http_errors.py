@@ -18,7 +18,7 @@ from service.server import probes
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
-from tests.harness.in_process import api_client, serve
+from tests.harness.in_process import api_client, serve, served
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
@@ -26,12 +26,6 @@ REQUEST_ID = "case-17.a_B"
 STRUCTURE = "/v1/questionnaire/structure"
 JSON = {"Content-Type": "application/json"}
 NO_BODY = {204, 304}
-END_OTHER_SESSIONS = """
-    SELECT pg_terminate_backend(pid)
-      FROM pg_stat_activity
-     WHERE datname = current_database()
-       AND pid <> pg_backend_pid()
-"""
 
 
 @pytest.fixture
@@ -191,31 +185,3 @@ async def test_busy_process_sheds_the_load_of_one_firm_at_once_serves_others_and
         await database.execute("COMMIT")
         assert {response.status_code for response in await asyncio.gather(*waiting)} == {200, 503}
         assert {response.status_code for response in await asyncio.gather(*others)} == {200}
-
-
-async def test_api_recovers_by_itself_when_postgres_accepts_writes_again(client, database):
-    name = await database.fetchval("SELECT current_database()")
-
-    async def statuses() -> tuple[int, int]:
-        created = await client.post("/v1/request", json=A_REQUEST)
-        return created.status_code, (await client.get("/readyz")).status_code
-
-    async def writes_are_refused() -> bool:
-        return await statuses() == (503, 200)
-
-    async def writes_are_accepted() -> bool:
-        return await statuses() == (200, 200)
-
-    assert await statuses() == (200, 200)
-    await database.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    await database.execute(END_OTHER_SESSIONS)
-    await eventually(writes_are_refused)
-    assert await statuses() == (503, 200), "callers get the 503 of the API, not that of the ingress"
-    await database.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
-
-    await eventually(writes_are_accepted)
-
-
-def served(logs: list[Any]) -> list[Any]:
-    """Return the lines of the access log."""
-    return [line for line in logs if line["event"] == "request_served"]

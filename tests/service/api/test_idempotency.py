@@ -21,8 +21,8 @@ from service.identifiers import parse_uuid, uuid_of
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
-from tests.harness.in_process import api_client
-from tests.harness.stored import insert, new_request
+from tests.harness.in_process import api_client, served
+from tests.harness.stored import count_rows, holding
 from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
@@ -47,31 +47,6 @@ def is_repeat(response: httpx.Response) -> bool:
     return said is not None
 
 
-async def stored(database: Connection) -> tuple[int, int]:
-    """Return how many requests and events are stored."""
-    row = await database.fetchrow(
-        """
-        SELECT (SELECT count(*) FROM calculation_request) AS requests,
-               (SELECT count(*) FROM outbox) AS events
-        """
-    )
-    assert row is not None
-    return row["requests"], row["events"]
-
-
-@asynccontextmanager
-async def holding(database_url: str, key: str) -> AsyncIterator[None]:
-    """Use *key* for A_REQUEST in a transaction that stays open until the end of the block."""
-    idempotency = request_body.parse(msgspec.json.encode(A_REQUEST)).idempotency(key)
-    holder = await asyncpg.connect(database_url)
-    await holder.execute("BEGIN")
-    assert await insert(holder, new_request(), idempotency=idempotency)
-    try:
-        yield
-    finally:
-        await holder.close()
-
-
 async def test_repeat_returns_the_request_as_it_is_now_however_old_it_is(client, database):
     first = await post(client, "case-17")
     await database.execute("DELETE FROM outbox")  # delivered long ago
@@ -86,7 +61,7 @@ async def test_repeat_returns_the_request_as_it_is_now_however_old_it_is(client,
     assert now == before | {"calculation_id": "c-1", "created_at": now["created_at"]}
     assert again.json()["errors"] is None
     assert changed.status_code == 422
-    assert await stored(database) == (1, 0)
+    assert await count_rows(database) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +110,7 @@ async def test_key_with_another_body_is_refused(client, database, another):
 
     assert response.status_code == 422
     assert [error["code"] for error in response.json()["errors"]] == ["idempotency_key_reused"]
-    assert await stored(database) == (1, 1)
+    assert await count_rows(database) == (1, 1)
 
 
 @pytest.mark.parametrize(("conveyancer", "charges"), [(CONVEYANCER, False), (FREE_CONVEYANCER, True)])
@@ -154,7 +129,7 @@ async def test_request_with_a_waiver_is_repeated_after_the_fee_setting_has_chang
     assert repeat.json()["data"] == first.json()["data"]
     assert first.json()["data"]["calculation_fee_exempt"] is not charges
     assert changed.json()["errors"][0]["code"] == "idempotency_key_reused"
-    assert await stored(database) == (1, 1)
+    assert await count_rows(database) == (1, 1)
 
 
 async def test_key_of_a_refused_request_may_be_used_again(client):
@@ -227,7 +202,7 @@ async def test_refused_create_is_logged_without_a_uuid_and_its_key_may_be_tried_
     client, issuer, database_url
 ):
     await post(client, "used")
-    async with holding(database_url, "busy"):
+    async with holding(database_url, request_body.parse(msgspec.json.encode(A_REQUEST)).idempotency("busy")):
         with capture_logs() as logs:
             reused = await post(client, "used", A_REQUEST | WAIVER)
             in_flight = await post(client, "busy")
@@ -243,7 +218,7 @@ async def test_refused_create_is_logged_without_a_uuid_and_its_key_may_be_tried_
 
 def served_uuids(logs: list[EventDict]) -> list[str | None]:
     """Return the uuids in the lines of the access log."""
-    return [line.get("uuid") for line in logs if line["event"] == "request_served"]
+    return [line.get("uuid") for line in served(logs)]
 
 
 async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
@@ -263,7 +238,7 @@ async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
         response = await creating
 
     assert response.status_code == 503
-    assert await stored(database) == (0, 0)
+    assert await count_rows(database) == (0, 0)
 
 
 @asynccontextmanager

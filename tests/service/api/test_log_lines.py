@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, served
 
 READER = "calculations-team"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -57,6 +57,6 @@ async def test_line_of_a_401_has_the_reason(service_settings, issuer):
             answer = await client.get("/v1/request")
 
     assert answer.status_code == 401
-    reasons = [line["reason"] for line in logs if line["event"] == "request_served"]
+    reasons = [line["reason"] for line in served(logs)]
     assert reasons == [answer.json()["errors"][0]["message"]]
     assert "expired" in reasons[0]

@@ -2,14 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import msgspec
 import pytest
-from asyncpg.transaction import Transaction
 
 from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.storing import Storage, Stored
@@ -64,19 +60,6 @@ async def count_stored(database: Connection, *keys: str) -> int:
     return counted
 
 
-@asynccontextmanager
-async def holding(database_url: str, key: str) -> AsyncIterator[Transaction]:
-    """Store a request with *key* in a transaction that stays open until the test or the block ends it."""
-    holder = await asyncpg.connect(database_url)
-    transaction = holder.transaction()
-    await transaction.start()
-    assert await stored.insert(holder, stored.new_request(), idempotency=Idempotency(key, BODY))
-    try:
-        yield transaction
-    finally:
-        await holder.close()
-
-
 async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
     storage, database
 ):
@@ -104,7 +87,7 @@ async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_creat
     storage, database_url, statements
 ):
     """There is one connection: the others would wait if a create waited for its key inside Postgres."""
-    async with holding(database_url, "held") as holder:
+    async with stored.holding(database_url, Idempotency("held", BODY)) as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(20)))
         await store_all(storage, "in the same group", None)
         await eventually(lambda: len(statements.executed) >= 3 * 2 * 20)  # each has tried three times
@@ -122,7 +105,7 @@ async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_creat
 async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
     storage, database_url, database, statements
 ):
-    async with holding(database_url, "held") as holder:
+    async with stored.holding(database_url, Idempotency("held", BODY)) as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(2)))
         await eventually(lambda: len(statements.executed) >= 2 * 2)  # Both have looked.
         await holder.rollback()
@@ -135,7 +118,7 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
 
 async def test_create_waits_for_its_key_for_two_fifths_of_the_time_of_a_statement(pool, database_url):
     hasty = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=1.0)
-    async with holding(database_url, "held"):
+    async with stored.holding(database_url, Idempotency("held", BODY)):
         began = time.monotonic()
         with pytest.raises(IdempotencyKeyInFlight):
             await store(hasty, "held")

@@ -206,6 +206,15 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
     assert pool.open_size == pool.idle_size == SIZE
 
 
+async def test_broken_connections_are_replaced(pool, link):
+    before = await backend(pool)
+    await link.cut()
+    await eventually(lambda: pool.open_size == 0)
+
+    assert await backend(pool) != before
+    assert (pool.open_size, pool.idle_size) == (1, 1)
+
+
 async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(pool, link):
     await link.refuse()
     for _ in range(20):

@@ -5,7 +5,6 @@ import gc
 import json
 from contextvars import ContextVar
 from http import HTTPStatus
-from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +19,7 @@ from service.server.limits import LARGEST_BODY, LARGEST_HEAD, MOST_HEADERS
 from tests.harness.databases import has_waiting_statement
 from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client, serve
+from tests.harness.in_process import api_client, serve, served
 from tests.harness.metrics import rises, value
 from tests.harness.raw_connection import RawConnection, connect_to, head, head_with
 from tests.harness.waiting import eventually
@@ -355,8 +354,3 @@ async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(se
     (error,) = json.loads(answer.body)["errors"]
     assert is_documented(503, "unavailable", error["message"])
     assert [line["status"] for line in served(logs)] == [503]
-
-
-def served(logs: list[Any]) -> list[Any]:
-    """Return the lines of the access log."""
-    return [line for line in logs if line["event"] == "request_served"]
