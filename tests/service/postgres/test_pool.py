@@ -251,7 +251,9 @@ async def is_unused(database: Connection, user: str) -> bool:
     return not await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE usename = $1", user)
 
 
-async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(granting_two):
+async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_accepts_no_more(
+    granting_two,
+):
     pool, _ = granting_two
 
     async def work() -> int:
@@ -264,15 +266,9 @@ async def test_callers_wait_for_a_lent_connection_when_postgres_accepts_no_more(
 
     assert len(set(served)) == 2
     assert (pool.open_size, pool.idle_size) == (2, 2)
-
-
-async def test_wait_for_a_lent_connection_is_as_bounded_as_the_queue(granting_two):
-    pool, _ = granting_two
     async with connections.Acquired(pool, seconds=10.0), connections.Acquired(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
             await asyncio.wait_for(backend(pool, seconds=0.2), 30)
-
-    assert await backend(pool)
 
 
 async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
