@@ -47,7 +47,7 @@ async def insert(
 
 
 @asynccontextmanager
-async def holding(database_url: str, idempotency: Idempotency) -> AsyncIterator[Transaction]:
+async def holding(database_url: str, idempotency: Idempotency | None) -> AsyncIterator[Transaction]:
     """Store a request with this key in a transaction that the caller, or the end of the block, ends."""
     holder = await asyncpg.connect(database_url)
     transaction = holder.transaction()
