@@ -28,8 +28,8 @@ async def test_retrieved_request_is_the_one_that_was_created(client):
     response = await client.get(f"/v1/request/{created.json()['data']['uuid']}")
 
     assert response.status_code == 200
-    data, without_meta = [each.text.partition(',"meta":')[0] for each in (response, created)]
-    assert data == without_meta
+    shown, answered = [each.text.partition(',"meta":')[0] for each in (response, created)]
+    assert shown == answered
     assert '"meta_data":{"z":1,"a":2,"m":1e17}' in response.text
 
 
