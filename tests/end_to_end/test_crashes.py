@@ -14,6 +14,7 @@ from tests.harness.mail_server import MailServer
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 
+_CHANCE = random.Random(20)  # noqa: S311 - the same moments in every run
 _ROUNDS = 6
 _REQUESTS_A_ROUND = 25
 
@@ -22,7 +23,8 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
     *, api, worker_settings, tmp_path, caller, channel, subscriber, mail_server, database
 ):
     mail_server.data_delay_seconds = 0.02
-    worker = worker_process(msgspec.structs.replace(worker_settings, email_claim_seconds=1.0), tmp_path)
+    # A claim that a busy machine renews in time; after a kill its e-mail waits for the end of it.
+    worker = worker_process(msgspec.structs.replace(worker_settings, email_claim_seconds=5.0), tmp_path)
     uuids: list[str] = []
     in_flight_at_a_kill: set[str] = set()
 
@@ -35,12 +37,12 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
         for _ in range(_ROUNDS):
             async with asyncio.TaskGroup() as load:
                 load.create_task(create_and_calculate())
-                await _any_moment_while_growing(random.choice([mail_server.accepted, subscriber.received]))  # noqa: S311
+                await _any_moment_while_growing(_CHANCE.choice([mail_server.accepted, subscriber.received]))
                 await worker.kill()
                 in_flight_at_a_kill |= await _claimed_emails(database)
                 worker.start()
         await eventually(lambda: _is_finished(database))
-        await eventually(lambda: len(subscriber.email_keys) == 3 * len(uuids))
+        await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids))
 
     assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
     for uuid in uuids:
@@ -57,7 +59,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
 
 async def _any_moment_while_growing(collection: Collection[object]) -> None:
     """Wait for a random moment while work is in progress."""
-    goal = len(collection) + random.randint(1, _REQUESTS_A_ROUND - 5)  # noqa: S311
+    goal = len(collection) + _CHANCE.randint(1, _REQUESTS_A_ROUND - 5)
     await eventually(lambda: len(collection) >= goal)
 
 
