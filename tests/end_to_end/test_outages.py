@@ -78,33 +78,6 @@ async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back
     assert len(mail_server.accepted) == 2 * _REQUESTS
 
 
-async def test_mail_waits_in_postgres_while_the_mail_server_is_down(
-    *, service_settings, worker_settings, issuer, channel, mail_server, database
-):
-    async def is_written_down() -> bool:
-        pending: int = await database.fetchval("SELECT count(*) FROM email WHERE state = 'pending'")
-        return pending == 30
-
-    await mail_server.stop()
-    async with worker_probes(worker_settings):
-        async with api_client(service_settings, issuer.token()) as caller:
-            records = await create_many(caller, 30)
-        await eventually(is_written_down)
-    # Unacknowledged messages, if there were any, are now back in their queue.
-    waiting = await count(channel, topology.NOTIFICATIONS.name)
-    async with worker_probes(worker_settings) as worker:
-        await eventually(lambda: answers(worker, "/readyz", 200))
-        await mail_server.start()
-        await eventually(lambda: len(mail_server.accepted) >= 30)
-
-    assert waiting == 0
-    assert {mail.recipients[0] for mail in mail_server.accepted} == {
-        record["customer_email"] for record in records
-    }
-    assert len(mail_server.accepted) == 30
-    assert await database.fetchval("SELECT count(*) FROM email WHERE state = 'sent'") == 30
-
-
 @pytest.fixture
 async def network(database_url):
     """The network between the processes and Postgres."""

@@ -1,4 +1,4 @@
-"""TLS to Postgres, to the broker and to the mail server: it is used, and a wrong certificate is refused.
+"""The whole chain over TLS to Postgres, the broker and the mail server; a wrong certificate is refused.
 
 tests/worker/mail/test_smtp.py has what concerns the mail server alone.
 """
@@ -37,9 +37,10 @@ def trusting(amqp_url: str, authority: Authority) -> str:
     return str(URL(amqp_url).update_query(cafile=str(authority.file)))
 
 
-async def test_request_goes_through_the_whole_chain_over_tls(
+async def test_request_gets_its_email_and_its_calculation_over_tls(
     *, service_settings, worker_settings, authority, issuer, channel, subscriber, tmp_path
 ):
+    """The whole chain, once; no connection goes without TLS."""
     context = authority.server_context()
     async with (
         TcpProxy(service_settings.database_url, context=context) as postgres,
@@ -56,12 +57,28 @@ async def test_request_goes_through_the_whole_chain_over_tls(
         api = api_process(replace(service_settings, database_url=database_url), tmp_path)
         worker = worker_process(settings, tmp_path, SSL_CERT_FILE=str(authority.file))
         async with started(api, worker), client_of(api, issuer.token()) as caller:
-            record = await create(caller)
-            await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
-            await publish_calculation(channel, record["uuid"], "calc-1")
-            await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
+            created = await create(caller)
+            uuid = created["uuid"]
+            await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+            await publish_calculation(channel, uuid, "calc-1")
+            await eventually(lambda: len(subscriber.about(uuid)) == 3)
+            read_back = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
 
-    assert [mail.recipients for mail in mail_server.accepted] == [[record["customer_email"]]]
+    events = subscriber.about(uuid)
+    assert [event["type"] for event in events] == [
+        "request.created",
+        "request.email_sent",
+        "request.calculated",
+    ]
+    assert subscriber.sequences(uuid) == [1, 2, 3]
+    assert subscriber.strays == []
+    assert events[2]["data"]["calculation_id"] == "calc-1"
+    assert read_back == created | {"calculation_id": "calc-1", "updated_at": events[2]["time"]}
+    (mail,) = mail_server.accepted
+    assert mail.recipients == [created["customer_email"]]
+    text = mail.message.get_body(("plain",))
+    assert text is not None
+    assert created["request_url"] in text.get_content().splitlines()
     assert mail_server.logins == 1
     assert "listener_paused" not in worker.output, "the listener has a connection of its own"
 
