@@ -3,23 +3,26 @@
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from msgspec.structs import replace
 
+from service.api.request_body import CreateBody
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import Subscriber, publish_calculation
+from tests.end_to_end.events import publish_calculation
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import Issuer
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import Process, api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -57,6 +60,12 @@ BAD_VALUES: dict[str, Any] = {
 }
 
 
+def test_every_field_that_a_caller_chooses_freely_is_marked():
+    fields = {field.name for field in msgspec.structs.fields(CreateBody)}
+
+    assert A_MARKED_REQUEST.keys() == fields - {"request_type"}
+
+
 @pytest.fixture
 def verbose_api(service_settings, tmp_path):
     """An API that logs as much as possible."""
@@ -91,8 +100,8 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issu
         await verbose_api.becomes_ready()
 
     assert seen >= {200, 400, 401, 403, 404, 405, 413, 415, 422, 500}
-    _assert_lines_for_machines(verbose_api.output)
-    _assert_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
+    assert_lines_for_machines(verbose_api.output)
+    assert_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
 
 
 async def _statuses_of_calls(caller: httpx.AsyncClient, record: dict[str, Any], api_key: str) -> set[int]:
@@ -170,10 +179,9 @@ async def _statuses_of_secrets(caller: httpx.AsyncClient, record: dict[str, Any]
 
 
 async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection) -> set[int]:
-    """Call while Postgres refuses the row: its message quotes all of it."""
-    await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
-    refused = await caller.post("/v1/request", json=A_MARKED_REQUEST)
-    await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
+    """Call while Postgres refuses the row, and while it lacks a column."""
+    async with refused_rows(database):
+        refused = await caller.post("/v1/request", json=A_MARKED_REQUEST)
     await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
     missing = await caller.post("/v1/request", json=A_MARKED_REQUEST)
     await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
@@ -194,79 +202,59 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
     *, verbose_api, verbose_worker, issuer, channel, subscriber, mail_server, database
 ):
     token = issuer.token()
+
+    async def create() -> dict[str, Any]:
+        record: dict[str, Any] = (await caller.post("/v1/request", json=A_MARKED_REQUEST)).json()["data"]
+        secrets.append(record["secret"])
+        return record
+
+    async def gets(event_type: str) -> None:
+        await eventually(lambda: event_type in subscriber.types(record["uuid"]))
+
+    async def logs(part: str) -> None:
+        await eventually(lambda: part in verbose_worker.output)
+
+    secrets: list[str] = []
     async with started(verbose_api, verbose_worker), client_of(verbose_api, token) as caller:
-        records = [
-            await _record_refused_for_now_then_mailed(caller, verbose_worker, mail_server, subscriber),
-            await _record_refused_for_good(caller, mail_server, subscriber),
-            await _record_calculated_twice(caller, channel, subscriber),
-            await _record_not_taken_by_postgres_at_first(
-                caller, verbose_worker, channel, subscriber, database
-            ),
-        ]
-        await _poison_both_queues(channel)
+        mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
+        record = await create()
+        await logs('"outcome":"postponed"')
+        mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
+        await gets("request.email_sent")
 
-    _assert_lines_for_machines(verbose_worker.output)
-    for record in records:
-        _assert_nothing_to_hide(verbose_worker.output, token, record["secret"])
+        mail_server.rcpt_reply = f"550 5.1.1 <{MARK}-customer@customer.example.com>: no such user"
+        record = await create()
+        await gets("request.email_failed")
+        mail_server.rcpt_reply = "250 OK"
 
+        record = await create()
+        for calculation_id in ("calc-1", "calc-2"):
+            await publish_calculation(channel, record["uuid"], calculation_id)
+        await gets("request.calculated")
+        await eventually(lambda: queues.holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
 
-async def _marked(caller: httpx.AsyncClient) -> dict[str, Any]:
-    response = await caller.post("/v1/request", json=A_MARKED_REQUEST)
-    record: dict[str, Any] = response.json()["data"]
-    return record
+        record = await create()
+        await gets("request.email_sent")
+        async with refused_rows(database):
+            await publish_calculation(channel, record["uuid"], "calc-1")
+            await logs("CheckViolationError")
+        await gets("request.calculated")
 
+        await poison_both_queues(channel)
 
-async def _record_refused_for_now_then_mailed(
-    caller: httpx.AsyncClient, worker: Process, mail_server: MailServer, subscriber: Subscriber
-) -> dict[str, Any]:
-    mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
-    record = await _marked(caller)
-    await eventually(lambda: '"outcome":"postponed"' in worker.output)
-    mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
-    await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
-    return record
+    assert_lines_for_machines(verbose_worker.output)
+    assert_nothing_to_hide(verbose_worker.output, token, *secrets)
 
 
-async def _record_refused_for_good(
-    caller: httpx.AsyncClient, mail_server: MailServer, subscriber: Subscriber
-) -> dict[str, Any]:
-    mail_server.rcpt_reply = f"550 5.1.1 <{MARK}-customer@customer.example.com>: no such user"
-    record = await _marked(caller)
-    await eventually(lambda: "request.email_failed" in subscriber.types(record["uuid"]))
-    mail_server.rcpt_reply = "250 OK"
-    return record
-
-
-async def _record_calculated_twice(
-    caller: httpx.AsyncClient, channel: AbstractChannel, subscriber: Subscriber
-) -> dict[str, Any]:
-    record = await _marked(caller)
-    await publish_calculation(channel, record["uuid"], "calc-1")
-    await publish_calculation(channel, record["uuid"], "calc-2")
-    await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
-    await eventually(lambda: queues.holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
-    return record
-
-
-async def _record_not_taken_by_postgres_at_first(
-    caller: httpx.AsyncClient,
-    worker: Process,
-    channel: AbstractChannel,
-    subscriber: Subscriber,
-    database: Connection,
-) -> dict[str, Any]:
-    """Make Postgres refuse the row: its message quotes all of it."""
-    record = await _marked(caller)
-    await eventually(lambda: "request.email_sent" in subscriber.types(record["uuid"]))
+@asynccontextmanager
+async def refused_rows(database: Connection) -> AsyncIterator[None]:
+    """Let Postgres refuse each request that is written: its message quotes all of the row."""
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
-    await publish_calculation(channel, record["uuid"], "calc-1")
-    await eventually(lambda: "CheckViolationError" in worker.output)
+    yield
     await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
-    await eventually(lambda: "request.calculated" in subscriber.types(record["uuid"]))
-    return record
 
 
-async def _poison_both_queues(channel: AbstractChannel) -> None:
+async def poison_both_queues(channel: AbstractChannel) -> None:
     bodies = [
         MARK.encode(),
         b"\xff" + MARK.encode(),
@@ -276,7 +264,7 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
         json.dumps({"request_uuid": "req_" + "0" * 22, "calculation_id": f"{MARK} {PHONE}"}).encode(),
         json.dumps({"specversion": "1.0", "id": MARK, "source": MARK, "type": MARK, "data": MARK}).encode(),
     ]
-    for queue, dead_before in ((topology.NOTIFICATIONS, 0), (topology.CALCULATION_RESULTS, 1)):
+    for queue in topology.QUEUES:
         for body in bodies:
             message = Message(
                 body,
@@ -286,10 +274,11 @@ async def _poison_both_queues(channel: AbstractChannel) -> None:
                 headers={"traceparent": MARK, MARK: MARK},
             )
             await channel.default_exchange.publish(message, queue.name)
-        await eventually(partial(queues.holds, channel, queue.dead_letters, dead_before + len(bodies)))
+        dead = len(bodies) + (queue is topology.CALCULATION_RESULTS)  # which has calc-2, too
+        await eventually(partial(queues.holds, channel, queue.dead_letters, dead))
 
 
-def _assert_lines_for_machines(output: str) -> None:
+def assert_lines_for_machines(output: str) -> None:
     lines = output.splitlines()
     assert lines
     for line in lines:
@@ -297,7 +286,7 @@ def _assert_lines_for_machines(output: str) -> None:
         assert entry.keys() >= {"event", "level", "timestamp"}, line
 
 
-def _assert_nothing_to_hide(output: str, *secrets: str) -> None:
+def assert_nothing_to_hide(output: str, *secrets: str) -> None:
     keys = [pair.partition(":")[2] for pair in SECRET_KEYS.split(",")]
     personal = [MARK, PHONE, PHONE.replace(" ", ""), str(A_MARKED_REQUEST["property_value"])]
     for line in output.splitlines():
