@@ -11,6 +11,7 @@ from pathlib import Path
 import aio_pika
 import asyncpg
 import httpx
+import hypothesis
 import pytest
 import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -31,6 +32,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
+hypothesis.settings.register_profile("repeatable", derandomize=True)
 _logs: dict[str, Callable[[], str]] = {}  # of the servers that this process started
 
 

@@ -117,8 +117,8 @@ async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted
     *, servers, service_settings, worker_settings, issuer, channel, mail_server
 ):
     mail_server.data_delay_seconds = 5.0  # longer than it takes to cut the standby off
-    api = replace(service_settings, database_url=servers.url, database_timeout_seconds=1.0)
-    worker = replace(worker_settings, database_url=servers.url, database_timeout_seconds=0.2)
+    api = replace(service_settings, database_url=servers.url, database_timeout_seconds=2.0)
+    worker = replace(worker_settings, database_url=servers.url, database_timeout_seconds=0.5)
     primary = await asyncpg.connect(servers.primary_url)
     async with (
         api_client(api, issuer.token()) as client,
@@ -141,7 +141,7 @@ async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted
         network.resume()
         caller = Caller(client, 8)
         mail_server.data_delay_seconds = 0.0
-        for _ in range(8):  # Each takes a second, and so does each attempt of the worker.
+        for _ in range(5):  # Each takes two seconds, in which its commit waits.
             await caller.send_all()
         accepted_meanwhile = len(mail_server.accepted)
         await primary.close()

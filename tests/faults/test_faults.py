@@ -1,16 +1,14 @@
 """The harness itself: every invariant holds in a short run, and broken programs are found."""
 
 import asyncio
-import os
 import sys
 
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from tests.harness.processes import bare_environment
 
 pytestmark = pytest.mark.long
-
-_INHERITED = ("PATH", "HOME", "LANG")
 
 
 async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]:
@@ -18,7 +16,7 @@ async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.faults", *arguments),
         cwd=CHECKOUT,
-        env={name: os.environ[name] for name in _INHERITED if name in os.environ},
+        env=bare_environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -59,7 +57,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 )
 async def test_a_broken_program_is_found(broken, faults, breach):
     status, output = await run_harness(
-        *_SHORT, "--seconds", "12", "--drain", "40", "--broken", broken, "--faults", *faults, seconds=200
+        *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
     )
 
     assert status == 1, output
