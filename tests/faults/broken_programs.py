@@ -7,7 +7,6 @@ from uuid import UUID
 
 from service import __main__ as service
 from service.api import idempotency_key_header
-from service.calculation_requests import reading
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -64,36 +63,22 @@ def lose_returned() -> None:
 
 def forget_claims() -> None:
     """Claim e-mails that another process is sending."""
+    claim = ledger.claim
 
-    async def claim(
-        connection: Connection,
-        process_id: UUID,
-        *,
-        limit: int,
-        **_: Any,
-    ) -> list[Email]:
-        rows = await connection.fetch(
+    async def claim_all(connection: Connection, process_id: UUID, **options: Any) -> list[Email]:
+        await connection.execute(
             """
             UPDATE email
-               SET claimed_by = $1
-             WHERE email_key IN (SELECT email_key
-                                  FROM email
-                                 WHERE state = 'pending'
-                                   AND claimed_by IS DISTINCT FROM $1
-                                   AND next_attempt_at <= now()
-                                 LIMIT $2)
-            RETURNING email_key, request_id, created_at, attempts
+               SET claimed_by = NULL,
+                   next_attempt_at = created_at
+             WHERE state = 'pending'
+               AND claimed_by <> $1
             """,
             process_id,
-            limit,
         )
-        requests = [await reading.read_internally(connection, row["request_id"]) for row in rows]
-        return [
-            Email(request, "Acme", row["email_key"], row["created_at"], row["attempts"], None)
-            for row, request in zip(rows, requests, strict=True)
-        ]
+        return await claim(connection, process_id, **options)
 
-    ledger.claim = claim
+    ledger.claim = claim_all
 
 
 def leave_at_once() -> None:

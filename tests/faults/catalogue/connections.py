@@ -77,32 +77,15 @@ async def _on_some(inject: Callable[[World, Links], Awaitable[None]], to: str, w
     await inject(world, world.some_links(links))
 
 
-for _to, _touched, _names in (
-    (
-        "Postgres",
-        "postgres links",
-        {
-            "Postgres connections cut": cut,
-            "Postgres refuses": refuse,
-            "Postgres connections stalled": stall,
-            "Postgres connections half-open": strand,
-            "Postgres connections slowed": slow,
-        },
-    ),
-    (
-        "RabbitMQ",
-        "broker links",
-        {
-            "AMQP connections cut": cut,
-            "RabbitMQ refuses": refuse,
-            "AMQP connections stalled": stall,
-            "AMQP connections half-open": strand,
-            "AMQP connections slowed": slow,
-        },
-    ),
+for _inject, _to_postgres, _to_rabbitmq in (
+    (cut, "Postgres connections cut", "AMQP connections cut"),
+    (refuse, "Postgres refuses", "RabbitMQ refuses"),
+    (stall, "Postgres connections stalled", "AMQP connections stalled"),
+    (strand, "Postgres connections half-open", "AMQP connections half-open"),
+    (slow, "Postgres connections slowed", "AMQP connections slowed"),
 ):
-    for _name, _inject in _names.items():
-        fault(_name, _touched, repeats=True)(partial(_on_some, _inject, _to))
+    fault(_to_postgres, "postgres links", repeats=True)(partial(_on_some, _inject, "Postgres"))
+    fault(_to_rabbitmq, "broker links", repeats=True)(partial(_on_some, _inject, "RabbitMQ"))
 
 
 @fault("Postgres clients vanished", "postgres links", repeats=True)
