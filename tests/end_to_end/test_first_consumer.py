@@ -2,12 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
@@ -18,7 +16,7 @@ from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import create
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
-from tests.harness.queues import count, declare_topology, open_channel
+from tests.harness.queues import count, declare_topology, holds, open_channel
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -78,9 +76,6 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
     async def has_at_least(messages: int, queue: str) -> bool:
         return await count(channel, queue) >= messages
 
-    async def is_empty(queue: str) -> bool:
-        return await count(channel, queue) == 0
-
     calculations = await channel.declare_queue(exclusive=True)
     await calculations.bind(topology.CALCULATIONS, "#")
     async with started(api, worker):
@@ -96,10 +91,10 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
             replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
             await run(*replay, environment=bare_environment(DATABASE_URL=database_url))
             await eventually(lambda: has_at_least(4, calculations.name))
-            await eventually(lambda: is_empty(topology.CALCULATION_RESULTS.name))
+            await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
 
-    assert await is_empty(topology.CALCULATION_RESULTS.name)
-    assert await is_empty(topology.CALCULATION_RESULTS.dead_letters)
+    assert await holds(channel, topology.CALCULATION_RESULTS.name, 0)
+    assert await holds(channel, topology.CALCULATION_RESULTS.dead_letters, 0)
     assert len(subscriber.event_ids) == 6
 
 
@@ -145,40 +140,30 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
             await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
             await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
 
-    assert not await is_refused(url, send_a_calculation)
-    assert await is_refused(reader_url, send_a_calculation)
-    assert await is_refused(url, send_our_event)
-    assert await is_refused(url, read_our_queue)
-    assert await is_refused(url, remove_our_queue)
+    assert not await is_refused(url, send, topology.CALCULATION_RESULTS)
+    assert await is_refused(reader_url, send, topology.CALCULATION_RESULTS)
+    for attempt in (send, read, remove):
+        assert await is_refused(url, attempt, topology.NOTIFICATIONS)
 
 
-Attempt = Callable[[AbstractChannel], Awaitable[object]]
+async def send(channel, queue):
+    exchange = await channel.get_exchange(queue.exchange)
+    await exchange.publish(Message(b"{}"), queue.routing_key)
 
 
-async def is_refused(url: str, attempt: Attempt) -> bool:
+async def read(channel, queue):
+    await (await channel.get_queue(queue.name)).get(fail=False)
+
+
+async def remove(channel, queue):
+    await channel.queue_delete(queue.name)
+
+
+async def is_refused(url, attempt, queue):
     """Whether the broker refuses what the user of *url* attempts."""
     async with open_channel(url) as channel:
         try:
-            await attempt(channel)
+            await attempt(channel, queue)
         except ChannelAccessRefused:
             return True
     return False
-
-
-async def read_our_queue(channel: AbstractChannel) -> object:
-    queue = await channel.get_queue(topology.NOTIFICATIONS.name)
-    return await queue.get(fail=False)
-
-
-async def send_our_event(channel: AbstractChannel) -> object:
-    exchange = await channel.get_exchange(topology.REQUESTS)
-    return await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
-
-
-async def remove_our_queue(channel: AbstractChannel) -> object:
-    return await channel.queue_delete(topology.NOTIFICATIONS.name)
-
-
-async def send_a_calculation(channel: AbstractChannel) -> object:
-    exchange = await channel.get_exchange(topology.CALCULATIONS)
-    return await exchange.publish(Message(b"{}"), topology.CALCULATION_RESULTS.routing_key)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from textwrap import dedent
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pytest
@@ -21,7 +22,7 @@ from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-_NOBODY = 65534
+_AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer refuses to run as root
 
 
 @pytest.fixture
@@ -35,24 +36,26 @@ def pooler_url(database_url, tmp_path):
     database = urlsplit(database_url)
     tmp_path.chmod(0o755)
     config = tmp_path / "pgbouncer.ini"
+    server = f"host={database.hostname} port={database.port} user={database.username}"
     config.write_text(
-        f"""
-        [databases]
-        * = host={database.hostname} port={database.port} user={database.username} \
-            password={unquote(database.password or "")}
-        [pgbouncer]
-        listen_addr = 127.0.0.1
-        listen_port = {port}
-        unix_socket_dir =
-        auth_type = any
-        pool_mode = transaction
-        default_pool_size = 3
-        """.replace("            password", " password").replace("\n        ", "\n")
+        dedent(
+            f"""\
+            [databases]
+            * = {server} password={unquote(database.password or "")}
+            [pgbouncer]
+            listen_addr = 127.0.0.1
+            listen_port = {port}
+            unix_socket_dir =
+            auth_type = any
+            pool_mode = transaction
+            default_pool_size = 3
+            """
+        )
     )
     config.chmod(0o644)
     program = Program(
         name="PgBouncer",
-        command=[*_as_another_user(), *pgbouncer, str(config)],
+        command=[*pgbouncer, *_AS_ANOTHER_USER, str(config)],
         environment=os.environ,
         folder=Path("/"),
         log=tmp_path / "pgbouncer.log",
@@ -63,36 +66,12 @@ def pooler_url(database_url, tmp_path):
         yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
 
 
-def _as_another_user() -> list[str]:
-    """Return the prefix for programs that refuse to run as root."""
-    if os.geteuid() != 0:
-        return []
-    return [
-        "setpriv",
-        f"--reuid={_NOBODY}",
-        f"--regid={_NOBODY}",
-        "--clear-groups",
-        "--inh-caps=+dac_override",
-        "--ambient-caps=+dac_override",
-        "--securebits=+no_setuid_fixup",
-    ]
-
-
 async def test_chain_works_through_a_transaction_pooler(
-    *,
-    service_settings,
-    worker_settings,
-    database_url,
-    pooler_url,
-    database,
-    channel,
-    mail_server,
-    issuer,
-    tmp_path,
+    *, service_settings, worker_settings, pooler_url, database, channel, mail_server, issuer, tmp_path
 ):
     pooled = {"database_url": pooler_url, "database_statement_cache_size": 0}
     api = api_process(replace(service_settings, **pooled, database_timeout_seconds=30), tmp_path)
-    settings = replace(worker_settings, **pooled, listen_database_url=database_url)
+    settings = replace(worker_settings, **pooled, listen_database_url=service_settings.database_url)
     workers = [worker_process(settings, tmp_path) for _ in range(2)]
     async with started(api, *workers), client_of(api, issuer.token()) as caller:
         sent = [
@@ -103,24 +82,19 @@ async def test_chain_works_through_a_transaction_pooler(
         uuids = {response.json()["data"]["uuid"] for response in responses}
         for uuid in uuids:
             await publish_calculation(channel, uuid, f"of-{uuid}")
-
-        async def all_done() -> bool:
-            return bool(
-                await database.fetchval(
-                    """
-                    SELECT count(*) = 50 AND (SELECT count(*) = 0 FROM outbox)
-                      FROM calculation_request AS request
-                      JOIN email
-                        ON email.request_id = request.id
-                     WHERE email.state = 'sent'
-                       AND request.calculation_id IS NOT NULL
-                       AND request.sequence = 3
-                    """
-                )
-            )
-
-        await eventually(all_done)
+        await eventually(lambda: database.fetchval(_ALL_ARE_DONE))
 
     assert {response.status_code for response in responses} == {200}
     assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 50
     assert len(uuids) == len(mail_server.accepted) == 50
+
+
+_ALL_ARE_DONE = """
+    SELECT count(*) = 50 AND NOT EXISTS (SELECT FROM outbox)
+      FROM calculation_request AS request
+      JOIN email
+        ON email.request_id = request.id
+     WHERE email.state = 'sent'
+       AND request.calculation_id IS NOT NULL
+       AND request.sequence = 3
+"""

@@ -8,12 +8,6 @@ from functools import partial
 
 import msgspec
 
-from tests.faults.verdict.mail_invariants import (
-    emails_reach_their_recipient,
-    mail_connections_bounded,
-    no_secret_stored,
-    uuid_in,
-)
 from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
@@ -33,6 +27,7 @@ _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
 _SILENCES_BROKER = ("AMQP connections", "RabbitMQ", "memory alarm")  # how the names of these faults begin
 _LANES_FREE_SECONDS = 10.0 + 2.0  # BROKER_TIMEOUT_SECONDS, and what the relay adds to it
+_MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be closing as many
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 
 
@@ -207,6 +202,38 @@ def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
 
 def _was_killed(record: Record, process: str, after: float, before: float) -> bool:
     return any(kill.process == process and after <= kill.at <= before for kill in record.kills)
+
+
+def no_secret_stored(record: Record) -> Iterable[str]:
+    """The secret of a link that the mail server quotes is not stored with its reply."""
+    for event in record.secrets_stored:
+        yield f"the reply to {event} contains a secret"
+
+
+def mail_connections_bounded(record: Record) -> Iterable[str]:
+    """Connections on which the mail server takes no e-mail are closed."""
+    if record.mail_connections > _MOST_MAIL_CONNECTIONS:
+        yield f"{record.mail_connections} connections to the mail server"
+
+
+def emails_reach_their_recipient(record: Record) -> Iterable[str]:
+    """Each e-mail goes to the customer of the request in its Message-ID, always under one id."""
+    recipients = {request.uuid: request.recipient for request in record.stored}
+    for acceptance in record.acceptances:
+        expected = recipients.get(uuid_in(acceptance.message_id))
+        if acceptance.recipient != expected:
+            yield f"{acceptance.message_id} went to {acceptance.recipient}, not to {expected}"
+    ids = defaultdict(set)
+    for acceptance in record.acceptances:
+        ids[acceptance.recipient].add(acceptance.message_id)
+    for recipient, used in ids.items():
+        if len(used) > 1:
+            yield f"{recipient} got e-mails with different ids: {sorted(used)}"
+
+
+def uuid_in(message_id: str) -> str:
+    """Return the uuid of the request that a Message-ID names."""
+    return message_id.partition(".")[0]
 
 
 def outbox_drained(record: Record) -> Iterable[str]:

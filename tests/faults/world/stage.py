@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 
+from deploy.local.machine.ports import free_port
 from service.postgres import outages
 from service.server.background import in_background
 from tests.faults.plan import TOKEN_SECONDS, Plan
@@ -22,15 +23,13 @@ from tests.faults.world.auditor import Auditor
 from tests.faults.world.callers import Callers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.team import team
-from tests.faults.world.workers import APIS, CALCULATORS, NOTIFIERS, RELAYS, Command
+from tests.faults.world.workers import APIS, NOTIFIERS
 from tests.faults.world.world import World, connect
 from tests.harness import databases, queues
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.processes import Process, bare_environment, python
 from tests.harness.servers import Servers
-
-# Settings that differ from the defaults: the longest pauses between retries would outlast the run.
-_SOONER = {"EMAIL_RETRY_SECONDS": "0.1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +66,8 @@ async def started(
             await stack.enter_async_context(in_background("harness", work))
         running = await stack.enter_async_context(
             workers.started(
-                list(_commands(plan, mail, issuer)),
+                partial(_process, plan, mail, issuer, folder),
                 record,
-                folder,
                 database_url=servers.postgres.url,
                 amqp_url=servers.broker.url,
             )
@@ -104,34 +102,36 @@ def _client(base_url: str, token: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=5.0)
 
 
-def _commands(plan: Plan, mail: MailServer, issuer: Issuer) -> Iterable[Command]:
-    shared = {"APP_URL": "https://app.example.com", "REQUEST_SECRET_KEYS": SECRET_KEYS}
-    broken = [] if plan.broken is None else ["tests.faults.broken_programs", plan.broken]
-    for name in APIS:
-        yield Command(
-            name=name,
-            arguments=["-m", *broken, "service", "serve"],
-            environment={
-                **shared,
-                "AUTH_ISSUER": ISSUER,
-                "AUTH_AUDIENCE": AUDIENCE,
-                "AUTH_JWKS_URL": issuer.jwks.as_uri(),
-            },
-            port_variable="PORT",
-        )
-    for name in (*RELAYS, *NOTIFIERS, *CALCULATORS):
-        yield Command(
-            name=name,
-            arguments=["-m", *broken, "worker", name.partition("-")[0]],
-            environment={
-                **shared,
-                "SMTP_URL": mail.url_for(name if name in NOTIFIERS else NOTIFIERS[0]),
-                "MAIL_FROM": "Calculations <calculations@service.example.com>",
-                "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
-                **_SOONER,
-            },
-            port_variable="HEALTH_PORT",
-        )
+def _process(
+    plan: Plan, mail: MailServer, issuer: Issuer, folder: Path, name: str, database_url: str, amqp_url: str
+) -> Process:
+    """Return a process, not yet started."""
+    role, port = name.partition("-")[0], free_port()
+    module = [] if plan.broken is None else ["tests.faults.broken_programs", plan.broken]
+    module += ["service", "serve"] if role == "api" else ["worker", role]
+    environment = bare_environment(
+        DATABASE_URL=database_url,
+        APP_URL="https://app.example.com",
+        REQUEST_SECRET_KEYS=SECRET_KEYS,
+    )
+    if role == "api":
+        environment |= {
+            "PORT": str(port),
+            "AUTH_ISSUER": ISSUER,
+            "AUTH_AUDIENCE": AUDIENCE,
+            "AUTH_JWKS_URL": issuer.jwks.as_uri(),
+        }
+    else:
+        environment |= {
+            "HEALTH_PORT": str(port),
+            "AMQP_URL": amqp_url,
+            "SMTP_URL": mail.url_for(name if name in NOTIFIERS else NOTIFIERS[0]),
+            "MAIL_FROM": "Calculations <calculations@service.example.com>",
+            "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
+            # By default the longest pauses between retries would outlast the run.
+            "EMAIL_RETRY_SECONDS": "0.1",
+        }
+    return Process(name, python(*module), environment=environment, port=port, folder=folder)
 
 
 async def _hold_snapshot(url: str) -> None:

@@ -1,17 +1,13 @@
 """The processes under test, each behind its own proxies, so that each can lose its connections alone."""
 
 import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.ports import free_port
 from tests.faults.verdict.records import Freeze, Kill, Record
-from tests.harness.processes import Process, bare_environment
+from tests.harness.processes import Process
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 
@@ -25,38 +21,18 @@ _EXIT_SECONDS = 30.0
 _WATCH_SECONDS = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A process to start: its arguments, and its environment without ports and addresses."""
-
-    name: str
-    arguments: Sequence[str]  # of Python
-    environment: Mapping[str, str]
-    port_variable: str
-
-
 class Worker:
     """One process of the service. After a kill it is started again at once."""
 
     def __init__(
-        self, command: Command, record: Record, folder: Path, *, postgres: TcpProxy, broker: TcpProxy | None
+        self, process: Process, record: Record, *, postgres: TcpProxy, broker: TcpProxy | None
     ) -> None:
-        self.name = command.name
+        self.name = process.name
+        self.process = process
         self.postgres = postgres
         self.broker = broker
         self._record = record
         self._expected_gone = False
-        port = free_port()
-        variables = {"DATABASE_URL": postgres.url, command.port_variable: str(port), **command.environment}
-        if broker is not None:
-            variables["AMQP_URL"] = broker.url
-        self.process = Process(
-            command.name,
-            [sys.executable, *command.arguments],
-            environment=bare_environment(**variables),
-            port=port,
-            folder=folder,
-        )
 
     @property
     def role(self) -> str:
@@ -124,22 +100,25 @@ class Worker:
         self._expected_gone = False
 
 
+Make = Callable[[str, str, str], Process]  # with a name, and the URLs of Postgres and of the broker
+
+
 @asynccontextmanager
 async def started(
-    commands: Sequence[Command], record: Record, folder: Path, *, database_url: str, amqp_url: str
+    make: Make, record: Record, *, database_url: str, amqp_url: str
 ) -> AsyncIterator[list[Worker]]:
-    """Run every command, behind proxies, until the block is left."""
+    """Run every process, behind proxies, until the block is left."""
     async with AsyncExitStack() as proxies, AsyncExitStack() as processes:
         workers: list[Worker] = []
         processes.push_async_callback(_stop_all, workers)
-        for command in commands:
-            postgres = await proxies.enter_async_context(TcpProxy(database_url, name=command.name))
+        for name in (*APIS, *RELAYS, *NOTIFIERS, *CALCULATORS):
+            postgres = await proxies.enter_async_context(TcpProxy(database_url, name=name))
             broker = None
-            if command.name not in APIS:
-                broker = await proxies.enter_async_context(TcpProxy(amqp_url, name=command.name))
-            worker = Worker(command, record, folder, postgres=postgres, broker=broker)
-            worker.process.start()
-            workers.append(worker)
+            if name not in APIS:
+                broker = await proxies.enter_async_context(TcpProxy(amqp_url, name=name))
+            process = make(name, postgres.url, broker.url if broker else "")
+            process.start()
+            workers.append(Worker(process, record, postgres=postgres, broker=broker))
         await asyncio.gather(*(worker.becomes_ready() for worker in workers))
         yield workers
 
