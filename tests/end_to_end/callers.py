@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import httpx
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import NO_TLS
 from tests.harness.processes import Process
+from tests.harness.waiting import eventually
 from worker.waiting import wait_at_most
 
 _PAUSE_SECONDS = 0.05  # after a call without an answer
@@ -30,6 +32,18 @@ def client_of(api: Process, token: str) -> httpx.AsyncClient:
     """Return a client of the API that sends *token*."""
     headers = {"Authorization": f"Bearer {token}"}
     return httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=20.0, verify=NO_TLS)
+
+
+async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
+    """Whether a GET is answered with this status."""
+    return (await client.get(path)).status_code == expected
+
+
+async def become_alive_but_not_ready(*probes: httpx.AsyncClient) -> None:
+    """Wait until processes live and lack something that they need."""
+    for each in probes:
+        assert await answers(each, "/livez", 200)
+        await eventually(partial(answers, each, "/readyz", 503))
 
 
 async def create(client: httpx.AsyncClient) -> dict[str, Any]:

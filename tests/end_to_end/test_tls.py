@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from service.settings import ServiceSettings
-from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.callers import answers, become_alive_but_not_ready, client_of, create
 from tests.end_to_end.events import publish_calculation
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, worker_probes
 from tests.harness.issuer import Issuer
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, started, worker_process
@@ -97,18 +97,14 @@ async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503
     assert "SSLCertVerificationError" in str(logs)
 
 
-async def test_worker_waits_until_the_certificate_of_postgres_is_renewed(
-    worker_settings, authority, tmp_path
-):
+async def test_worker_waits_until_the_certificate_of_postgres_is_renewed(worker_settings, authority):
     expired = TcpProxy(worker_settings.database_url, context=authority.server_context(days=-1))
     async with expired as postgres:
-        worker = worker_process(
-            replace(worker_settings, database_url=verifying(postgres.url, authority)), tmp_path
-        )
-        async with started(worker, ready=False):
-            await worker.becomes_alive_but_not_ready()
+        settings = replace(worker_settings, database_url=verifying(postgres.url, authority))
+        async with worker_probes(settings) as worker:
+            await become_alive_but_not_ready(worker)
             postgres.context = authority.server_context()
-            await worker.becomes_ready()
+            await eventually(lambda: answers(worker, "/readyz", 200))
 
 
 async def test_postgres_that_declines_tls_gets_no_login(service_settings, authority, issuer):
