@@ -21,7 +21,7 @@ from deploy.local.servers.server import Server, answers, check_postgres, check_r
 from tests.harness.waiting import until
 
 _START_SECONDS = 60.0
-_CONTROL_SECONDS = 30.0
+_CONTROL_SECONDS = 60.0
 _USUAL_WATERMARK = "0.4"
 _PROC = Path("/proc")
 
@@ -57,23 +57,15 @@ class KillableBroker(KillableServer):
 
     async def raise_memory_alarm(self) -> None:
         """Lower its memory limit below what it uses."""
-        await self._control("set_vm_memory_high_watermark", "absolute", "1MB")
+        await self._limit_memory("absolute 1MB")
 
     async def clear_memory_alarm(self) -> None:
         """Restore its usual memory limit."""
-        await self._control("set_vm_memory_high_watermark", _USUAL_WATERMARK)
+        await self._limit_memory(_USUAL_WATERMARK)
 
-    async def _control(self, *command: str) -> None:
-        # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
-        program = Path(self.process.program.command[0]).with_name("rabbitmqctl")
-        await asyncio.to_thread(
-            run_command,
-            "rabbitmqctl",
-            [program, *command],
-            environment=self.process.program.environment,
-            folder=self.process.program.folder,
-            seconds=_CONTROL_SECONDS,
-        )
+    async def _limit_memory(self, limit: str) -> None:
+        command = f"rabbitmqctl set_vm_memory_high_watermark {limit}"
+        await asyncio.to_thread(run_as_operator, command, self)
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ def private_servers(place: Place) -> Iterator[Servers]:
         )
 
 
-def run_as_operator(commands: str, broker: Server, **environment: str) -> None:
+def run_as_operator(commands: str, broker: Server | KillableBroker, **environment: str) -> None:
     """Run shell *commands*, with the command-line tools of *broker*."""
     assert broker.process is not None
     program = broker.process.program
@@ -107,7 +99,7 @@ def run_as_operator(commands: str, broker: Server, **environment: str) -> None:
         ["sh", "-euc", commands],
         environment={**program.environment, "PATH": path, **environment},
         folder=program.folder,
-        seconds=60,
+        seconds=_CONTROL_SECONDS,
     )
 
 

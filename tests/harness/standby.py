@@ -12,7 +12,7 @@ from yarl import URL
 
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command, running
+from deploy.local.machine.processes import run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
 from deploy.local.servers.server import check_postgres
 from tests.harness import databases, scratch
@@ -111,14 +111,11 @@ async def _start_standby(stack: ExitStack, primary: KillableServer, network: Tcp
     )
     command[command.index("-D") + 1] = copy
     command[command.index("-p") + 1] = str(port)
-    stack.enter_context(running(_standby(program, command)))
+    log = program.log.with_name("standby.log")
+    stack.enter_context(running(replace(program, name="standby", command=command, log=log)))
     return port
 
 
 def _make_folder_like(data: Path, copy: Path) -> None:
     copy.mkdir(mode=0o700)
     os.chown(copy, data.stat().st_uid, data.stat().st_gid)
-
-
-def _standby(program: Program, command: list[str | Path]) -> Program:
-    return replace(program, name="standby", command=command, log=program.log.with_name("standby.log"))
