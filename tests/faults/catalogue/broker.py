@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity
@@ -134,33 +133,25 @@ async def _delete_when_empty(world: World) -> None:
 
         async def is_empty() -> bool:
             waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
-            return waiting == 0 and not await _any_unrecorded(world)
+            return waiting == 0 and not await world.on_postgres(_any_unrecorded)
 
         if await until(is_empty, seconds=_EMPTY_SECONDS):
             await channel.queue_delete(topology.NOTIFICATIONS.name)
 
 
-async def _any_unrecorded(world: World) -> bool:
+async def _any_unrecorded(connection: Connection) -> bool:
     """Whether a request.created has left the outbox and is not in the ledger of e-mails yet."""
-    counts: list[Any] = []
-
-    async def count(connection: Connection) -> None:
-        counts.append(
-            await connection.fetchval(
-                """
-                SELECT count(*)
-                  FROM calculation_request
-                 WHERE NOT EXISTS (SELECT FROM email WHERE email.request_id = calculation_request.id)
-                   AND NOT EXISTS (SELECT FROM outbox WHERE outbox.request_id = calculation_request.id)
-                   AND NOT EXISTS (SELECT
-                                     FROM outbox_held
-                                    WHERE outbox_held.request_id = calculation_request.id)
-                """
-            )
+    return bool(
+        await connection.fetchval(
+            """
+            SELECT count(*)
+              FROM calculation_request
+             WHERE NOT EXISTS (SELECT FROM email WHERE email.request_id = calculation_request.id)
+               AND NOT EXISTS (SELECT FROM outbox WHERE outbox.request_id = calculation_request.id)
+               AND NOT EXISTS (SELECT FROM outbox_held WHERE outbox_held.request_id = calculation_request.id)
+            """
         )
-
-    await world.on_postgres(count)
-    return bool(counts[-1])
+    )
 
 
 async def _until_declared(world: World) -> None:

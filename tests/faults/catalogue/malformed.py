@@ -69,7 +69,7 @@ async def poison_queues(world: World) -> None:
         b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
         msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
     ]
-    other_calculation = await _another_calculation(world)
+    other_calculation = await world.on_postgres(_another_calculation)
     async with queues.open_channel(world.servers.broker.url) as channel:
         for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
             for body in world.chance.sample(bodies, k=3):
@@ -81,20 +81,12 @@ async def poison_queues(world: World) -> None:
             await _publish_poison(world, channel, topology.CALCULATION_RESULTS, other_calculation)
 
 
-async def _another_calculation(world: World) -> bytes | None:
+async def _another_calculation(connection: Connection) -> bytes | None:
     """Return a second, different calculation for a request that has one."""
-    found: list[UUID] = []
-
-    async def find(connection: Connection) -> None:
-        row = await connection.fetchval(
-            "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
-        )
-        found.extend([row] if row else [])
-
-    await world.on_postgres(find)
-    if not found:
-        return None
-    return msgspec.json.encode(CalculationCreated(uuid_of(found[0]), "another-calculation"))
+    row = await connection.fetchval(
+        "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
+    )
+    return row and msgspec.json.encode(CalculationCreated(uuid_of(row), "another-calculation"))
 
 
 async def _publish_poison(world: World, channel: AbstractChannel, queue: topology.Queue, body: bytes) -> None:

@@ -20,25 +20,22 @@ async def terminate_backends(world: World) -> None:
     """pg_terminate_backend of random backends, twice a second."""
     end = time.monotonic() + world.chance.uniform(1.5, 4.0)
     while time.monotonic() < end:
-        await world.on_postgres(_terminate_some(world.chance.uniform(0.1, 0.6)))
+        await world.on_postgres(partial(_terminate_some, world.chance.uniform(0.1, 0.6)))
         await asyncio.sleep(0.5)
 
 
-def _terminate_some(share: float) -> Callable[[Connection], Awaitable[None]]:
-    async def terminate(connection: Connection) -> None:
-        await connection.execute(
-            """
-            SELECT pg_terminate_backend(pid)
-              FROM pg_stat_activity
-             WHERE backend_type = 'client backend'
-               AND application_name <> $1
-               AND random() < $2
-            """,
-            HARNESS,
-            share,
-        )
-
-    return terminate
+async def _terminate_some(share: float, connection: Connection) -> None:
+    await connection.execute(
+        """
+        SELECT pg_terminate_backend(pid)
+          FROM pg_stat_activity
+         WHERE backend_type = 'client backend'
+           AND application_name <> $1
+           AND random() < $2
+        """,
+        HARNESS,
+        share,
+    )
 
 
 @fault("Postgres killed", "postgres", "backends", repeats=True)
@@ -66,7 +63,7 @@ async def demote_postgres(world: World) -> None:
     As behind a proxy to the primary: that becomes a standby, and later the proxy leads to the new primary.
     """
     await world.on_postgres(_executing("ALTER ROLE ALL SET default_transaction_read_only = on"))
-    await world.on_postgres(_terminate_some(1.0))
+    await world.on_postgres(partial(_terminate_some, 1.0))
     try:
         await _wait_read_only(world)
     finally:

@@ -16,6 +16,8 @@ NOTIFIERS = ("notifications-1", "notifications-2")
 CALCULATORS = ("calculations-1", "calculations-2")
 APIS = ("api-1", "api-2")
 
+Make = Callable[[str, str, str], Process]  # with a name, and the URLs of Postgres and of the broker
+
 _READY_SECONDS = 60.0
 _EXIT_SECONDS = 30.0
 _WATCH_SECONDS = 0.2
@@ -98,9 +100,6 @@ class Worker:
     def _start_again(self) -> None:
         self.process.start()
         self._expected_gone = False
-
-
-Make = Callable[[str, str, str], Process]  # with a name, and the URLs of Postgres and of the broker
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import asyncpg
 
@@ -16,6 +17,8 @@ from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
+
+Result = TypeVar("Result")
 
 HARNESS = "harness"  # application_name of the connections that no fault terminates
 _TRIES = 100
@@ -68,7 +71,7 @@ class World:
             return self.chance.uniform(3.0, self.longest_stall_seconds)
         return self.some_seconds()
 
-    async def on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run *work* on a connection that only the death of Postgres ends, and again after that."""
         for _ in range(_TRIES):
             with suppress(*outages.OUTAGE_ERRORS):
@@ -76,10 +79,10 @@ class World:
             await asyncio.sleep(_PAUSE_SECONDS)
         return await self._once_on_postgres(work)
 
-    async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         connection = await connect(self.servers.postgres.url)
         try:
-            await work(connection)
+            return await work(connection)
         finally:
             connection.terminate()
 
