@@ -46,7 +46,6 @@ class Process:
         checkout: Path = CHECKOUT,
     ) -> None:
         self.name = name
-        self.environment = environment
         self.port = port
         self.base_url = f"http://127.0.0.1:{port}"
         self.seconds_to_ready = 0.0  # the last time
@@ -121,11 +120,6 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def status(self, path: str) -> int | None:
-        """Return the HTTP status of a GET, or None while nothing answers."""
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
-            return await _status(client, path)
-
     async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> None:
         """Wait until it is ready. Raises LocalStackError."""
         began = time.monotonic()
@@ -144,7 +138,7 @@ class Process:
                 self.check()
                 return await _status(client, path) == status
 
-            if not await until(answers, seconds=seconds, pause_seconds=_POLL_SECONDS):
+            if not await until(answers, seconds=seconds, pause_seconds=3 * _POLL_SECONDS):
                 raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
 
     def check(self) -> None:

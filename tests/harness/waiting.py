@@ -14,7 +14,7 @@ async def until(check: Callable[[], Any], *, seconds: float, pause_seconds: floa
 
 async def eventually(check: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     """Poll *check*, or the coroutine it returns, and return its first true result. Fail after *seconds*."""
-    result = await _poll(check, seconds, 0.01)
+    result = await _poll(check, seconds, 0.02)
     assert result, f"{result!r} even after {seconds:.0f} s from {_source_of(check)}"
     return result
 
@@ -26,12 +26,14 @@ def _source_of(check: Callable[[], Any]) -> str:
         return repr(check)
 
 
-async def _poll(check: Callable[[], Any], seconds: float, pause_seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
+async def _poll(check: Callable[[], Any], seconds: float, longest_pause: float) -> Any:
+    """Poll with pauses that grow with the time passed, because long waits should take little processor time."""
+    began = time.monotonic()
     while True:
         result = check()
         if isawaitable(result):
             result = await result
-        if result or time.monotonic() >= deadline:
+        elapsed = time.monotonic() - began
+        if result or elapsed >= seconds:
             return result
-        await asyncio.sleep(pause_seconds)
+        await asyncio.sleep(min(longest_pause, 0.002 + elapsed / 10))
