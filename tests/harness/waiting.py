@@ -27,7 +27,7 @@ def _source_of(check: Callable[[], Any]) -> str:
 
 
 async def _poll(check: Callable[[], Any], seconds: float, longest_pause: float) -> Any:
-    """Poll with pauses that grow with the time passed, because long waits should take little processor time."""
+    """Poll with pauses that grow with the time passed, so that long waits take little processor time."""
     began = time.monotonic()
     while True:
         result = check()
