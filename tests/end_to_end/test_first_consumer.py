@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from aio_pika import Message
+from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
@@ -21,6 +23,7 @@ from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
+from worker.rabbitmq.topology import Queue
 
 PAGE = CHECKOUT / "worker" / "README.md"
 SECTION = "First queue to first calculation"
@@ -146,20 +149,22 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
         assert await is_refused(url, attempt, topology.NOTIFICATIONS)
 
 
-async def send(channel, queue):
+async def send(channel: AbstractChannel, queue: Queue) -> None:
     exchange = await channel.get_exchange(queue.exchange)
     await exchange.publish(Message(b"{}"), queue.routing_key)
 
 
-async def read(channel, queue):
+async def read(channel: AbstractChannel, queue: Queue) -> None:
     await (await channel.get_queue(queue.name)).get(fail=False)
 
 
-async def remove(channel, queue):
+async def remove(channel: AbstractChannel, queue: Queue) -> None:
     await channel.queue_delete(queue.name)
 
 
-async def is_refused(url, attempt, queue):
+async def is_refused(
+    url: str, attempt: Callable[[AbstractChannel, Queue], Awaitable[None]], queue: Queue
+) -> bool:
     """Whether the broker refuses what the user of *url* attempts."""
     async with open_channel(url) as channel:
         try:
