@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ, and one exception for every way it can be unavailable."""
+"""Connections to RabbitMQ, of the relay, the consumers and the commands `dead-letters` and `doctor`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -95,7 +95,7 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
-    except BROKER_ERRORS as error:
+    except (*BROKER_ERRORS, RuntimeError) as error:  # aiormq: the connection is closed
         raise BrokerUnavailable from error
 
 

@@ -1,6 +1,7 @@
 """The exchanges, queues and bindings as declared; declaring them again changes nothing."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from aio_pika import Message
@@ -13,7 +14,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import Check, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import connection, topology
-from worker.rabbitmq.connection import open_role
+from worker.rabbitmq.connection import BrokerUnavailable, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
@@ -112,3 +113,18 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     async with open_role(worker_settings, name="test", needs=[]):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
+
+
+async def test_connection_that_closes_before_the_topology_is_declared_is_an_outage(
+    worker_settings, monkeypatch
+):
+    declare = topology.ensure
+
+    async def close_and_declare(opened: Any) -> dict[str, str]:
+        await opened.transport.connection.close()
+        return await declare(opened)
+
+    monkeypatch.setattr(topology, "ensure", close_and_declare)
+    with pytest.raises(BrokerUnavailable):
+        async with open_role(worker_settings, name="test", needs=[]):
+            pass
