@@ -1,4 +1,4 @@
-"""The settings of each process, read from environment variables only."""
+"""The settings of each process, from environment variables. Fixed timeouts are constants at their use."""
 
 import os
 import re

@@ -58,7 +58,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """An error of one field or, if `field` is null, of the request as a whole.
+    """An error of one field or parameter or, if `field` is null, of the whole HTTP request.
 
     `pointer` is a JSON pointer (RFC 6901) into the body.
     """

@@ -1,1 +1,1 @@
-"""Calculation requests: rows, SQL and rules. storing.py writes each row together with its event."""
+"""Calculation requests: rows, SQL, rules. storing.py writes; reading.py selects what a reader may see."""

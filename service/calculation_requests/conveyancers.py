@@ -25,8 +25,8 @@ async def register(
 ) -> tuple[Conveyancer | None, Conveyancer]:
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
-    Returns it before the change, or None if it is new, and after the change. A fee setting of None means no
-    change, and no fee for a new one. The command line has checked that id and name are lines of text.
+    Returns the old conveyancer, or None if there was none, and the new one. A fee setting of None changes
+    nothing; a new conveyancer then charges no fee. The command line has checked the texts.
     """
     before = await connection.fetchrow(
         f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only

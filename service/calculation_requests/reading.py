@@ -66,7 +66,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     return CalculationRequest(*row[:-1])
 
 
-# Erased requests are looked up only if there is no row.
+# Reads erased_request only if no stored request matches.
 _FIND = f"""
     SELECT {REQUEST_COLUMNS},
            CASE WHEN request.id IS NULL

@@ -1,4 +1,4 @@
-"""`api-key`: the keys that give law firms access to the questionnaire."""
+"""`api-key`: keys to the questionnaire alone. The identity provider issues access tokens."""
 
 import click
 

@@ -82,10 +82,10 @@ async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> boo
 
 
 async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[UUID, str]:
-    """Record that a new e-mail is to be sent after each of these, in the caller's transaction.
+    """Add one new e-mail to each of these requests, in the caller's transaction.
 
-    *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets no new e-mail while
-    one is pending, if the given e-mail is not its last one, or after it was erased.
+    *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets none if it was
+    erased, if an e-mail of it is pending, or if its last e-mail is not in *emails*.
     """
     requests = await announcing.lock(connection, set(emails.values()))
     rows = await connection.fetch(

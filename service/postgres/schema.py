@@ -1,4 +1,6 @@
-"""The database schema: installs schema.sql in an empty database, and upgrades an existing schema.
+"""The database schema: installs schema.sql in an empty database, and upgrades an existing one.
+
+The command `schema apply` does so, on Kubernetes in an init container of the API.
 
 Versions after the first release are numbered files. They are applied while requests are stored: indexes are
 built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`: next to the API's routes, and on their own in the worker."""
+"""`/livez`, `/readyz` and `/metrics`. The checks are listed in service/app.py and worker/process.py."""
 
 import asyncio
 import socket

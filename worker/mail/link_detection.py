@@ -14,8 +14,8 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
 _IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # has one of these; most names have none
-# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it gets one word
-# at a time, and a word that is too long for a name or a reference counts as a link.
+# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it gets one such
+# word at a time, and one that is too long for a name or a reference counts as a link.
 _LONGEST_WORD = 128
 
 _DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two
