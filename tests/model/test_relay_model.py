@@ -17,8 +17,8 @@ from service.outbox import events, lanes
 from service.postgres import connections, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
+from tests.harness.scripted_broker import NO_SCRIPT, Script, ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.model.scripted_broker import Script, ScriptedBroker
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay import loop
 from worker.relay.loop import Relay
@@ -124,14 +124,14 @@ class RelayModel(RuleBasedStateMachine):
         before = self.run(self._attempts())
         with suppress(BrokerUnavailable):
             self.run(self._relay_once())
-        self.broker.script = Script([], [], multiple=False)
+        self.broker.script = NO_SCRIPT
         self._see_pace(before, self.run(self._attempts()))
 
     @rule(passes=st.integers(2, 4))
     def relay_while_refusals_go_on(self, passes: int) -> None:
         """Make passes in which the broker refuses every event."""
         for _ in range(passes):
-            self.relay_once(Script(["nack"] * WINDOW, [], multiple=False))
+            self.relay_once(Script(["nack"] * WINDOW))
 
     async def _attempts(self) -> dict[str, int]:
         """Return how often each held event was refused."""
@@ -166,7 +166,7 @@ class RelayModel(RuleBasedStateMachine):
         with suppress(BrokerUnavailable, outages.PostgresUnavailable, *OUTAGE_ERRORS):
             self.run(self._relay_and_cut())
         self.run(eventually(self._has_noticed_the_cut))
-        self.broker.script = Script([], [], multiple=False)
+        self.broker.script = NO_SCRIPT
         self.refused.clear()  # Only the relay knows the outcome of a window that was not settled.
 
     async def _relay_and_cut(self) -> None:
@@ -222,7 +222,7 @@ class RelayModel(RuleBasedStateMachine):
     def drain_with_a_broker_that_works(self) -> None:
         """With a working broker, all events are delivered within a bounded number of passes."""
         for _ in range(60):
-            self.relay_once(Script([], [], multiple=False))
+            self.relay_once(NO_SCRIPT)
             if not self.run(self._stored()):
                 break
         assert self.run(self._stored()) == set()

@@ -14,6 +14,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest, now
 from service.every_firm import announcing
+from service.identifiers import new_request_id
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker
@@ -63,6 +64,23 @@ def created_body(request: CalculationRequest) -> bytes:
     return events.encode(created_event(request), time=request.created_at, traceparent=None)
 
 
+def outbox_row(number: int, **changes: Any) -> OutboxRow:
+    """Return an event of a request of its own."""
+    row = OutboxRow(
+        lane=0,
+        id=number,
+        request_id=new_request_id(),
+        type="request.calculated",
+        sequence=number,
+        traceparent=None,
+        payload=b"{}",
+        created_at=now(),
+        attempts=0,
+        must_wait=False,
+    )
+    return msgspec.structs.replace(row, **changes)
+
+
 @pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
     """A request whose request.created is in the outbox."""
@@ -108,6 +126,15 @@ def relay(
 def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int]]:
     """Make one pass of the relay; returns the number of events moved."""
     return partial(relay.relay_due, publisher)
+
+
+@pytest.fixture
+async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+    """A pool with one connection, on which `statements` are recorded."""
+    async with open_pool(
+        settings_with(worker_settings, database_url=link.url, database_pool_size=1)
+    ) as opened:
+        yield opened
 
 
 @pytest.fixture

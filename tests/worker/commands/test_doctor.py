@@ -28,8 +28,8 @@ from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.commands.steps import intend
 from tests.worker.conftest import hold_events, settings_with, store
 from worker import process

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from service.server.probes import NotReady
 from tests.harness.in_process import running
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.model.scripted_broker import ScriptedBroker
 from tests.worker.conftest import passes, settings_with, store
 from worker.relay.loop import Relay
 

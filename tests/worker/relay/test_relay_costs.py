@@ -2,15 +2,13 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from service.outbox.lanes import LANES
 from service.postgres.pool import Connection, open_pool
 from tests.harness.in_process import running
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+from tests.worker.conftest import settings_with
 from worker.relay import outbox_tables
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import Kind
@@ -36,44 +34,36 @@ async def fill_lane(database: Connection, events: int) -> None:
 
 @pytest.mark.parametrize("events", [1, 200])
 async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
-    database, worker_settings, publisher, events
+    database, worker_settings, linked_pool, statements, publisher, events
 ):
-    statements = StatementLog()
-    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
-        settings = msgspec.structs.replace(worker_settings, database_url=forwarder.url, database_pool_size=1)
-        async with open_pool(settings) as pool:
-            relay = Relay(settings, pool, asyncio.Event())
-            await fill_lane(database, 1)
-            await relay.relay_due(publisher)  # prepares its statements
-            await fill_lane(database, events)
-            statements.clear()
+    relay = Relay(worker_settings, linked_pool, asyncio.Event())
+    await fill_lane(database, 1)
+    await relay.relay_due(publisher)  # prepares its statements
+    await fill_lane(database, events)
+    statements.clear()
 
-            assert await relay.relay_due(publisher) == events
+    assert await relay.relay_due(publisher) == events
 
     assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
     assert statements.round_trips == len(statements.executed)
 
 
-@pytest.mark.usefixtures("channel")
 async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_then_waits_to_be_woken(
-    database, worker_settings
+    database, worker_settings, linked_pool, statements
 ):
-    statements, woken = StatementLog(), asyncio.Event()
+    woken = asyncio.Event()
+    relay = Relay(settings_with(worker_settings, relay_poll_seconds=3600.0), linked_pool, woken)
 
     def looks() -> int:
-        return sum("WITH look" in each for each in statements.executed)
+        return sum("outbox_id_seq" in each for each in statements.executed)
 
-    async with TcpProxy(worker_settings.database_url, statements.watch) as forwarder:
-        settings = msgspec.structs.replace(
-            worker_settings, database_url=forwarder.url, relay_poll_seconds=3600.0
-        )
-        async with open_pool(settings) as pool, running(Relay(settings, pool, woken).run):
-            await eventually(lambda: looks() == 1)
-            await fill_lane(database, 1)
-            woken.set()
-            await eventually(lambda: looks() == 1 + _LOOKS_OF_A_WAKEUP)
-            woken.set()
-            await eventually(lambda: looks() == 2 + _LOOKS_OF_A_WAKEUP)
+    async with running(relay.run):
+        await eventually(lambda: looks() == 1)
+        await fill_lane(database, 1)
+        woken.set()
+        await eventually(lambda: looks() == 1 + _LOOKS_OF_A_WAKEUP)
+        woken.set()
+        await eventually(lambda: looks() == 2 + _LOOKS_OF_A_WAKEUP)
 
 
 async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):

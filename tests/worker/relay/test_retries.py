@@ -4,22 +4,20 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from aio_pika import Message
-from aio_pika.abc import AbstractChannel, AbstractQueue
+from aio_pika.abc import AbstractQueue
 from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
 from tests.worker.conftest import (
     TRACEPARENT,
     announce_next,
-    bind_tap,
     hold_events,
     store,
     take_all,
     take_ids,
     with_pace,
 )
-from tests.worker.relay.test_loop import id_of, into_one_lane, waiting_events
+from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
 from worker.rabbitmq import topology
 from worker.relay import outbox_tables
 from worker.relay.outbox_tables import Kind
@@ -45,13 +43,6 @@ class RefusingQueue(msgspec.Struct):
 async def refusing(channel, tap):
     """A queue that refuses request.created, while notifications and the tap take it."""
     return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
-
-
-async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
-    """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
-    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    await channel.default_exchange.publish(Message(b""), full.name)
-    return full
 
 
 async def store_as(database: Connection, event_type: str) -> None:
@@ -150,7 +141,7 @@ async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_w
     moved = [await relay_once() for _ in range(3)]
 
     assert moved == [2, 1, 0]
-    assert await waiting_events(database) == 0
+    assert await database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)")
 
 
 @NEVER_AGAIN

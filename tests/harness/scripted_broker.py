@@ -31,7 +31,6 @@ _ANSWERS: dict[str, Any] = {
     "Queue.Bind": commands.Queue.BindOk(),
 }
 
-
 _QUIET_SECONDS = 0.01
 
 
@@ -43,8 +42,11 @@ class Script(msgspec.Struct, frozen=True):
     """
 
     replies: Sequence[Reply]
-    order: Sequence[int]
-    multiple: bool
+    order: Sequence[int] = ()
+    multiple: bool = False
+
+
+NO_SCRIPT = Script([])
 
 
 class ScriptedBroker:
@@ -53,7 +55,7 @@ class ScriptedBroker:
     def __init__(self) -> None:
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
-        self.script = Script([], [], multiple=False)
+        self.script = NO_SCRIPT
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
         self.connections = 0  # accepted so far
@@ -101,6 +103,22 @@ class ScriptedBroker:
             writer.close()
 
 
+class _Message(msgspec.Struct):
+    """A published message, with the number and the reply that it gets once it is complete."""
+
+    channel: int
+    publish: commands.Basic.Publish
+    header: ContentHeader
+    body: bytes = b""
+    tag: int = 0
+    reply: Reply = "ack"
+
+    @property
+    def event_id(self) -> str:
+        """The id of the event that it carries."""
+        return self.header.properties.message_id or ""
+
+
 class _Conversation:
     """One connection of a publisher."""
 
@@ -110,12 +128,8 @@ class _Conversation:
         self._broker = broker
         self._reader = reader
         self._writer = writer
-        self._buffer = b""
         self._tag = 0
-        self._held: list[tuple[int, int, str, Reply, Any]] = []
-        self._publish: tuple[int, commands.Basic.Publish] | None = None
-        self._header: ContentHeader | None = None
-        self._body = b""
+        self._window: list[_Message] = []  # complete, and without a reply so far
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -125,16 +139,27 @@ class _Conversation:
         while True:
             channel, received = await self._next_frame()
             if isinstance(received, commands.Basic.Publish):
-                self._publish, self._header, self._body = (channel, received), None, b""
-            elif isinstance(received, ContentHeader):
-                self._header = received
-                self._complete()
-                await self._wait_out_alarm()
-            elif isinstance(received, ContentBody):
-                self._body += received.value
-                self._complete()
+                await self._take_message(channel, received)
             elif (answer := _ANSWERS.get(getattr(received, "name", ""))) is not None:
                 self._send(channel, answer)
+
+    async def _next_frame(self) -> tuple[int, Any]:
+        head = await self._reader.readexactly(7)
+        rest = await self._reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+        _, channel, received = frame.unmarshal(head + rest)
+        return channel, received
+
+    async def _take_message(self, channel: int, publish: commands.Basic.Publish) -> None:
+        _, header = await self._next_frame()
+        message = _Message(channel, publish, header)
+        if header.body_size == 0:
+            self._complete(message)
+        await self._wait_out_alarm()
+        while len(message.body) < header.body_size:
+            _, part = await self._next_frame()
+            message.body += part.value
+        if header.body_size:
+            self._complete(message)
 
     async def _wait_out_alarm(self) -> None:
         if not self._broker.reading.is_set():
@@ -142,81 +167,56 @@ class _Conversation:
             await self._broker.reading.wait()
             self._send(0, commands.Connection.Unblocked())
 
-    async def _next_frame(self) -> tuple[int, Any]:
-        while True:
-            if len(self._buffer) >= 7:
-                size = int.from_bytes(self._buffer[3:7], "big") + 8
-                if len(self._buffer) >= size:
-                    _, channel, received = frame.unmarshal(self._buffer[:size])
-                    self._buffer = self._buffer[size:]
-                    return channel, received
-            chunk = await self._reader.read(65_536)
-            if not chunk:
-                raise ConnectionResetError
-            self._buffer += chunk
-
     def _send(self, channel: int, *frames: Any) -> None:
         self._writer.write(b"".join(frame.marshal(each, channel) for each in frames))
 
-    def _complete(self) -> None:
+    def _complete(self, message: _Message) -> None:
         """Record a message once its body is complete, with the reply that the script has for it."""
-        assert self._publish is not None
-        if self._header is None or len(self._body) < self._header.body_size:
-            return
-        channel, publish = self._publish
         self._tag += 1
-        message_id = self._header.properties.message_id or ""
-        if publish.routing_key == "relay.probe":
-            self._send(channel, commands.Basic.Ack(delivery_tag=self._tag))
+        message.tag = self._tag
+        if message.publish.routing_key == "relay.probe":
+            self._send(message.channel, commands.Basic.Ack(delivery_tag=message.tag))
             return
-        number = len(self._held)
-        replies = self._broker.script.replies
-        reply: Reply = replies[number] if number < len(replies) else "ack"
-        if reply == "return" and not publish.mandatory:
-            reply = "drop"
-        returned = (publish, self._header, self._body)
-        self._held.append((channel, self._tag, message_id, reply, returned))
-        if reply in ("ack", "silence", "close channel", "close connection"):
-            self._broker.taken.append(message_id)
-        self._reply_when_quiet()
-
-    def _reply_when_quiet(self) -> None:
-        """Reply after a quiet moment: the broker does not know where a window ends."""
+        replies = self._broker.script.replies[len(self._window) :]
+        message.reply = next(iter(replies), "ack")
+        if message.reply == "return" and not message.publish.mandatory:
+            message.reply = "drop"
+        self._window.append(message)
+        if message.reply in ("ack", "silence", "close channel", "close connection"):
+            self._broker.taken.append(message.event_id)
+        # Reply after a quiet moment: the broker does not know where a window ends.
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_all)
+        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_window)
 
-    def _reply_to_all(self) -> None:
-        held, self._held = self._held, []
-        script = self._broker.script
-        self._broker.script = Script([], [], multiple=False)
-        if script.multiple and all(reply == "ack" for *_, reply, _ in held):
-            self._broker.confirmed.update(message_id for _, _, message_id, _, _ in held)
-            self._send(held[0][0], commands.Basic.Ack(delivery_tag=held[-1][1], multiple=True))
+    def _reply_to_window(self) -> None:
+        window, self._window = self._window, []
+        script, self._broker.script = self._broker.script, NO_SCRIPT
+        if script.multiple and all(message.reply == "ack" for message in window):
+            self._broker.confirmed.update(message.event_id for message in window)
+            self._send(window[0].channel, commands.Basic.Ack(delivery_tag=window[-1].tag, multiple=True))
             return
-        in_order = dict.fromkeys([*script.order, *range(len(held))])
-        for index in in_order:
-            if index < len(held) and not self._reply(*held[index]):
+        for index in dict.fromkeys([*script.order, *range(len(window))]):
+            if index < len(window) and not self._reply(window[index]):
                 return
 
-    def _reply(self, channel: int, tag: int, message_id: str, reply: Reply, returned: Any) -> bool:
+    def _reply(self, message: _Message) -> bool:
         """Send one reply. Returns whether the channel is still open."""
-        match reply:
+        acknowledgement = commands.Basic.Ack(delivery_tag=message.tag)
+        match message.reply:
             case "ack" | "drop":
-                self._broker.confirmed.add(message_id)
-                self._send(channel, commands.Basic.Ack(delivery_tag=tag))
+                self._broker.confirmed.add(message.event_id)
+                self._send(message.channel, acknowledgement)
             case "nack":
-                self._send(channel, commands.Basic.Nack(delivery_tag=tag, requeue=False))
+                self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
             case "return":
-                publish, header, body = returned
-                back = commands.Basic.Return(312, "NO_ROUTE", publish.exchange, publish.routing_key)
-                self._send(channel, back, header, ContentBody(body), commands.Basic.Ack(delivery_tag=tag))
+                publish, content = message.publish, (message.header, ContentBody(message.body))
+                returned = commands.Basic.Return(312, "NO_ROUTE", publish.exchange, publish.routing_key)
+                self._send(message.channel, returned, *content, acknowledgement)
             case "close channel":
-                self._send(channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
+                self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
                 return False
             case "close connection":
                 self._writer.transport.abort()
                 return False
-            case "silence":
-                pass
         return True

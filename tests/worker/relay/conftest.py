@@ -1,0 +1,42 @@
+"""Fixtures and queries of the tests of the relay."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel, AbstractQueue
+
+from service.calculation_requests.model import CalculationRequest
+from service.postgres.pool import Connection
+from tests.harness.tcp_proxy import TcpProxy
+from tests.worker.conftest import bind_tap, open_publisher, settings_with
+from worker.relay.publisher import Publisher
+from worker.settings import WorkerSettings
+
+
+@pytest.fixture
+async def linked_publisher(
+    worker_settings: WorkerSettings, broker_link: TcpProxy
+) -> AsyncIterator[Publisher]:
+    """A publisher with a long timeout, whose connection the test can hold and cut."""
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
+    async with open_publisher(settings) as opened:
+        yield opened
+        broker_link.resume()
+
+
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
+    """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
+    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await channel.default_exchange.publish(Message(b""), full.name)
+    return full
+
+
+async def into_one_lane(database: Connection) -> None:
+    """Move all events of the outbox to one lane, so that they can share a window."""
+    await database.execute("UPDATE outbox SET lane = 0")
+
+
+def id_of(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
+    """Return the expected id of an event."""
+    return f"{request.uuid}.{event_type}.{sequence}"
