@@ -17,7 +17,6 @@ from tests.worker.conftest import (
     announce_next,
     created_body,
     hold_events,
-    open_postman,
     passes,
     publish,
     settings_with,
@@ -27,7 +26,6 @@ from worker import gauges
 from worker.consumers import notifications
 from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox_tables
 from worker.relay.loop import Relay
@@ -168,22 +166,6 @@ async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channe
             await publish(channel, NOTIFICATIONS, b"not an event")
             await eventually(lambda: value("consumer_message_seconds_count", **queue) == settled + 2)
     assert value("consumer_reading", **queue) == 0
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [("250 OK", "sent"), ("450 later", "postponed"), ("550 never", "failed")],
-)
-async def test_emails_are_counted_by_outcome(
-    *, worker_settings, mail_server, database, stored_request, answer, outcome
-):
-    mail_server.rcpt_reply = answer
-    await ledger.add(database, [EmailToSend("an-event", stored_request.id)])
-    settings = settings_with(worker_settings, email_retry_seconds=60.0)
-    with rises("emails_total", outcome=outcome):
-        counted = value("emails_total", outcome=outcome)
-        async with open_postman(settings) as postman, running(postman.run):
-            await eventually(lambda: value("emails_total", outcome=outcome) > counted)
 
 
 @pytest.mark.usefixtures("stored_request")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
 import asyncpg
@@ -18,6 +19,8 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.mail import ledger
 
+UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -26,9 +29,10 @@ def server(tmp_path):
         yield started
 
 
-async def prepare(url: str) -> None:
-    """Store one e-mail with an expired claim, and make Postgres look as if it had been up for a day."""
-    connection = await asyncpg.connect(url)
+@pytest.fixture
+async def with_expired_claim(server):
+    """The server, with an e-mail whose claim has expired."""
+    connection = await asyncpg.connect(server.url)
     await schema.apply(connection)
     await connection.execute("INSERT INTO conveyancer VALUES ($1, 'Acme', false)", CONVEYANCER)
     request = await store(connection)
@@ -39,20 +43,16 @@ async def prepare(url: str) -> None:
         """,
         request.id,
     )
-    await connection.execute("UPDATE postgres_up SET since = now() - interval '1 day'")
+    await connection.execute(UP_FOR_A_DAY)
     await connection.close()
+    return server
 
 
-async def reconnect(url: str) -> Connection:
-    """Connect as soon as Postgres accepts connections again."""
-
-    async def connected() -> "Connection | None":
-        with suppress(OSError, asyncpg.PostgresError):
-            return await asyncpg.connect(url)
-        return None
-
-    connection: Connection = await eventually(connected)
-    return connection
+async def connected(url: str) -> Connection | None:
+    """Return a connection, if Postgres accepts it."""
+    with suppress(OSError, asyncpg.PostgresError):
+        return await asyncpg.connect(url)
+    return None
 
 
 async def claims(connection: Connection, *, seconds: float) -> int:
@@ -60,38 +60,24 @@ async def claims(connection: Connection, *, seconds: float) -> int:
     return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
 
 
-async def uptime(connection: Connection) -> float:
-    """Return how long the postmaster has been running, in seconds."""
-    age: float = await connection.fetchval(
-        "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float"
-    )
-    return age
-
-
-async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery(server):
-    await prepare(server.url)
-    victim, witness = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
-    started_at = await witness.fetchval("SELECT pg_postmaster_start_time()")
+async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery_and_after_a_restart(
+    with_expired_claim,
+):
+    url, process = with_expired_claim.url, with_expired_claim.process
+    victim, witness = await asyncpg.connect(url), await asyncpg.connect(url)
     os.kill(victim.get_server_pid(), signal.SIGKILL)
     await eventually(witness.is_closed)
 
-    connection = await reconnect(server.url)
-    seconds = await uptime(connection) / 2
-
-    assert await connection.fetchval("SELECT pg_postmaster_start_time()") == started_at
-    assert await claims(connection, seconds=seconds) == 0
+    connection = await eventually(partial(connected, url))
+    half = "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float / 2"
+    assert await claims(connection, seconds=await connection.fetchval(half)) == 0
     await eventually(lambda: claims(connection, seconds=0.1))
+    await connection.execute(UP_FOR_A_DAY)
     await connection.close()
 
-
-async def test_expired_claims_are_left_alone_for_as_long_again_after_a_restart(server):
-    await prepare(server.url)
-    assert server.process is not None
-    await asyncio.to_thread(server.process.stop)
-    server.process.restart()
-
-    connection = await reconnect(server.url)
-
+    await asyncio.to_thread(process.stop)
+    process.restart()
+    connection = await eventually(partial(connected, url))
     assert await connection.fetchval("SELECT count(*) FROM postgres_up") == 1
     assert await claims(connection, seconds=60.0) == 0
     await connection.close()

@@ -4,7 +4,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
-from tests.harness import metrics
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
@@ -61,23 +60,6 @@ async def test_refused_sender_is_shown_charges_no_attempt_and_leaves_no_connecti
     assert len(rude_server.contents) == await attempts(database) == 3
 
 
-async def test_refusals_of_many_emails_at_once_are_no_outage_of_postgres(
-    worker_settings, mail_server, pool, database
-):
-    settings = settings_with(worker_settings, email_concurrency=100)
-    mail_server.rcpt_reply = "451 Greylisted"
-    await record_emails(database, pool, 200)
-
-    with metrics.rises("postgres_unavailable_total", by=0):
-        async with open_postman(settings) as postman, running(postman.run):
-            await eventually(lambda: each_was_refused(database))
-
-
-async def each_was_refused(database: Connection) -> bool:
-    """Whether an attempt at every e-mail has been counted."""
-    return bool(await database.fetchval("SELECT every(attempts > 0) FROM email"))
-
-
 @pytest.mark.usefixtures("intended")
 async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_server(
     worker_settings, rude_server
@@ -97,32 +79,23 @@ async def test_outage_is_logged_with_the_code_and_without_the_words_of_the_mail_
     assert "service.example.com" not in str(logs)
 
 
-async def test_outage_of_postgres_is_not_logged_as_one_of_the_mail_server(worker_settings, postgres_link):
-    await postgres_link.refuse()
-    settings = settings_with(worker_settings, database_url=postgres_link.url)
-
-    with capture_logs() as logs:
-        async with open_postman(settings) as postman, running(postman.run):
-            await eventually(lambda: postgres_link.refused >= 2)
-
-    assert {log["event"] for log in logs} == {"emails_not_claimed"}
-
-
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
     worker_settings, mail_server, postgres_link, mail_link, database, intended
 ):
     settings = settings_with(worker_settings, database_url=postgres_link.url, smtp_url=mail_link.url)
     mail_link.hold_before(b"Message-ID:")
 
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(mail_link.marker_reached.is_set)
-        await postgres_link.refuse()
-        mail_link.resume()
-        await eventually(lambda: mail_server.accepted)
-        await eventually(lambda: postgres_link.refused >= 3)
-        postgres_link.admit()
-        await eventually(lambda: all_are(database, "sent"))
+    with capture_logs() as logs:
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(mail_link.marker_reached.is_set)
+            await postgres_link.refuse()
+            mail_link.resume()
+            await eventually(lambda: mail_server.accepted)
+            await eventually(lambda: postgres_link.refused >= 3)
+            postgres_link.admit()
+            await eventually(lambda: all_are(database, "sent"))
 
+    assert {log["event"] for log in logs} == {"emails_not_claimed", "email_handled"}
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
 

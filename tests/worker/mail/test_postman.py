@@ -2,12 +2,15 @@
 
 import asyncio
 import time
+from functools import partial
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
-from service.outbox.events import RequestEmailSent
+from service.outbox.events import RequestEmailFailed, RequestEmailSent
 from tests.harness.in_process import running
+from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import (
@@ -20,24 +23,8 @@ from tests.worker.mail.conftest import (
 )
 
 
-async def test_email_is_addressed_to_the_customer_and_replies_go_to_the_sender(
-    postman, mail_server, intended
-):
-    async with running(postman.run):
-        await eventually(lambda: mail_server.accepted)
-
-    (mail,) = mail_server.accepted
-    assert mail.recipients == ["ada@customer.example.com"]
-    assert mail.message["To"] == "Ada Lovelace <ada@customer.example.com>"
-    assert mail.message["From"] == "Calculations <calculations@service.example.com>"
-    assert mail.message["Reply-To"] == "Grace Hopper <grace@firm.example.com>"
-    assert mail.message["Subject"] == "Your Stamp Duty Land Tax calculation for Acme"
-    assert mail.message["Auto-Submitted"] == "auto-generated"
-    assert mail.message["Message-ID"] == f"<{intended.uuid}.request.created.1@service.example.com>"
-
-
 async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
-    postman, mail_server, database, intended
+    worker_settings, postman, mail_server, database, intended
 ):
     async with running(postman.run):
         await eventually(lambda: all_are(database, "sent"))
@@ -55,22 +42,40 @@ async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
     assert first[:2] == second[:2]
     assert first[3:] == second[3:]
     assert intended.uuid in str(first[0])
+    assert [mail.message["From"] for mail in mail_server.accepted] == [worker_settings.mail_from] * 2
 
 
-async def test_accepted_email_is_sent_and_announced(postman, mail_server, database, intended):
-    mail_server.data_reply = "250 OK queued as 4711"
+@pytest.mark.parametrize(
+    ("reply", "outcome", "event"),
+    [
+        ("250 OK queued as 4711", {"outcome": "sent", "reason": None, "smtp_code": 0}, RequestEmailSent),
+        (
+            "550 No such user ada@customer.example.com",
+            {"outcome": "failed", "reason": "refused", "smtp_code": 550},
+            partial(RequestEmailFailed, reason="refused", smtp_code=550),
+        ),
+    ],
+)
+async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_the_mail_server(
+    postman, mail_server, database, intended, *, reply, outcome, event
+):
+    mail_server.data_reply = reply
+    state = outcome["outcome"]
 
-    async with running(postman.run):
-        await eventually(lambda: all_are(database, "sent"))
+    with capture_logs() as logs, rises("emails_total", outcome=state):
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, state))
+        assert await postman.start_due() == 0
 
-    email = await database.fetchrow("SELECT * FROM email")
-    assert email is not None
-    assert (email["server_reply"], email["attempts"], email["claimed_by"]) == ("OK queued as 4711", 1, None)
+    email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
+    assert email == (reply.removeprefix("250 "), 1, None)
+    ended = event(**intended.event_payload(sequence=2))
     ((event_type, sequence, payload),) = await announced(database)
-    assert (event_type, sequence) == ("request.email_sent", 2)
-    sent = RequestEmailSent(**intended.event_payload(sequence=2))
-    assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(sent)
+    assert (event_type, sequence) == (ended.type, 2)
+    assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(ended)
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
+    handled = {"event": "email_handled", "log_level": "info", "attempts": 1, **outcome}
+    assert [log for log in logs if log["event"] == "email_handled"] == [handled]
 
 
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
@@ -85,25 +90,6 @@ async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
 
     assert len(rude_server.contents) == 1
     assert intended.uuid.encode() in rude_server.contents[0]
-
-
-async def test_email_is_sent_while_the_outcome_of_another_is_recorded(
-    worker_settings, pool, mail_server, database, other_connection
-):
-    settings = settings_with(worker_settings, email_concurrency=1)
-    await record_emails(database, pool, 2)
-
-    locking = other_connection.transaction()
-    await locking.start()
-    await other_connection.execute("SELECT FROM calculation_request FOR UPDATE")
-
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(lambda: len(mail_server.accepted) == 2)
-        assert await states(database) == {"pending": 2}
-        await locking.rollback()
-        await eventually(lambda: all_are(database, "sent"))
-
-    assert (len(mail_server.accepted), await attempts(database)) == (2, 2)
 
 
 async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
