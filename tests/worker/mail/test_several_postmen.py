@@ -16,17 +16,6 @@ from tests.worker.mail.conftest import (
 )
 
 
-async def test_email_of_a_process_that_died_is_taken_over(postman, mail_server, database, intended):
-    await database.execute(
-        "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() - interval '1 second'"
-    )
-
-    async with running(postman.run):
-        await eventually(lambda: all_are(database, "sent"))
-
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
-
-
 async def test_email_under_way_is_not_claimed_again_by_its_own_process(
     worker_settings, mail_server, mail_link, database, intended
 ):

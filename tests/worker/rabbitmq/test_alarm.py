@@ -1,7 +1,6 @@
 """During the broker's alarm the relay waits, is not ready, and charges no event."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -32,20 +31,10 @@ async def broker():
 
 
 @pytest.fixture
-def relay_with(worker_settings, broker, pool):
-    """Makes relays that use this broker."""
-
-    def make(**changes: Any) -> Relay:
-        settings = settings_with(worker_settings, amqp_url=broker.url, relay_poll_seconds=0.05, **changes)
-        return Relay(settings, pool, asyncio.Event())
-
-    return make
-
-
-@pytest.fixture
-def relay(relay_with):
-    """A relay with a short broker timeout."""
-    return relay_with(broker_timeout_seconds=_TIMEOUT_SECONDS)
+def relay(worker_settings, broker, pool):
+    """A relay of this broker, with a short timeout."""
+    settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=_TIMEOUT_SECONDS)
+    return Relay(settings, pool, asyncio.Event())
 
 
 async def is_blocked(relay: Relay) -> bool:
@@ -79,26 +68,7 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay,
     assert set(broker.taken) == {f"{request.uuid}.request.created.1" for request in (first, second)}
     assert broker.connections == 2
     alarms = [line["event"] for line in logs if line["event"].startswith("broker_")]
-    assert alarms == [
-        "broker_blocked",
-        "broker_blocked",
-        "broker_unblocked",
-    ]  # one connection after the other
-
-
-async def test_window_is_not_published_again_after_a_short_alarm(relay_with, broker, database):
-    relay = relay_with(broker_timeout_seconds=30.0)
-    async with running(relay.run):
-        await eventually(lambda: passes(relay.check))
-        broker.raise_alarm()
-        await store(database)
-        await eventually(lambda: is_blocked(relay))
-        broker.clear_alarm()
-        await eventually(lambda: broker.confirmed)
-        await eventually(lambda: passes(relay.check))
-
-    assert len(broker.taken) == 1
-    assert broker.connections == 1
+    assert alarms == ["broker_blocked"] * 2 + ["broker_unblocked"]  # one connection after the other
 
 
 async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_the_end(

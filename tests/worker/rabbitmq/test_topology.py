@@ -21,19 +21,9 @@ QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], 
 
 
 @QUEUES
-async def test_declaring_again_keeps_the_messages_in_the_queues(channel, queue):
-    await publish(channel, queue, b"kept")
-
-    await declare_topology(channel)
-
-    living = await channel.get_queue(queue.name)
-    message = await eventually(lambda: take(living))
-    assert message.body == b"kept"
-
-
-@QUEUES
-async def test_rejected_message_goes_to_the_dead_letters_of_its_queue(channel, queue):
+async def test_message_survives_another_declaration_and_is_dead_lettered_when_rejected(channel, queue):
     await publish(channel, queue, b"rejected")
+    await declare_topology(channel)
     message = await (await channel.get_queue(queue.name)).get()
 
     await message.reject()
