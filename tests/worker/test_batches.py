@@ -74,33 +74,20 @@ async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int])
     return [type(each).__name__ for each in await asyncio.gather(*others)]
 
 
-async def test_item_that_arrives_alone_does_not_wait(batches, work):
-    await batches.done(1)
-    await batches.done(2)
-
-    assert work.batches == [[1], [2]]
-
-
 async def test_batch_is_limited(batches, work):
     await all_at_once(batches, work, range(100, 101 + LARGEST_BATCH))
 
     assert [len(batch) for batch in work.batches] == [1, LARGEST_BATCH, 1]
 
 
-async def test_refused_item_refuses_no_other(batches, work):
-    assert await all_at_once(batches, work, [12, 13, 14]) == ["NoneType", "Refused", "NoneType"]
-
-    assert work.batches == [[1], [12, 13, 14]]
-
-
-async def test_item_at_fault_fails_alone(batches, work):
-    numbers = [*range(100, 227), 0, *range(227, 355)]
+@pytest.mark.parametrize(("bad", "error"), [(13, "Refused"), (0, "ZeroDivisionError")])
+async def test_item_at_fault_fails_alone(batches, work, bad, error):
+    numbers = [*range(100, 227), bad, *range(228, 356)]
 
     outcomes = await all_at_once(batches, work, numbers)
 
     assert len(numbers) == LARGEST_BATCH
-    assert [number for number, name in zip(numbers, outcomes, strict=True) if name != "NoneType"] == [0]
-    assert outcomes[127] == "ZeroDivisionError"
+    assert dict(zip(numbers, outcomes, strict=True)) == dict.fromkeys(numbers, "NoneType") | {bad: error}
 
 
 async def test_items_wait_together_for_the_end_of_an_outage(batches, work):

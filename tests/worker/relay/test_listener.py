@@ -70,17 +70,6 @@ async def test_connection_that_has_gone_silent_is_replaced(
         assert await other_listeners(database, silent)
 
 
-async def test_listener_connects_when_postgres_comes_up(worker_settings, postgres_link, database):
-    settings = settings_with(worker_settings, database_url=postgres_link.url)
-    woken = asyncio.Event()
-    await postgres_link.refuse()
-
-    async with running(Listener(settings, woken, LaneMarks()).run):
-        await eventually(lambda: postgres_link.refused >= 3)
-        postgres_link.admit()
-        await eventually(lambda: is_woken(database, woken))
-
-
 async def test_stopped_listener_closes_its_connection(worker_settings, database):
     async with running(Listener(worker_settings, asyncio.Event(), LaneMarks()).run):
         (process,) = await eventually(partial(other_listeners, database, 0))
