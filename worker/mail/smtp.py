@@ -47,8 +47,8 @@ class Reply(NamedTuple):
 
     @property
     def is_acceptance(self) -> bool:
-        """Whether the command was carried out: a session returns no other code below 400."""
-        return NO_REPLY < self.code < 400
+        """Whether the command was carried out. While connecting, any code that is returned is a refusal."""
+        return self.to != "connection" and NO_REPLY < self.code < 400
 
     @property
     def ends_session(self) -> bool:
