@@ -48,7 +48,7 @@ async def with_expired_claim(server):
     return server
 
 
-async def connected(url: str) -> Connection | None:
+async def connected(url: str) -> "Connection | None":
     """Return a connection, if Postgres accepts it."""
     with suppress(OSError, asyncpg.PostgresError):
         return await asyncpg.connect(url)

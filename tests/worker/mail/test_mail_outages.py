@@ -95,7 +95,11 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
             postgres_link.admit()
             await eventually(lambda: all_are(database, "sent"))
 
-    assert {log["event"] for log in logs} == {"emails_not_claimed", "email_handled"}
+    assert {log["event"] for log in logs} == {
+        "emails_not_claimed",
+        "batch_waits_for_postgres",
+        "email_handled",
+    }
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
 

@@ -37,7 +37,7 @@ def reference(name: str, mailbox: str, subject: str, text: str, html: str) -> Em
 @example(_LONG[1], "a@example.com", "é " * 99 + "é", "é" * 999, "= =\n \n")
 @example(_LONG[2], "a@example.com", "\N{GRINNING FACE}" * 100, "From a\n.\n..\n", "\t\n")
 @example('O\'Brien, "Zo" (A.)', "a@example.com", "a; b, c", "a", "b")
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 def test_source_is_read_as_that_of_the_reference(name, mailbox, subject, text, html):
     fields = {"To": mime.mailbox("To", name, mailbox), "Subject": mime.words("Subject", subject)}
 
