@@ -45,6 +45,12 @@ async def store(
     return request
 
 
+async def store_as(connection: Connection, event_type: str) -> None:
+    """Store a request whose event is of another type."""
+    request = await store(connection)
+    await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
+
+
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():

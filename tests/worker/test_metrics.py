@@ -17,6 +17,7 @@ from tests.worker.conftest import (
     publish,
     settings_with,
     store,
+    store_as,
 )
 from worker import gauges
 from worker.consumers import notifications
@@ -111,8 +112,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_sett
 async def test_relay_counts_confirmed_events_by_type_and_no_returned_one(database, relay, publisher, channel):
     await channel.queue_delete(NOTIFICATIONS.name)
     for event_type in ("request.created", "request.email_sent", "request.mystery"):
-        request = await store(database)
-        await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
+        await store_as(database, event_type)
 
     with (
         rises("relay_events_published_total", type="request.created", by=0),

@@ -54,11 +54,6 @@ async def all_are(database: Connection, state: str) -> bool:
     return list(await states(database)) == [state]
 
 
-async def settled(database: Connection) -> bool:
-    """Whether no e-mail is pending any more."""
-    return "pending" not in await states(database)
-
-
 async def attempts(database: Connection) -> int:
     """Return the number of attempts counted, of all e-mails together."""
     total: int = await database.fetchval("SELECT sum(attempts) FROM email")

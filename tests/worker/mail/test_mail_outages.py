@@ -3,7 +3,6 @@
 import pytest
 from structlog.testing import capture_logs
 
-from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
@@ -14,6 +13,12 @@ from tests.worker.mail.conftest import (
     record_emails,
 )
 
+RELEASED = """
+    SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
+           AND server_reply = 'no connection: SMTPConnectError (ConnectionRefusedError)'
+      FROM email
+"""
+
 
 async def test_refused_connection_to_the_mail_server_charges_no_attempt(
     postman, mail_server, database, intended
@@ -21,23 +26,12 @@ async def test_refused_connection_to_the_mail_server_charges_no_attempt(
     await mail_server.stop()
 
     async with running(postman.run):
-        await eventually(lambda: was_claimed_and_released(database))
+        await eventually(lambda: database.fetchval(RELEASED))
         await mail_server.start()
         await eventually(lambda: all_are(database, "sent"))
 
     assert await attempts(database) == 1
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
-
-
-async def was_claimed_and_released(database: Connection) -> bool:
-    """Whether an e-mail has been given back without charging an attempt, and the reason been recorded."""
-    return bool(
-        await database.fetchval(
-            "SELECT count(*) FROM email"
-            " WHERE claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at"
-            " AND server_reply = 'no connection: SMTPConnectError (ConnectionRefusedError)'"
-        )
-    )
 
 
 @pytest.mark.parametrize("refusal", [b"452 4.3.1 Insufficient storage", b"550 Sender refused"])

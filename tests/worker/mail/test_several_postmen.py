@@ -2,9 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from datetime import datetime, timedelta
 
-from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
@@ -46,25 +44,15 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
     async with AsyncExitStack() as resources:
         postmen = [await resources.enter_async_context(open_postman(settings)) for _ in range(2)]
         async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: are_claimed(database, 3))
+            await eventually(lambda: database.fetchval("SELECT every(claimed_by IS NOT NULL) FROM email"))
             first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
-            await eventually(lambda: is_past(database, first_claim_ends + timedelta(seconds=0.2)))
+            is_past = "SELECT clock_timestamp() > $1::timestamptz + interval '0.2 seconds'"
+            await eventually(lambda: database.fetchval(is_past, first_claim_ends))
             mail_link.resume()
             await eventually(lambda: all_are(database, "sent"))
 
     assert len(mail_server.accepted) == 3
     assert await attempts(database) == 3
-
-
-async def are_claimed(database: Connection, number: int) -> bool:
-    """Whether this number of e-mails is claimed."""
-    query = "SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"
-    return bool(await database.fetchval(query) == number)
-
-
-async def is_past(database: Connection, moment: datetime) -> bool:
-    """Whether a time has come, by the clock of Postgres."""
-    return bool(await database.fetchval("SELECT clock_timestamp() > $1", moment))
 
 
 async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(

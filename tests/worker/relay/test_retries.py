@@ -2,9 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import pytest
-from aio_pika.abc import AbstractQueue
 from structlog.testing import capture_logs
 
 from service.postgres.pool import Connection
@@ -13,6 +11,7 @@ from tests.worker.conftest import (
     announce_next,
     hold_events,
     store,
+    store_as,
     take_all,
     take_ids,
     with_pace,
@@ -28,27 +27,10 @@ AT_ONCE = with_pace(_RETRY_SECONDS=0.0001)
 NEVER_AGAIN = with_pace(_RETRY_SECONDS=3600.0)
 
 
-class RefusingQueue(msgspec.Struct):
-    """A queue of another team that refuses request.created, and a tap that takes it."""
-
-    full: AbstractQueue
-    tap: AbstractQueue
-
-    async def mend(self) -> None:
-        """End the refusals."""
-        await self.full.delete(if_empty=False)
-
-
 @pytest.fixture
-async def refusing(channel, tap):
-    """A queue that refuses request.created, while notifications and the tap take it."""
-    return RefusingQueue(await bind_full_queue(channel, "request.created"), tap)
-
-
-async def store_as(database: Connection, event_type: str) -> None:
-    """Store a request whose event is of another type."""
-    request = await store(database)
-    await database.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
+async def refusing(channel):
+    """A queue of another team that refuses request.created, while notifications and the tap take it."""
+    return await bind_full_queue(channel, "request.created")
 
 
 async def make_due(database: Connection) -> None:
@@ -96,7 +78,7 @@ async def test_refused_event_is_logged_with_the_uuid_and_the_trace_of_its_reques
 
     with capture_logs() as logs:
         await relay_once()
-        await refusing.mend()
+        await refusing.delete(if_empty=False)
         await relay_once()
 
     story = [line for line in logs if "event_id" in line]
@@ -109,33 +91,12 @@ async def test_refused_event_is_logged_with_the_uuid_and_the_trace_of_its_reques
 
 
 @AT_ONCE
-async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due_once_it_is_delivered(
-    relay_once, database, refusing
-):
-    request = await store(database)
-    for _ in range(3):
-        await announce_next(database, request.id)
-        await relay_once()
-    waits = "SELECT count(*) FROM outbox_held WHERE attempts = 0 AND next_attempt_at = 'infinity'"
-    assert await database.fetchval(waits) == 3
-
-    await refusing.mend()
-    moved = [await relay_once() for _ in range(4)]
-
-    assert moved == [1, 1, 1, 1]
-    assert list(dict.fromkeys(await take_ids(refusing.tap))) == [
-        id_of(request),
-        *(id_of(request, "request.email_sent", sequence) for sequence in (2, 3, 4)),
-    ]
-
-
-@AT_ONCE
 async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_wait_for_ever(
     relay_once, database, refusing
 ):
     request = await store(database)
     await relay_once()
-    await refusing.mend()
+    await refusing.delete(if_empty=False)
     await announce_next(database, request.id)
 
     moved = [await relay_once() for _ in range(3)]
@@ -145,19 +106,20 @@ async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_w
 
 
 @NEVER_AGAIN
+@pytest.mark.usefixtures("refusing")
 async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_new_ones_at_once(
-    relay_once, database, refusing
+    relay_once, database, tap
 ):
     """Each attempt puts one more copy into every queue that takes the event."""
     requests = [await store(database) for _ in range(5)]
     await relay_all(relay_once)
-    copies_at_first = await take_ids(refusing.tap)
+    copies_at_first = await take_ids(tap)
 
     await make_due(database)
     new = await store(database)
     for _ in range(5):
         await relay_once()
-    copies = await take_ids(refusing.tap)
+    copies = await take_ids(tap)
 
     assert sorted(map(str, copies_at_first)) == sorted(id_of(request) for request in requests)
     assert copies.count(id_of(new)) == 1
@@ -165,14 +127,15 @@ async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_n
 
 
 @AT_ONCE
-async def test_refused_events_are_retried_in_turn(relay_once, database, refusing):
+@pytest.mark.usefixtures("refusing")
+async def test_refused_events_are_retried_in_turn(relay_once, database, tap):
     requests = [await store(database) for _ in range(3)]
     await into_one_lane(database)
 
     for _ in range(1 + 3 * 2):
         await relay_once()
 
-    copies = await take_ids(refusing.tap)
+    copies = await take_ids(tap)
     assert copies[:3] == [id_of(request) for request in requests]
     assert copies[3:] == [id_of(request) for request in requests] * 2
 
@@ -186,7 +149,7 @@ async def test_first_confirmed_retry_lifts_the_limit_and_makes_all_refused_event
         await store(database)
     await into_one_lane(database)
     await relay_once()
-    await refusing.mend()
+    await refusing.delete(if_empty=False)
     await database.execute(
         "UPDATE outbox_held SET next_attempt_at = now() WHERE id = (SELECT max(id) FROM outbox_held)"
     )
@@ -209,7 +172,7 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
         await store_as(database, "request.email_sent")
     await into_one_lane(database)
     await relay_once()
-    await refusing.mend()
+    await refusing.delete(if_empty=False)
     await make_due(database)
 
     await relay_all(relay_once)
@@ -223,7 +186,7 @@ async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(rel
     """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
     await store(database)
     await relay_once()
-    await refusing.mend()
+    await refusing.delete(if_empty=False)
     await store(database)
 
     for _ in range(3):
