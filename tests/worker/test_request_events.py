@@ -7,7 +7,6 @@ import jsonschema_rs
 import msgspec
 
 from service.contracts import openapi
-from service.identifiers import parse_uuid
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import worker_probes
 from tests.harness.waiting import eventually
@@ -47,7 +46,8 @@ async def test_events_are_those_that_consumers_get_but_for_the_trace(
         await publish(channel, CALCULATION_RESULTS, result)
         await eventually(lambda: happened(client, uuid, 3))
         mail_server.rcpt_reply = "250 OK"
-        await ledger.add(database, [EmailToSend(f"{uuid}.another", parse_uuid(uuid))])
+        request_id = await database.fetchval("SELECT id FROM calculation_request")
+        await ledger.add(database, [EmailToSend(f"{uuid}.another", request_id)])
         await eventually(lambda: happened(client, uuid, 4))
         await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
     received = [msgspec.json.decode(message.body) for message in await take_all(tap)]
