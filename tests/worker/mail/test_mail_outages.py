@@ -20,7 +20,7 @@ RELEASED = """
 """
 
 
-async def test_refused_connection_to_the_mail_server_charges_no_attempt(
+async def test_refused_connection_to_the_mail_server_counts_no_attempt(
     postman, mail_server, database, intended
 ):
     await mail_server.stop()
@@ -35,7 +35,7 @@ async def test_refused_connection_to_the_mail_server_charges_no_attempt(
 
 
 @pytest.mark.parametrize("refusal", [b"452 4.3.1 Insufficient storage", b"550 Sender refused"])
-async def test_refused_sender_is_shown_charges_no_attempt_and_leaves_no_connection_open(
+async def test_refused_sender_is_shown_counts_no_attempt_and_leaves_no_connection_open(
     worker_settings, rude_server, pool, database, refusal
 ):
     await record_emails(database, pool, 3)
