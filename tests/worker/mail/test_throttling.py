@@ -42,7 +42,7 @@ async def limiting_server():
         yield server
 
 
-async def test_throttled_postman_makes_few_attempts_in_vain_and_charges_none(
+async def test_throttled_postman_makes_few_attempts_in_vain_and_counts_none(
     worker_settings, limiting_server, pool, database
 ):
     settings = settings_with(worker_settings, smtp_url=limiting_server.url, email_concurrency=IN_HAND // 2)

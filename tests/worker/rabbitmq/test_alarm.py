@@ -1,4 +1,4 @@
-"""During the broker's alarm the relay waits, is not ready, and charges no event."""
+"""During the broker's alarm the relay waits, is not ready, and counts no attempt."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The relay loses no event, keeps the order within a request, and charges no event for an outage."""
+"""The relay loses no event, keeps the order within a request, and counts no attempt during an outage."""
 
 import asyncio
 from contextlib import AsyncExitStack
